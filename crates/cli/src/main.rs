@@ -1,0 +1,3 @@
+//! The `reshard` command line.
+
+fn main() {}

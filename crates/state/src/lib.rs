@@ -1,0 +1,2 @@
+//! Part of reshard.
+#![forbid(unsafe_code)]
