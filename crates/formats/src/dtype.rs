@@ -1,0 +1,167 @@
+//! The element types a tensor can have, under torch's own names.
+//!
+//! Torch stores the older types with a storage class per type (`torch.FloatStorage`) and the newer
+//! ones as untyped bytes beside the type, so each type also knows its storage class if it has one.
+
+use std::fmt;
+
+macro_rules! dtypes {
+    ($($(#[$doc:meta])* $variant:ident, $name:literal, $size:literal, $swap:literal, $storage:expr;)*) => {
+        /// The type of a tensor's elements.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[non_exhaustive]
+        pub enum DType {
+            $($(#[$doc])* $variant,)*
+        }
+
+        impl DType {
+            /// Every element type, in declaration order.
+            pub const ALL: &[DType] = &[$(DType::$variant,)*];
+
+            /// Bytes per element.
+            pub const fn size(self) -> u64 {
+                match self { $(DType::$variant => $size,)* }
+            }
+
+            /// Torch's name without the leading `torch.`, such as `bfloat16`.
+            pub const fn name(self) -> &'static str {
+                match self { $(DType::$variant => $name,)* }
+            }
+
+            /// The type that torch calls `name`, given without the leading `torch.`.
+            pub fn from_name(name: &str) -> Option<DType> {
+                match name { $($name => Some(DType::$variant),)* _ => None }
+            }
+
+            /// The unit that changes with byte order: an element, or a component of a complex element.
+            pub const fn swap_size(self) -> u64 {
+                match self { $(DType::$variant => $swap,)* }
+            }
+
+            /// The class in module `torch` whose storages hold this type, such as `FloatStorage`; none for
+            /// the types that torch stores as untyped bytes.
+            pub const fn storage_class(self) -> Option<&'static str> {
+                match self { $(DType::$variant => $storage,)* }
+            }
+        }
+    };
+}
+
+dtypes! {
+    /// IEEE double precision.
+    Float64, "float64", 8, 8, Some("DoubleStorage");
+    /// IEEE single precision.
+    Float32, "float32", 4, 4, Some("FloatStorage");
+    /// IEEE half precision.
+    Float16, "float16", 2, 2, Some("HalfStorage");
+    /// The upper half of a single-precision float.
+    BFloat16, "bfloat16", 2, 2, Some("BFloat16Storage");
+    /// 8-bit float with 4 exponent bits, finite.
+    Float8E4M3Fn, "float8_e4m3fn", 1, 1, None;
+    /// 8-bit float with 5 exponent bits.
+    Float8E5M2, "float8_e5m2", 1, 1, None;
+    /// 8-bit float with 4 exponent bits, finite, no negative zero.
+    Float8E4M3Fnuz, "float8_e4m3fnuz", 1, 1, None;
+    /// 8-bit float with 5 exponent bits, finite, no negative zero.
+    Float8E5M2Fnuz, "float8_e5m2fnuz", 1, 1, None;
+    /// 8-bit exponent, used as a block scale.
+    Float8E8M0Fnu, "float8_e8m0fnu", 1, 1, None;
+    /// Two 4-bit floats in one byte; shapes count bytes, as in torch.
+    Float4E2M1FnX2, "float4_e2m1fn_x2", 1, 1, None;
+    /// Signed 8-bit integer.
+    Int8, "int8", 1, 1, Some("CharStorage");
+    /// Signed 16-bit integer.
+    Int16, "int16", 2, 2, Some("ShortStorage");
+    /// Signed 32-bit integer.
+    Int32, "int32", 4, 4, Some("IntStorage");
+    /// Signed 64-bit integer.
+    Int64, "int64", 8, 8, Some("LongStorage");
+    /// Unsigned 8-bit integer.
+    UInt8, "uint8", 1, 1, Some("ByteStorage");
+    /// Unsigned 16-bit integer.
+    UInt16, "uint16", 2, 2, None;
+    /// Unsigned 32-bit integer.
+    UInt32, "uint32", 4, 4, None;
+    /// Unsigned 64-bit integer.
+    UInt64, "uint64", 8, 8, None;
+    /// One byte, 0 or 1.
+    Bool, "bool", 1, 1, Some("BoolStorage");
+    /// Two half-precision floats.
+    Complex32, "complex32", 4, 2, None;
+    /// Two single-precision floats.
+    Complex64, "complex64", 8, 4, Some("ComplexFloatStorage");
+    /// Two double-precision floats.
+    Complex128, "complex128", 16, 8, Some("ComplexDoubleStorage");
+}
+
+impl DType {
+    /// The type held by storages of the class `name` in module `torch`.
+    pub fn from_storage_class(name: &str) -> Option<DType> {
+        DType::ALL
+            .iter()
+            .copied()
+            .find(|dtype| dtype.storage_class() == Some(name))
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Turns elements from one byte order into the other, in place.
+///
+/// Bytes past the last whole unit (of [`DType::swap_size`]) stay as they are.
+pub fn swap_bytes(dtype: DType, data: &mut [u8]) {
+    match dtype.swap_size() {
+        2 => data
+            .as_chunks_mut::<2>()
+            .0
+            .iter_mut()
+            .for_each(|unit| unit.reverse()),
+        4 => data
+            .as_chunks_mut::<4>()
+            .0
+            .iter_mut()
+            .for_each(|unit| unit.reverse()),
+        8 => data
+            .as_chunks_mut::<8>()
+            .0
+            .iter_mut()
+            .for_each(|unit| unit.reverse()),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_storage_classes_lead_back_to_their_type() {
+        for &dtype in DType::ALL {
+            assert_eq!(DType::from_name(dtype.name()), Some(dtype));
+            if let Some(class) = dtype.storage_class() {
+                assert_eq!(DType::from_storage_class(class), Some(dtype));
+            }
+            assert_eq!(dtype.size() % dtype.swap_size(), 0);
+        }
+        assert_eq!(DType::from_name("torch.float32"), None);
+        assert_eq!(DType::from_storage_class("QInt8Storage"), None);
+    }
+
+    #[test]
+    fn swapping_reverses_each_component_and_twice_is_nothing() {
+        let mut data: Vec<u8> = (0..16).collect();
+        swap_bytes(DType::Complex64, &mut data);
+        assert_eq!(&data[..8], &[3, 2, 1, 0, 7, 6, 5, 4]);
+        for &dtype in DType::ALL {
+            let mut data: Vec<u8> = (0..48).collect();
+            swap_bytes(dtype, &mut data);
+            assert_eq!(data[0], (dtype.swap_size() - 1) as u8);
+            swap_bytes(dtype, &mut data);
+            assert_eq!(data, (0..48).collect::<Vec<u8>>());
+        }
+    }
+}
