@@ -6,6 +6,8 @@
 
 mod dtype;
 mod read_at;
+mod record;
 
 pub use dtype::{DType, swap_bytes};
 pub use read_at::ReadAt;
+pub use record::{RecordError, RecordFrame, RecordSpec, pickle_record};
