@@ -1,1 +1,34 @@
-//! Part of reshard.
+//! One [`Store`] trait over local files, object stores and memory.
+//!
+//! A store is rooted at an [`Address`]: one checkpoint's folder, or a folder of checkpoints. Everything inside is
+//! named by a relative path with `/` between its parts, and no such path can reach outside the root. The API is
+//! synchronous; backends that need an async runtime hide one inside.
+//!
+//! ```
+//! use reshard_storage::{Address, Publish, StoreOptions};
+//!
+//! let address = Address::parse("memory://example")?;
+//! let store = reshard_storage::open(&address, &StoreOptions::default())?;
+//! store.prepare()?;
+//! store.publish(".metadata", b"bytes", Publish::Create)?;
+//! assert_eq!(store.read(".metadata", 1 << 20)?, b"bytes");
+//! # Ok::<(), reshard_storage::StorageError>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod address;
+mod error;
+pub mod local;
+pub mod memory;
+mod options;
+mod path;
+mod store;
+
+pub use address::{Address, Scheme};
+pub use error::{Operation, Result, StorageError};
+pub use options::{Retry, StoreOptions, open};
+pub use path::{STAGED_SUFFIX, check_relative, is_staged};
+pub use store::{
+    Capabilities, FileInfo, Linked, NoObserver, Origin, Publish, PublishObserver, RangeRead,
+    Reader, Store, WriteOptions, Writer,
+};

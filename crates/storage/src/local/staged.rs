@@ -1,0 +1,71 @@
+//! The one place that owns stage → write → sync → rename. (The sync of the folder follows in the store, which knows
+//! every folder that changed.)
+
+use std::io::IoSlice;
+
+use rustix::fs::{AtFlags, RenameFlags};
+use rustix::io::Errno;
+
+use super::root::Root;
+use super::transfer::{retry, write_vectored};
+use crate::path::{split, staged_name};
+use crate::{Operation, Publish, PublishObserver, Result, check_relative};
+
+/// Puts `bytes` at `path` so that a reader sees what was there before, or all of them, whatever stops this and wherever.
+///
+/// 1. A fresh file beside `path` (same folder, so the same file system), whose name [`crate::is_staged`] knows.
+/// 2. All bytes are written to it.
+/// 3. It is synced, *before* it gets its name: else a crash could leave the name on an empty file.
+/// 4. It is renamed to `path`: with [`Publish::Create`] only if nothing is there, decided by the kernel.
+/// 5. The caller syncs the folder; until then a crash may bring back the old state, whole.
+///
+/// After a failure the staged file is removed; after a crash it stays, and the next sweep removes it.
+pub(super) fn publish(
+    root: &Root,
+    path: &str,
+    bytes: &[u8],
+    mode: Publish,
+    observer: &dyn PublishObserver,
+) -> Result<()> {
+    check_relative(path)?;
+    let staged = staged_name(path);
+    observer.before(Operation::Stage, &staged)?;
+    let file = root.create(Operation::Stage, &staged)?;
+    let done = (|| {
+        observer.before(Operation::WriteStaged, &staged)?;
+        write_vectored(&file, 0, &[IoSlice::new(bytes)], &root.shown(&staged))?;
+        observer.before(Operation::SyncStaged, &staged)?;
+        retry(|| rustix::fs::fsync(&file))
+            .map_err(|error| root.error(Operation::SyncStaged, &staged, error))?;
+        observer.before(Operation::Publish, path)?;
+        rename(root, &staged, path, mode)
+    })();
+    if let Err(error) = &done
+        && !error.is_crash()
+    {
+        // The first error is the one that counts; a leftover is swept later.
+        let _ = root.unlink(Operation::Stage, &staged);
+    }
+    done
+}
+
+fn rename(root: &Root, staged: &str, path: &str, mode: Publish) -> Result<()> {
+    let (folder, name) = split(path);
+    let folder = root.folder(Operation::Publish, folder, false)?;
+    let staged = split(staged).1;
+    let renamed = match mode {
+        Publish::Replace => rustix::fs::renameat(&folder, staged, &folder, name),
+        Publish::Create => {
+            match rustix::fs::renameat_with(&folder, staged, &folder, name, RenameFlags::NOREPLACE)
+            {
+                // File systems without the flag (NFS among them) can make a second name, and that fails if it is taken.
+                Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+                    rustix::fs::linkat(&folder, staged, &folder, name, AtFlags::empty())
+                        .and_then(|()| super::unlink_at(&folder, staged))
+                }
+                done => done,
+            }
+        }
+    };
+    renamed.map_err(|error| root.error(Operation::Publish, path, error))
+}

@@ -1,0 +1,104 @@
+//! Settings of a store, and the one function that turns an address into one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::local::LocalStore;
+use crate::memory::MemoryStore;
+use crate::{Address, Result, Scheme, StorageError, Store};
+
+/// How often and how long a failed request to an object store is tried again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Retry {
+    /// At most so many tries after the first.
+    pub max_retries: usize,
+    /// At most so long after the first try.
+    pub timeout: Duration,
+    /// The first pause; each next one is longer, with jitter.
+    pub first_backoff: Duration,
+    /// The longest pause.
+    pub max_backoff: Duration,
+}
+
+impl Default for Retry {
+    fn default() -> Retry {
+        Retry {
+            max_retries: 10,
+            timeout: Duration::from_secs(180),
+            first_backoff: Duration::from_millis(100),
+            max_backoff: Duration::from_secs(15),
+        }
+    }
+}
+
+/// Settings of a store. What is not set here is taken from the environment (`AWS_*`, `GOOGLE_*`, `AZURE_*`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreOptions {
+    /// Bypass the page cache on local files, where the file system allows it.
+    pub direct_io: bool,
+    /// Reserve the space of a file whose length is known before writing it.
+    pub preallocate: bool,
+    /// Let symbolic links inside a local root lead outside of it (the Hugging Face cache is made of such links).
+    pub follow_symlinks: bool,
+    /// How many bytes of one file may be on their way to an object store at once.
+    pub upload_budget: u64,
+    /// The size of one part of an upload; parts grow by themselves when a file would need more than 10,000.
+    pub part_size: u64,
+    /// Two wanted ranges of an object become one request when at most so many unwanted bytes lie between them.
+    pub coalesce_gap: u64,
+    /// How many requests for ranges of one object run at once.
+    pub read_concurrency: usize,
+    /// Trying again.
+    pub retry: Retry,
+    /// Where the object store is, instead of the provider's own address (`AWS_ENDPOINT_URL`).
+    pub endpoint: Option<String>,
+    /// Whether plain `http://` is fine (`AWS_ALLOW_HTTP`); on by itself for an endpoint on loopback.
+    pub allow_http: Option<bool>,
+    /// The region (`AWS_REGION`).
+    pub region: Option<String>,
+    /// Any other setting by the object store client's own name, such as `aws_access_key_id`.
+    pub settings: Vec<(String, String)>,
+}
+
+impl Default for StoreOptions {
+    fn default() -> StoreOptions {
+        StoreOptions {
+            direct_io: false,
+            preallocate: true,
+            follow_symlinks: false,
+            upload_budget: 64 << 20,
+            part_size: 8 << 20,
+            coalesce_gap: 1 << 20,
+            read_concurrency: 8,
+            retry: Retry::default(),
+            endpoint: None,
+            allow_http: None,
+            region: None,
+            settings: Vec::new(),
+        }
+    }
+}
+
+/// Opens the store rooted at an address. Nothing is created, and on object stores nothing is asked, until used.
+pub fn open(address: &Address, options: &StoreOptions) -> Result<Arc<dyn Store>> {
+    match address.scheme() {
+        Scheme::File => {
+            let path = address
+                .local_path()
+                .ok_or_else(|| StorageError::BadAddress {
+                    address: address.to_string(),
+                    reason: "it has no path".to_owned(),
+                })?;
+            Ok(Arc::new(LocalStore::new(path, options)?))
+        }
+        Scheme::Memory => Ok(Arc::new(MemoryStore::shared(
+            address.authority(),
+            address.key(),
+        ))),
+        Scheme::S3 | Scheme::Gcs | Scheme::Azure | Scheme::Http => Err(StorageError::Unsupported {
+            path: address.to_string(),
+            operation: crate::Operation::Open,
+            reason: "this build has no object stores (feature `cloud`)".to_owned(),
+        }),
+    }
+}

@@ -1,0 +1,291 @@
+//! The traits that every backend implements and every wrapper forwards, and the small types they speak in.
+
+use std::fmt::Debug;
+use std::io::IoSlice;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use crate::{Operation, Result, StorageError};
+
+/// What a backend can do, for code that chooses a way of working by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// [`Writer::write_at`] must be called with ascending offsets and without gaps (object stores).
+    pub ordered_writes: bool,
+    /// [`Publish::Replace`] leaves the old content or the new, never neither.
+    pub atomic_replace: bool,
+    /// [`Publish::Create`] is decided by the backend itself, so that two writers cannot both win.
+    pub put_if_absent: bool,
+    /// [`Store::link_or_copy`] can make a second name for the same bytes.
+    pub hard_links: bool,
+}
+
+/// One file of a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileInfo {
+    /// Relative to the store's root, `/` between its parts.
+    pub path: String,
+    /// In bytes.
+    pub size: u64,
+    /// When it was last changed, where the backend knows.
+    pub modified: Option<SystemTime>,
+}
+
+/// How [`Store::publish`] treats a file that is there already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Publish {
+    /// Fail with [`StorageError::AlreadyExists`].
+    Create,
+    /// Replace it atomically.
+    Replace,
+}
+
+/// How [`Store::link_or_copy`] did its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Linked {
+    /// A second name for the same bytes.
+    HardLink,
+    /// Copied by the file system or the server, without passing through this process (reflink, server-side copy).
+    ServerCopy,
+    /// Copied through this process.
+    Copied,
+}
+
+/// Where a file physically is, so that two stores of one kind can link or copy without moving bytes through here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Origin {
+    /// A file of the local file system.
+    File(PathBuf),
+    /// An entry of an in-process memory file system.
+    Memory {
+        /// Which one.
+        space: u64,
+        /// Its full path there.
+        key: String,
+    },
+    /// An object.
+    Object {
+        /// Which service, endpoint and bucket.
+        service: String,
+        /// Its full key there.
+        key: String,
+    },
+}
+
+/// What is known about a new file when it is created.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WriteOptions {
+    /// The final length, where it is known: space is reserved, and [`Writer::finish`] checks it.
+    pub length: Option<u64>,
+}
+
+impl WriteOptions {
+    /// For a file of exactly this many bytes.
+    pub fn with_length(length: u64) -> WriteOptions {
+        WriteOptions {
+            length: Some(length),
+        }
+    }
+}
+
+/// Called before each step of an atomic publication; an error stops it there.
+pub trait PublishObserver {
+    /// The step about to happen, and the path it happens to (that of the temporary file until it is renamed).
+    fn before(&self, operation: Operation, path: &str) -> Result<()>;
+}
+
+/// Watches nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct NoObserver;
+
+impl PublishObserver for NoObserver {
+    fn before(&self, _operation: Operation, _path: &str) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A place that holds files under relative paths.
+///
+/// Paths are checked by [`crate::check_relative`]; every method that takes one refuses a path that leads outside
+/// the root, also by way of symbolic links.
+pub trait Store: Send + Sync + Debug {
+    /// The address, for messages.
+    fn describe(&self) -> String;
+
+    /// What this backend can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// The root folder, on local files.
+    fn local_root(&self) -> Option<&Path> {
+        None
+    }
+
+    /// Creates the root folder where there are folders. Fine if it is there.
+    fn prepare(&self) -> Result<()>;
+
+    /// All files, in all folders, whose path starts with `prefix` (plain text; `""` for all), sorted by path.
+    /// A missing root is an empty list.
+    fn list(&self, prefix: &str) -> Result<Vec<FileInfo>>;
+
+    /// The names of the folders directly below the root, sorted. A missing root is an empty list.
+    fn list_children(&self) -> Result<Vec<String>>;
+
+    /// The size of a file.
+    fn size(&self, path: &str) -> Result<u64>;
+
+    /// Whether a file is there.
+    fn exists(&self, path: &str) -> Result<bool> {
+        match self.size(path) {
+            Ok(_) => Ok(true),
+            Err(StorageError::NotFound { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// A whole file of at most `limit` bytes; a larger one is [`StorageError::TooLarge`].
+    fn read(&self, path: &str, limit: u64) -> Result<Vec<u8>>;
+
+    /// Opens a file for positioned reads.
+    fn open_reader(&self, path: &str) -> Result<Arc<dyn Reader>>;
+
+    /// Creates a new file, and the folders above it; fails with [`StorageError::AlreadyExists`] if it is there
+    /// (object stores may notice at the end only).
+    fn create_writer(&self, path: &str, options: &WriteOptions) -> Result<Box<dyn Writer>>;
+
+    /// Writes a small file atomically and durably: a reader sees nothing or the old content, or all of the new, and
+    /// when this returns a crash cannot undo it.
+    fn publish(&self, path: &str, bytes: &[u8], mode: Publish) -> Result<()> {
+        self.publish_observed(path, bytes, mode, &NoObserver)
+    }
+
+    /// [`Store::publish`], with a look (and a veto) before each of its steps.
+    fn publish_observed(
+        &self,
+        path: &str,
+        bytes: &[u8],
+        mode: Publish,
+        observer: &dyn PublishObserver,
+    ) -> Result<()>;
+
+    /// Deletes a file. A missing one is fine.
+    fn delete(&self, path: &str) -> Result<()>;
+
+    /// Deletes everything below the root, and the root folder itself. A missing root is fine.
+    fn delete_root(&self) -> Result<()>;
+
+    /// Where a file physically is.
+    fn origin(&self, path: &str) -> Result<Origin>;
+
+    /// Makes `to` a link to or a copy of `origin` without moving bytes through this process, or says that it
+    /// cannot by `None`. Fails with [`StorageError::AlreadyExists`] if `to` is there.
+    fn adopt(&self, origin: &Origin, to: &str) -> Result<Option<Linked>>;
+
+    /// Makes `to` in `to_store` a link to or a copy of `from`, by the cheapest way there is. The content is durable
+    /// when this returns; the name is after [`Store::sync`]. Fails if `to` is there.
+    fn link_or_copy(&self, from: &str, to_store: &dyn Store, to: &str) -> Result<Linked> {
+        if let Some(linked) = to_store.adopt(&self.origin(from)?, to)? {
+            return Ok(linked);
+        }
+        copy_through(self.open_reader(from)?.as_ref(), to_store, to)?;
+        Ok(Linked::Copied)
+    }
+
+    /// Makes every name created, replaced or deleted through this store durable.
+    fn sync(&self) -> Result<()>;
+}
+
+/// One range of [`Reader::read_ranges`]: `buf.len()` bytes at `offset`.
+#[derive(Debug)]
+pub struct RangeRead<'a> {
+    /// Where in the file.
+    pub offset: u64,
+    /// Filled completely.
+    pub buf: &'a mut [u8],
+}
+
+/// Positioned reads of one file, by many threads at once.
+pub trait Reader: Send + Sync + Debug {
+    /// The file, for messages.
+    fn path(&self) -> &str;
+
+    /// Its size when it was opened.
+    fn len(&self) -> u64;
+
+    /// Whether it has no bytes.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Fills `buf` from `offset`; a file that ends before is [`StorageError::OutOfRange`].
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()>;
+
+    /// Fills many buffers. Sorted ranges are cheapest: neighbours become one request.
+    fn read_ranges(&self, ranges: &mut [RangeRead<'_>]) -> Result<()> {
+        for range in ranges {
+            self.read_at(range.offset, range.buf)?;
+        }
+        Ok(())
+    }
+}
+
+/// A new file being written.
+///
+/// Dropping a writer without [`Writer::finish`] or [`Writer::abort`] leaves what a crash would leave.
+pub trait Writer: Send + Sync + Debug {
+    /// The file, for messages.
+    fn path(&self) -> &str;
+
+    /// Writes all parts, one after the other, from `offset` on. Many threads may write at once, unless
+    /// [`Capabilities::ordered_writes`].
+    fn write_at(&self, offset: u64, parts: &[IoSlice<'_>]) -> Result<()>;
+
+    /// Closes the file, after making its content durable if `sync`. (Its name is durable after [`Store::sync`].)
+    fn finish(self: Box<Self>, sync: bool) -> Result<()>;
+
+    /// Gives up and removes what was written, as far as possible.
+    fn abort(self: Box<Self>);
+}
+
+/// Copies a whole file through this process, in bounded memory, and syncs it.
+pub(crate) fn copy_through(from: &dyn Reader, to_store: &dyn Store, to: &str) -> Result<()> {
+    const STEP: u64 = 8 << 20;
+    let length = from.len();
+    let writer = to_store.create_writer(to, &WriteOptions::with_length(length))?;
+    let mut buffer = vec![0; length.min(STEP) as usize];
+    let mut offset = 0;
+    while offset < length {
+        let part = &mut buffer[..(length - offset).min(STEP) as usize];
+        let step = from
+            .read_at(offset, part)
+            .and_then(|()| writer.write_at(offset, &[IoSlice::new(part)]));
+        if let Err(error) = step {
+            if !error.is_crash() {
+                writer.abort();
+            }
+            return Err(error);
+        }
+        offset += part.len() as u64;
+    }
+    writer.finish(true)
+}
+
+/// Proves that a read lies inside a file.
+pub(crate) fn check_range(path: &str, offset: u64, length: usize, size: u64) -> Result<()> {
+    let length = length as u64;
+    match offset.checked_add(length) {
+        Some(end) if end <= size => Ok(()),
+        _ => Err(StorageError::OutOfRange {
+            path: path.to_owned(),
+            offset,
+            length,
+            size,
+        }),
+    }
+}
+
+/// The bytes of all parts together.
+pub(crate) fn total(parts: &[IoSlice<'_>]) -> u64 {
+    parts.iter().map(|part| part.len() as u64).sum()
+}
