@@ -1,0 +1,4 @@
+//! Speed of the geometry.
+fn main() {
+    divan::main();
+}

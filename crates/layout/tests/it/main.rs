@@ -1,0 +1,1 @@
+//! Property tests against brute force, and fixtures made by PyTorch.
