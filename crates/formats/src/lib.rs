@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod dtype;
+pub mod pickle;
 mod read_at;
 mod record;
 
