@@ -52,6 +52,7 @@ pub fn decode_with_limits(input: &[u8], policy: Policy, limits: Limits) -> Resul
         tables: Tables::default(),
         global_ids: HashMap::new(),
         copied: 0,
+        size_class: Node::ABSENT,
         policy,
         limits,
     };
@@ -77,6 +78,8 @@ pub(super) struct Machine<'a> {
     pub(super) tables: Tables<'a>,
     global_ids: HashMap<(&'a str, &'a str), GlobalId>,
     copied: usize,
+    /// The node of `torch.Size`, once it was named.
+    size_class: Node,
     policy: Policy,
     pub(super) limits: Limits,
 }
@@ -103,15 +106,17 @@ impl<'a> Machine<'a> {
                 }
                 op::BINGET => {
                     let [b] = self.take_array()?;
-                    let node = self.memo.get(u64::from(b), self.at)?;
-                    self.push(node);
+                    self.recall(u64::from(b))?;
                 }
                 op::LONG_BINGET => {
                     let index = u32::from_le_bytes(self.take_array()?);
-                    let node = self.memo.get(u64::from(index), self.at)?;
-                    self.push(node);
+                    self.recall(u64::from(index))?;
                 }
-                op::TUPLE1 => self.tuple_of::<1>()?,
+                op::TUPLE1 => {
+                    if !self.size_ahead()? {
+                        self.tuple_of::<1>()?;
+                    }
+                }
                 op::TUPLE2 => self.tuple_of::<2>()?,
                 op::TUPLE3 => self.tuple_of::<3>()?,
                 op::BININT2 => {
@@ -320,8 +325,7 @@ impl<'a> Machine<'a> {
             }
             op::GET => {
                 let index = text::index(self.line()?, self.at)?;
-                let node = self.memo.get(index, self.at)?;
-                self.push(node);
+                self.recall(index)?;
             }
             op::INT => {
                 let number = text::int(self.line()?, self.at)?;
@@ -603,6 +607,46 @@ impl<'a> Machine<'a> {
         Ok(mark)
     }
 
+    #[inline]
+    fn recall(&mut self, index: u64) -> Result<()> {
+        let mut node = self.memo.get(index, self.at)?;
+        if node.is_placeholder() {
+            self.push(node.retagged(Tag::Tuple));
+            self.tuple_of::<1>()?;
+            node = self.pop()?;
+            self.memo.put(index, node, self.at)?;
+        }
+        self.push(node);
+        Ok(())
+    }
+
+    /// `torch.Size((…))` in one step, when that is what the wrapping of a tuple is for.
+    ///
+    /// A checkpoint's metadata has three of these per chunk; done in one step, the wrapping tuple and the call need
+    /// no table entries. Should the pickle refer to the wrapping tuple later, the memo still knows it.
+    #[inline]
+    fn size_ahead(&mut self) -> Result<bool> {
+        let [.., class, inner] = self.stack[self.fence..] else {
+            return Ok(false);
+        };
+        if class != self.size_class || inner.tag() != Tag::Tuple {
+            return Ok(false);
+        }
+        match self.input.get(self.pos..) {
+            Some([op::MEMOIZE, op::REDUCE, ..]) => {
+                self.memo.push(inner.retagged(Tag::Wrapped), self.at)?;
+                self.pos += 2;
+            }
+            Some([op::REDUCE, ..]) => self.pos += 1,
+            _ => return Ok(false),
+        }
+        self.stack.pop();
+        if let Some(top) = self.stack.last_mut() {
+            *top = inner.retagged(Tag::Size);
+        }
+        Ok(true)
+    }
+
     // Tuples and objects; what containers do is in `fill`.
 
     #[inline]
@@ -677,10 +721,10 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Calls that stand for bytes and complex numbers in the protocols that have no instruction for them.
+    /// Calls that stand for bytes, sizes and complex numbers in the protocols that have no instruction for them.
     fn build_plain(&mut self, builder: Builder, args: Node) -> Result<()> {
         let bad = PickleError::Type {
-            expected: "the arguments that bytes or a complex number is made of",
+            expected: "the arguments that bytes, a size or a complex number is made of",
             at: self.at,
         };
         if args.tag() != Tag::Tuple {
@@ -726,6 +770,7 @@ impl<'a> Machine<'a> {
                 };
                 self.copied_text(tag, bytes)?;
             }
+            (Builder::Size, Tag::Tuple, Tag::Absent) => self.push(first.retagged(Tag::Size)),
             (Builder::Complex, Tag::Float, Tag::Float) => {
                 let part = |n: Node| {
                     self.tables
@@ -806,7 +851,16 @@ impl<'a> Machine<'a> {
                 GlobalId(index)
             }
         };
-        self.push(Node::index(Tag::Global, id.0));
+        let node = Node::index(Tag::Global, id.0);
+        if self
+            .tables
+            .globals
+            .get(id.0 as usize)
+            .is_some_and(|g| g.builder == Builder::Size)
+        {
+            self.size_class = node;
+        }
+        self.push(node);
         Ok(())
     }
 }

@@ -69,6 +69,9 @@ pub(super) struct ObjectNode {
 
 pub(super) const CLASS_BITS: u32 = 30;
 
+/// In the place of `Made`: made by `__new__` without arguments, and `args` holds the state. Almost every object is.
+pub(super) const STATE_ONLY: u32 = 3;
+
 /// What was added to an object after it was made.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Extra {
@@ -171,6 +174,8 @@ pub enum View<'d> {
     ByteArray(&'d [u8]),
     /// A tuple.
     Tuple(&'d [Node]),
+    /// A `torch.Size`: integers, unless the file lies.
+    Size(&'d [Node]),
     /// A list.
     List(&'d [Node]),
     /// A dict as it was written: in order, a key that was set twice is there twice.
@@ -200,6 +205,7 @@ impl View<'_> {
             View::Bytes(_) => "a bytes object",
             View::ByteArray(_) => "a bytearray",
             View::Tuple(_) => "a tuple",
+            View::Size(_) => "a torch.Size",
             View::List(_) => "a list",
             View::Dict(_) => "a dict",
             View::Set(_) => "a set",
@@ -226,7 +232,7 @@ impl<'a> Document<'a> {
     pub fn view(&self, node: Node) -> View<'_> {
         let t = &self.tables;
         match node.tag() {
-            Tag::Absent | Tag::None => View::None,
+            Tag::Absent | Tag::Wrapped | Tag::None => View::None,
             Tag::False => View::Bool(false),
             Tag::True => View::Bool(true),
             Tag::Int => View::Int(node.as_small_int()),
@@ -250,6 +256,7 @@ impl<'a> Document<'a> {
             Tag::Bytes | Tag::SideBytes => View::Bytes(self.raw(node)),
             Tag::ByteArray | Tag::SideByteArray => View::ByteArray(self.raw(node)),
             Tag::Tuple => View::Tuple(self.tuple(node)),
+            Tag::Size => View::Size(self.tuple(node)),
             Tag::List => View::List(self.container(node)),
             Tag::Dict => View::Dict(self.container(node).as_chunks().0),
             Tag::Set => View::Set(self.container(node)),
@@ -317,6 +324,12 @@ impl<'a> Document<'a> {
                 .and_then(|b| i64::try_from(b).ok()),
             _ => None,
         }
+    }
+
+    /// The elements, if it is a tuple or a `torch.Size`.
+    #[inline]
+    pub fn as_dims(&self, node: Node) -> Option<&[Node]> {
+        matches!(node.tag(), Tag::Tuple | Tag::Size).then(|| self.tuple(node))
     }
 
     /// The elements, if it is a tuple.
@@ -437,10 +450,21 @@ impl<'a> Document<'a> {
         let object = self.tables.objects.get(node.as_index())?;
         let made = match object.class >> CLASS_BITS {
             0 => Made::Call,
-            1 => Made::New,
+            1 | STATE_ONLY => Made::New,
             _ => Made::NewWithKeywords,
         };
         let class = GlobalId(object.class & ((1 << CLASS_BITS) - 1));
+        if object.class >> CLASS_BITS == STATE_ONLY {
+            let (args, state) = (Node::EMPTY_TUPLE, Some(object.args));
+            return Some(Object {
+                class,
+                made,
+                args,
+                state,
+                items: &[],
+                pairs: &[],
+            });
+        }
         let mut view = Object {
             class,
             made,

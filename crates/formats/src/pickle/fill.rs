@@ -4,7 +4,7 @@
 //! moves the elements to a vector of their own, so that elements are always one slice.
 
 use super::decode::Machine;
-use super::document::{Container, Extra, SPILLED};
+use super::document::{CLASS_BITS, Container, Extra, Made, SPILLED, STATE_ONLY};
 use super::error::PickleError;
 use super::node::{Node, Tag};
 
@@ -165,6 +165,15 @@ impl Machine<'_> {
                 at: self.at,
             });
         }
+        if let Some(object) = self.tables.objects.get_mut(target.as_index())
+            && object.class >> CLASS_BITS == Made::New as u32
+            && object.extra == 0
+            && object.args == Node::EMPTY_TUPLE
+        {
+            object.args = state;
+            object.class |= STATE_ONLY << CLASS_BITS;
+            return Ok(());
+        }
         let extra = self.extra(target)?;
         let slot = &mut self.tables.extras[extra].state;
         if *slot != Node::ABSENT {
@@ -191,8 +200,14 @@ impl Machine<'_> {
                 limit: u64::from(u32::MAX),
                 at: self.at,
             })?;
+            let mut state = Node::ABSENT;
+            if slot.class >> CLASS_BITS == STATE_ONLY {
+                state = std::mem::replace(&mut slot.args, Node::EMPTY_TUPLE);
+                slot.class =
+                    (slot.class & ((1 << CLASS_BITS) - 1)) | ((Made::New as u32) << CLASS_BITS);
+            }
             self.tables.extras.push(Extra {
-                state: Node::ABSENT,
+                state,
                 items: 0,
                 pairs: 0,
             });

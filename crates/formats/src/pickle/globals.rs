@@ -87,6 +87,7 @@ pub(super) enum Builder {
     ByteArray,
     Encode,
     Complex,
+    Size,
 }
 
 impl Builder {
@@ -97,6 +98,7 @@ impl Builder {
             ("builtins", "bytes") => Builder::Bytes,
             ("builtins", "bytearray") => Builder::ByteArray,
             ("builtins", "complex") => Builder::Complex,
+            ("torch", "Size") => Builder::Size,
             ("_codecs", "encode") => Builder::Encode,
             _ => Builder::Object,
         }

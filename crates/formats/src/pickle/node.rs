@@ -23,6 +23,8 @@ const MIN_INLINE_INT: i64 = -MAX_INLINE_INT - 1;
 pub(super) enum Tag {
     /// A memo slot or an optional field that holds nothing.
     Absent = 0,
+    /// Only in the memo: a tuple whose one element is the tuple of this range, made when it is asked for.
+    Wrapped,
     None,
     False,
     True,
@@ -46,10 +48,13 @@ pub(super) enum Tag {
     Object,
     Persistent,
     Complex,
+    /// `torch.Size`, a range like a tuple.
+    Size,
 }
 
-const TAGS: [Tag; 22] = [
+const TAGS: [Tag; 24] = [
     Tag::Absent,
+    Tag::Wrapped,
     Tag::None,
     Tag::False,
     Tag::True,
@@ -71,6 +76,7 @@ const TAGS: [Tag; 22] = [
     Tag::Object,
     Tag::Persistent,
     Tag::Complex,
+    Tag::Size,
 ];
 
 impl Node {
@@ -123,6 +129,12 @@ impl Node {
         TAGS.get((self.0 & TAG_MASK) as usize)
             .copied()
             .unwrap_or(Tag::Absent)
+    }
+
+    /// Whether this is a memo slot that can't be handed out as it is.
+    #[inline]
+    pub(super) const fn is_placeholder(self) -> bool {
+        (self.0 & TAG_MASK) <= Tag::Wrapped as u64
     }
 
     /// The same payload under another tag.
