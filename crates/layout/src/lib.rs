@@ -31,19 +31,27 @@
 
 mod bytes;
 mod copy;
+mod coverage;
 mod error;
 mod flat;
 mod index;
+mod mesh;
+mod placement;
 mod region;
 mod runs;
+mod sharding;
 
 pub use bytes::ByteLayout;
 pub use copy::copy_runs;
+pub use coverage::{Coverage, NAMED_LIMIT, Overlap, coverage, coverage_up_to};
 pub use error::LayoutError;
 pub use flat::{FlatPiece, flat_pieces, flat_range, flat_range_of_pieces};
 pub use index::{ChunkIndex, Move, moves};
+pub use mesh::Mesh;
+pub use placement::{LocalRegion, Placement, holders, local_regions, local_shape};
 pub use region::{Region, volume_of};
 pub use runs::{Run, Runs, runs};
+pub use sharding::{ChunkSharding, EnumerableSharding};
 
 /// One number per dimension; tensors of up to four dimensions need no allocation.
 pub type Dims = smallvec::SmallVec<[u64; 4]>;
