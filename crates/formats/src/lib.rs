@@ -7,8 +7,10 @@
 mod dtype;
 pub mod pickle;
 mod read_at;
-mod record;
+pub mod record;
+pub mod safetensors;
 
 pub use dtype::{DType, swap_bytes};
 pub use read_at::ReadAt;
-pub use record::{RecordError, RecordFrame, RecordSpec, pickle_record};
+pub use record::{RecordError, RecordFrame, RecordSpec, TorchArchive, pickle_record};
+pub use safetensors::{SafetensorsError, SafetensorsFile, SafetensorsHeader, SafetensorsIndex, SafetensorsSpec};
