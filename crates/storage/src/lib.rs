@@ -17,9 +17,14 @@
 #![forbid(unsafe_code)]
 
 mod address;
+#[cfg(any(test, feature = "testing"))]
+pub mod conformance;
 mod error;
+pub mod faulty;
 pub mod local;
 pub mod memory;
+#[cfg(feature = "object")]
+pub mod object;
 mod options;
 mod path;
 mod store;

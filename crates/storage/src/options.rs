@@ -95,7 +95,12 @@ pub fn open(address: &Address, options: &StoreOptions) -> Result<Arc<dyn Store>>
             address.authority(),
             address.key(),
         ))),
-        Scheme::S3 | Scheme::Gcs | Scheme::Azure | Scheme::Http => Err(StorageError::Unsupported {
+        #[cfg(feature = "object")]
+        _ => Ok(Arc::new(crate::object::ObjectBackend::open(
+            address, options,
+        )?)),
+        #[cfg(not(feature = "object"))]
+        _ => Err(StorageError::Unsupported {
             path: address.to_string(),
             operation: crate::Operation::Open,
             reason: "this build has no object stores (feature `cloud`)".to_owned(),

@@ -71,7 +71,7 @@ fn refuses(code: Option<i32>) -> bool {
 }
 
 fn is_aligned(bytes: &[u8]) -> bool {
-    bytes.as_ptr().addr() % DIRECT_ALIGNMENT == 0
+    bytes.as_ptr().addr().is_multiple_of(DIRECT_ALIGNMENT)
 }
 
 /// Fills `buf` without the page cache; `false` if the file system refuses, and the caller reads another way.
@@ -188,7 +188,7 @@ fn write_blocks(
 ) -> Result<()> {
     while !bytes.is_empty() {
         match retry(|| rustix::io::pwrite(direct, bytes, offset)) {
-            Ok(count) if count > 0 && count % DIRECT_ALIGNMENT == 0 => {
+            Ok(count) if count > 0 && count.is_multiple_of(DIRECT_ALIGNMENT) => {
                 bytes = &bytes[count..];
                 offset += count as u64;
             }

@@ -1,0 +1,406 @@
+//! Object stores, by the `object_store` crate. An object appears whole or not at all, so nothing needs to be staged or
+//! synced; there are no folders, no rename and no writes out of order.
+
+mod connect;
+mod read;
+mod runtime;
+mod write;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use futures::{StreamExt, TryStreamExt};
+use object_store::path::Path as Key;
+use object_store::{CopyOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+
+use crate::{
+    Address, Capabilities, FileInfo, Linked, Operation, Origin, Publish, PublishObserver, Reader,
+    Result, Scheme, StorageError, Store, StoreOptions, WriteOptions, Writer, check_relative,
+};
+use runtime::wait;
+
+/// The largest object that S3 copies in one request.
+const MAX_SERVER_COPY: u64 = 5 << 30;
+
+/// A store of objects below a prefix of one bucket.
+#[derive(Debug)]
+pub struct ObjectBackend {
+    client: Arc<dyn ObjectStore>,
+    address: Address,
+    service: String,
+    options: StoreOptions,
+    /// Whether the service decides "only if absent" itself; corrected when it turns out that it cannot.
+    put_if_absent: AtomicBool,
+}
+
+impl ObjectBackend {
+    /// Makes a client; nothing is asked of the service yet.
+    pub fn open(address: &Address, options: &StoreOptions) -> Result<ObjectBackend> {
+        // Clients start tasks of their own when made.
+        let handle = runtime::handle()?;
+        let _inside = handle.enter();
+        let client = connect::connect(address, options)?;
+        let service = format!(
+            "{:?}:{}:{}",
+            address.scheme(),
+            address.authority(),
+            options.endpoint.as_deref().unwrap_or_default()
+        );
+        Ok(ObjectBackend {
+            client,
+            address: address.clone(),
+            service,
+            options: options.clone(),
+            put_if_absent: AtomicBool::new(address.scheme() != Scheme::Http),
+        })
+    }
+
+    fn key(&self, path: &str) -> Result<Key> {
+        check_relative(path)?;
+        Key::parse(crate::path::join(self.address.key(), path)).map_err(|_| StorageError::BadPath {
+            path: path.to_owned(),
+            reason: "it is no valid object key",
+        })
+    }
+
+    fn shown(&self, path: &str) -> String {
+        format!("{}/{path}", self.address)
+    }
+
+    /// The prefix of everything below the root, or below one of its folders.
+    fn prefix(&self, folder: &str) -> Result<Option<Key>> {
+        let text = match (self.address.key(), folder) {
+            ("", "") => return Ok(None),
+            (root, "") => root.to_owned(),
+            (root, folder) => crate::path::join(root, folder),
+        };
+        Key::parse(text)
+            .map(Some)
+            .map_err(|_| StorageError::BadPath {
+                path: folder.to_owned(),
+                reason: "it is no valid object key",
+            })
+    }
+
+    /// The path below the root of a key of a listing.
+    fn relative(&self, key: &Key) -> Option<String> {
+        let root = self.address.key();
+        let below = if root.is_empty() {
+            key.as_ref()
+        } else {
+            key.as_ref().strip_prefix(root)?.strip_prefix('/')?
+        };
+        (!below.is_empty()).then(|| below.to_owned())
+    }
+
+    fn head(&self, operation: Operation, path: &str) -> Result<object_store::ObjectMeta> {
+        let (client, key, shown) = (self.client.clone(), self.key(path)?, self.shown(path));
+        let task_path = shown.clone();
+        wait(operation, &shown, async move {
+            client
+                .head(&key)
+                .await
+                .map_err(|error| classify(operation, &task_path, error))
+        })
+    }
+
+    fn put(&self, path: &str, bytes: &[u8], mode: PutMode) -> Result<()> {
+        let (client, key, shown) = (self.client.clone(), self.key(path)?, self.shown(path));
+        let payload = PutPayload::from(bytes.to_vec());
+        let task_path = shown.clone();
+        wait(Operation::Publish, &shown, async move {
+            let options = PutOptions {
+                mode,
+                ..PutOptions::default()
+            };
+            let put = client.put_opts(&key, payload, options).await;
+            put.map(|_| ())
+                .map_err(|error| classify(Operation::Publish, &task_path, error))
+        })
+    }
+
+    fn refuse_existing(&self, operation: Operation, path: &str) -> Result<()> {
+        match self.head(operation, path) {
+            Ok(_) => Err(StorageError::AlreadyExists {
+                path: self.shown(path),
+                operation,
+            }),
+            Err(StorageError::NotFound { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Store for ObjectBackend {
+    fn describe(&self) -> String {
+        self.address.to_string()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            ordered_writes: true,
+            atomic_replace: self.address.scheme() != Scheme::Http,
+            put_if_absent: self.put_if_absent.load(Ordering::Relaxed),
+            hard_links: false,
+        }
+    }
+
+    fn prepare(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn list(&self, prefix: &str) -> Result<Vec<FileInfo>> {
+        let operation = Operation::List;
+        let folder = prefix.rsplit_once('/').map_or("", |(folder, _)| folder);
+        let (client, key, shown) = (self.client.clone(), self.prefix(folder)?, self.describe());
+        let task_path = shown.clone();
+        let found: Vec<_> = wait(operation, &shown, async move {
+            let listing = client.list(key.as_ref()).try_collect().await;
+            listing.map_err(|error| classify(operation, &task_path, error))
+        })
+        .or_else(empty_if_missing)?;
+        let mut files: Vec<FileInfo> = found
+            .into_iter()
+            .filter_map(|meta| {
+                let path = self.relative(&meta.location)?;
+                path.starts_with(prefix).then(|| FileInfo {
+                    path,
+                    size: meta.size,
+                    modified: Some(meta.last_modified.into()),
+                })
+            })
+            .collect();
+        files.sort_by(|left, right| left.path.cmp(&right.path));
+        Ok(files)
+    }
+
+    fn list_children(&self) -> Result<Vec<String>> {
+        let operation = Operation::List;
+        let (client, key, shown) = (self.client.clone(), self.prefix("")?, self.describe());
+        let task_path = shown.clone();
+        let folders = wait(operation, &shown, async move {
+            let listing = client.list_with_delimiter(key.as_ref()).await;
+            listing
+                .map(|listing| listing.common_prefixes)
+                .map_err(|error| classify(operation, &task_path, error))
+        })
+        .or_else(empty_if_missing)?;
+        let mut children: Vec<String> = folders
+            .iter()
+            .filter_map(|folder| self.relative(folder))
+            .collect();
+        children.sort();
+        Ok(children)
+    }
+
+    fn size(&self, path: &str) -> Result<u64> {
+        Ok(self.head(Operation::Size, path)?.size)
+    }
+
+    fn read(&self, path: &str, limit: u64) -> Result<Vec<u8>> {
+        let (client, key, shown) = (self.client.clone(), self.key(path)?, self.shown(path));
+        let task_path = shown.clone();
+        let retries = self.options.retry.clone();
+        wait(Operation::Read, &shown, async move {
+            read::whole(&*client, &key, limit, &retries, &task_path).await
+        })
+    }
+
+    fn open_reader(&self, path: &str) -> Result<Arc<dyn Reader>> {
+        let meta = self.head(Operation::OpenReader, path)?;
+        // A weak or missing tag cannot be matched; a web server's is too often weak behind a proxy.
+        let tag = meta
+            .e_tag
+            .filter(|tag| !tag.starts_with("W/") && self.address.scheme() != Scheme::Http);
+        Ok(Arc::new(read::ObjectReader::new(
+            self.client.clone(),
+            self.key(path)?,
+            self.shown(path),
+            meta.size,
+            tag,
+            &self.options,
+        )))
+    }
+
+    fn create_writer(&self, path: &str, options: &WriteOptions) -> Result<Box<dyn Writer>> {
+        let key = self.key(path)?;
+        self.refuse_existing(Operation::Create, path)?;
+        let has_multipart = self.address.scheme() != Scheme::Http;
+        Ok(Box::new(write::ObjectWriter::new(
+            self.client.clone(),
+            key,
+            self.shown(path),
+            options.length,
+            has_multipart,
+            &self.options,
+        )))
+    }
+
+    fn publish_observed(
+        &self,
+        path: &str,
+        bytes: &[u8],
+        mode: Publish,
+        observer: &dyn PublishObserver,
+    ) -> Result<()> {
+        check_relative(path)?;
+        observer.before(Operation::Publish, path)?;
+        if mode == Publish::Replace {
+            return self.put(path, bytes, PutMode::Overwrite);
+        }
+        if self.put_if_absent.load(Ordering::Relaxed) {
+            match self.put(path, bytes, PutMode::Create) {
+                Err(StorageError::Unsupported { reason, .. }) => {
+                    tracing::warn!(store = %self.address, reason, "no put-if-absent: asking first instead");
+                    self.put_if_absent.store(false, Ordering::Relaxed);
+                }
+                done => return done,
+            }
+        }
+        self.refuse_existing(Operation::Publish, path)?;
+        self.put(path, bytes, PutMode::Overwrite)
+    }
+
+    fn delete(&self, path: &str) -> Result<()> {
+        let operation = Operation::Delete;
+        let (client, key, shown) = (self.client.clone(), self.key(path)?, self.shown(path));
+        let task_path = shown.clone();
+        let deleted = wait(operation, &shown, async move {
+            client
+                .delete(&key)
+                .await
+                .map_err(|error| classify(operation, &task_path, error))
+        });
+        match deleted {
+            Err(StorageError::NotFound { .. }) => Ok(()),
+            done => done,
+        }
+    }
+
+    fn delete_root(&self) -> Result<()> {
+        let operation = Operation::DeleteRoot;
+        let Some(prefix) = self.prefix("")? else {
+            return Err(StorageError::Unsupported {
+                path: self.describe(),
+                operation,
+                reason: "a whole bucket is never deleted".to_owned(),
+            });
+        };
+        let (client, shown) = (self.client.clone(), self.describe());
+        let task_path = shown.clone();
+        wait(operation, &shown, async move {
+            let found = client
+                .list(Some(&prefix))
+                .map_ok(|meta| meta.location)
+                .boxed();
+            let mut deleted = client.delete_stream(found);
+            while let Some(done) = deleted.next().await {
+                match done {
+                    Ok(_) | Err(object_store::Error::NotFound { .. }) => {}
+                    Err(error) => return Err(classify(operation, &task_path, error)),
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn origin(&self, path: &str) -> Result<Origin> {
+        Ok(Origin::Object {
+            service: self.service.clone(),
+            key: self.key(path)?.to_string(),
+        })
+    }
+
+    fn adopt(&self, origin: &Origin, to: &str) -> Result<Option<Linked>> {
+        let operation = Operation::Link;
+        let Origin::Object { service, key } = origin else {
+            return Ok(None);
+        };
+        if *service != self.service || self.address.scheme() == Scheme::Http {
+            return Ok(None);
+        }
+        let (target, shown) = (self.key(to)?, self.shown(to));
+        self.refuse_existing(operation, to)?;
+        let client = self.client.clone();
+        let (task_path, key) = (shown.clone(), key.clone());
+        wait(operation, &shown, async move {
+            let source = Key::parse(&key).map_err(|_| StorageError::BadPath {
+                path: key,
+                reason: "it is no valid object key",
+            })?;
+            let failed = |error| classify(operation, &task_path, error);
+            if client.head(&source).await.map_err(failed)?.size > MAX_SERVER_COPY {
+                return Ok(None);
+            }
+            match client
+                .copy_opts(&source, &target, CopyOptions::default())
+                .await
+                .map_err(failed)
+            {
+                Ok(()) => Ok(Some(Linked::ServerCopy)),
+                Err(StorageError::Unsupported { .. }) => Ok(None),
+                Err(error) => Err(error),
+            }
+        })
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+fn empty_if_missing<T>(error: StorageError) -> Result<Vec<T>> {
+    if error.is_not_found() {
+        Ok(Vec::new())
+    } else {
+        Err(error)
+    }
+}
+
+/// Sorts a client's error by what a caller would do about it.
+fn classify(operation: Operation, path: &str, error: object_store::Error) -> StorageError {
+    use object_store::Error;
+    let path = path.to_owned();
+    match error {
+        Error::NotFound { .. } => StorageError::NotFound { path, operation },
+        Error::AlreadyExists { .. } => StorageError::AlreadyExists { path, operation },
+        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
+            StorageError::PermissionDenied {
+                path,
+                operation,
+                source: Box::new(error),
+            }
+        }
+        Error::NotSupported { .. } | Error::NotImplemented { .. } => StorageError::Unsupported {
+            path,
+            operation,
+            reason: error.to_string(),
+        },
+        error => {
+            // Services have no common code for a full disk; these are those of WebDAV, MinIO and Ceph.
+            let text = error.to_string();
+            let full = ["507 Insufficient Storage", "StorageFull", "QuotaExceeded"];
+            if full.iter().any(|mark| text.contains(mark)) {
+                let source = std::io::Error::new(std::io::ErrorKind::StorageFull, error);
+                return StorageError::NoSpace {
+                    path,
+                    operation,
+                    source,
+                };
+            }
+            // A server that does not know a conditional header may say so by 501.
+            if text.contains("501 Not Implemented") {
+                return StorageError::Unsupported {
+                    path,
+                    operation,
+                    reason: text,
+                };
+            }
+            StorageError::Object {
+                path,
+                operation,
+                source: Box::new(error),
+            }
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! The one private async runtime of a process, made when first needed. Callers wait on a plain channel, so they may
+//! themselves be inside any other runtime.
+
+use std::future::Future;
+use std::sync::{Mutex, PoisonError, mpsc};
+
+use tokio::runtime::{Builder, Handle};
+
+use crate::{Operation, Result, StorageError};
+
+/// The process that made the runtime, and its handle.
+static RUNTIME: Mutex<Option<(u32, Handle)>> = Mutex::new(None);
+
+/// The handle of this process's runtime.
+pub(super) fn handle() -> Result<Handle> {
+    let mut runtime = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let process = std::process::id();
+    if let Some((owner, handle)) = &*runtime
+        && *owner == process
+    {
+        return Ok(handle.clone());
+    }
+    // First use, or the first use after a fork, which copied the handle but not its threads.
+    let made = Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("reshard-object")
+        .enable_all()
+        .build()
+        .map_err(|error| StorageError::from_io(Operation::Open, "the async runtime", error))?;
+    let handle = made.handle().clone();
+    // It lives as long as the process: dropping it would block, and may not happen inside another runtime.
+    std::mem::forget(made);
+    *runtime = Some((process, handle.clone()));
+    Ok(handle)
+}
+
+/// Runs a future on the private runtime and waits for it.
+pub(super) fn wait<T: Send + 'static>(
+    operation: Operation,
+    path: &str,
+    future: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    let (sender, receiver) = mpsc::sync_channel(1);
+    handle()?.spawn(async move {
+        // The receiver is gone only if the caller is.
+        let _ = sender.send(future.await);
+    });
+    receiver
+        .recv()
+        .unwrap_or_else(|_| Err(lost(operation, path)))
+}
+
+/// A task ended without an answer: it panicked.
+pub(super) fn lost(operation: Operation, path: &str) -> StorageError {
+    StorageError::Object {
+        path: path.to_owned(),
+        operation,
+        source: "the request's task ended without an answer".into(),
+    }
+}
