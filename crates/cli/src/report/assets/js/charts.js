@@ -1,0 +1,157 @@
+// The head of the page, bytes per rank and file, element types, optimizer slots, plain values.
+
+function summary() {
+  const { checkpoint } = data;
+  $('format').textContent = [checkpoint.format, checkpoint.writer].filter(Boolean).join(' · ');
+  $('name').textContent = checkpoint.name;
+  $('location').textContent = checkpoint.location;
+  const { health } = checkpoint;
+  const [word, icon] = { healthy: ['Healthy', 'm3.5 8.5 3 3 6-7'], warning: ['Worth a look', 'M8 3.5v5.5M8 12v.5'], damaged: ['Damaged', 'm4.5 4.5 7 7m0-7-7 7'], unchecked: ['Not checked', 'M4 8h8'] }[health.state];
+  fill($('health'), { 'data-state': health.state }, [
+    el('p', { class: 'pill' }, svg('svg', { viewBox: '0 0 16 16', 'aria-hidden': 'true' }, svg('path', { d: icon })), word),
+    el('p', { class: 'soft' }, health.summary)]);
+  const tile = (label, value, note) => el('div', {}, el('dt', {}, label), el('dd', {}, value, note && el('small', {}, note)));
+  $('tiles').replaceChildren(
+    tile('Tensors', count(tensors.length), `${bigCount(total.elements)} elements`),
+    tile('Bytes', bytes(total.bytes), data.files.length ? `${bytes(total.stored)} stored` : null),
+    tile('Chunks', count(total.chunks), tensors.length ? `${(total.chunks / tensors.length).toFixed(1)} per tensor` : null),
+    tile('Files', count(data.files.length), ranked ? `by ${plural(ranks.length, 'rank')}` : null),
+    ...(checkpoint.step !== undefined ? [tile('Step', count(checkpoint.step), checkpoint.saved)] : []));
+  const facts = [...(checkpoint.step === undefined && checkpoint.saved ? [['Saved', checkpoint.saved]] : []), ...(checkpoint.facts ?? [])];
+  $('facts').replaceChildren(...facts.map(([label, text]) => el('div', {}, el('dt', {}, label), el('dd', {}, text))));
+  if (health.findings?.length) {
+    const rows = health.findings.slice(0, 500).map((finding) => {
+      const tensor = finding.key !== undefined && byKey.get(finding.key);
+      return el('li', {}, finding.text, el('span', { class: 'mono soft' },
+        tensor ? el('button', { type: 'button', class: 'link', on: { click: () => show(tensor, true) } }, finding.key) : finding.key,
+        finding.file !== undefined && ` ${finding.file}${finding.offset === undefined ? '' : ` at ${count(finding.offset)}`}`));
+    });
+    $('findings').replaceChildren(el('details', { class: 'findings', 'data-state': health.state, open: rows.length <= 6 },
+      el('summary', {}, plural(health.findings.length, 'finding')), el('ul', {}, ...rows)));
+  }
+}
+function bigCount(n) {
+  for (const [size, word] of [[1e12, 'T'], [1e9, 'B'], [1e6, 'M']]) if (n >= size) return `${(n / size).toPrecision(3)} ${word}`;
+  return count(n);
+}
+
+const holdersChart = {
+  by: ranked ? 'rank' : 'file',
+  groups() {
+    if (this.by === 'file') return data.files.map((file, i) => ({ name: file.path, bytes: file.bytes, files: new Set([i]), hue: hueOf(i, data.files.length) }));
+    const groups = ranks.map((rank, i) => ({ name: `rank ${rank}`, bytes: 0, files: new Set(), hue: hueOf(i, ranks.length) }));
+    data.files.forEach((file, i) => { const group = groups[rankPlace.get(file.rank)]; group.bytes += file.bytes; group.files.add(i); });
+    return groups;
+  },
+  narrow(group) {
+    list.within({ kind: 'files', label: group.name, files: group.files });
+    $('tensors').scrollIntoView({ behavior: calm.matches ? 'auto' : 'smooth', block: 'start' });
+  },
+  draw() {
+    const groups = this.groups();
+    if (!groups.length) return $('files-body').replaceChildren(el('p', { class: 'empty' }, 'No data files.'));
+    const most = Math.max(...groups.map((group) => group.bytes), 1);
+    const mean = groups.reduce((sum, group) => sum + group.bytes, 0) / groups.length;
+    const lean = mean ? most / mean : 1;
+    const note = el('p', { class: 'soft note' }, `${plural(groups.length, this.by)}, ${bytes(mean)} each on average; the largest holds ${lean.toFixed(2)} × that`);
+    const facts = (group) => [['Bytes', `${bytes(group.bytes)} · ${percent(group.bytes, total.stored)}`], ['Against mean', `${(group.bytes / (mean || 1)).toFixed(2)} ×`], ['Click', 'to list its tensors']];
+    if (groups.length <= 16) {
+      const name = Math.min(22, 4 + Math.max(...groups.map((group) => group.name.length)));
+      $('files-body').replaceChildren(el('ul', { class: 'bars', css: { '--name': `${name}ch` } }, ...groups.map((group) => el('li', {}, el('button', {
+        type: 'button', css: { '--hue': group.hue, '--part': String(group.bytes / most) },
+        'aria-label': `${group.name}, ${bytes(group.bytes)}; list its tensors`,
+        on: { click: () => this.narrow(group), pointermove: (event) => tip.show(event.clientX, event.clientY, group.name, facts(group)), pointerleave: () => tip.hide() },
+      }, el('span', { class: 'bar-name', title: group.name }, el('span', { class: 'swatch', css: { '--hue': group.hue } }), group.name), el('span', { class: 'bar-track' }, el('i', {})), el('span', { class: 'bar-size' }, bytes(group.bytes)))))), note);
+      return;
+    }
+    // Many: a skyline, one column each, walked with the arrow keys.
+    const W = 640; const H = 190; const step = W / groups.length;
+    const chart = svg('svg', { viewBox: `0 0 ${W} ${H}`, class: 'skyline', role: 'img', tabindex: 0, preserveAspectRatio: 'none', 'aria-label': `Bytes of ${groups.length} ${this.by}s. Arrow keys step, Enter lists its tensors.` });
+    const gap = step > 4 ? 1 : step > 2 ? 0.4 : 0;
+    for (const [i, group] of groups.entries()) {
+      const height = Math.max(1, (group.bytes / most) * (H - 4));
+      chart.append(svg('rect', { x: i * step, y: H - height, width: Math.max(step - gap, 0.3), height, fill: group.hue }));
+    }
+    const average = H - (mean / most) * (H - 4);
+    chart.append(svg('line', { x1: 0, x2: W, y1: average, y2: average, class: 'mean', 'vector-effect': 'non-scaling-stroke' }));
+    const cursor = svg('rect', { class: 'cursor', x: 0, y: 0, width: Math.max(step, 1), height: H, visibility: 'hidden' });
+    chart.append(cursor);
+    const said = el('p', { class: 'said', role: 'status', 'aria-live': 'polite' });
+    let at = -1;
+    const point = (i, x, y) => {
+      at = Math.min(Math.max(i, 0), groups.length - 1);
+      cursor.setAttribute('x', at * step); cursor.setAttribute('visibility', 'visible');
+      said.textContent = `${groups[at].name} · ${bytes(groups[at].bytes)}`;
+      if (x !== undefined) tip.show(x, y, groups[at].name, facts(groups[at]));
+    };
+    chart.addEventListener('pointermove', (event) => { const area = chart.getBoundingClientRect(); point(Math.floor(((event.clientX - area.left) / area.width) * groups.length), event.clientX, event.clientY); });
+    chart.addEventListener('pointerleave', () => { tip.hide(); cursor.setAttribute('visibility', 'hidden'); });
+    chart.addEventListener('click', () => { if (at >= 0) this.narrow(groups[at]); });
+    chart.addEventListener('keydown', (event) => {
+      const move = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (move) { event.preventDefault(); point(at + move); } else if (event.key === 'Enter' && at >= 0) this.narrow(groups[at]);
+    });
+    $('files-body').replaceChildren(chart, el('div', { class: 'ends soft' }, el('span', {}, groups[0].name), el('span', {}, groups.at(-1).name)), said, note);
+  },
+  start() {
+    if (ranked && data.files.length !== ranks.length) segmented($('files-by'), [['rank', 'Rank'], ['file', 'File']], this.by, (by) => { this.by = by; this.draw(); });
+    this.draw();
+  },
+};
+
+// A bar in parts, and the same as a table.
+function shares(head, rows, className) {
+  return el('div', { class: className },
+    el('div', { class: 'stack', 'aria-hidden': 'true' }, ...rows.filter((row) => row.bytes).map((row) => el('i', { css: { '--hue': row.hue, 'flex-grow': String(row.bytes) } }))),
+    el('table', { class: 'plain-table' },
+      el('thead', {}, el('tr', {}, el('th', { scope: 'col' }, head), el('th', { scope: 'col', class: 'num' }, 'Tensors'), el('th', { scope: 'col', class: 'num' }, 'Bytes'), el('th', { scope: 'col', class: 'num' }, 'Share'))),
+      el('tbody', {}, ...rows.map((row) => el('tr', {}, el('th', { scope: 'row' }, el('span', { class: 'swatch', css: { '--hue': row.hue } }), row.name),
+        el('td', { class: 'num' }, count(row.tensors)), el('td', { class: 'num' }, bytes(row.bytes)), el('td', { class: 'num' }, percent(row.bytes, total.bytes)))))));
+}
+function sharesCharts() {
+  const types = data.dtypes.map((name, i) => ({ name, bytes: 0, tensors: 0, hue: hueOf(i % HUES, Math.min(data.dtypes.length, HUES)) }));
+  for (const tensor of tensors) { types[tensor.dtype].bytes += tensor.bytes; types[tensor.dtype].tensors += 1; }
+  types.sort((a, b) => b.bytes - a.bytes);
+  const some = parts.slice(0, 8).map((part, i) => ({ name: part.path || part.name, bytes: part.bytes, tensors: part.tensors, hue: `var(--c${i})` }));
+  $('dtypes-body').replaceChildren(shares('Type', types), parts.length > 1 && parts.length <= 40 ? shares(parts.length > 8 ? 'Largest parts' : 'Part', some, 'parts') : '');
+}
+
+function optimizerSection() {
+  const { optimizer } = data;
+  if (!optimizer) return;
+  const names = [...new Set(optimizer.groups.flatMap((group) => group.slots.map((slot) => slot.name)))];
+  const most = Math.max(1, ...optimizer.groups.map((group) => group.slots.reduce((sum, slot) => sum + slot.bytes, 0)));
+  const hue = (name) => hueOf(names.indexOf(name) % HUES, Math.min(names.length, HUES));
+  $('optimizer').hidden = false;
+  $('optimizer').replaceChildren(
+    el('div', { class: 'card-head' }, el('h2', { id: 'optimizer-title' }, 'Optimizer'),
+      el('p', { class: 'soft' }, [optimizer.name, plural(optimizer.groups.length, 'param group')].filter(Boolean).join(' · ')),
+      el('div', { class: 'legend' }, ...names.slice(0, HUES).map((name) => el('span', { css: { '--hue': hue(name) } }, name)))),
+    ...optimizer.groups.map((group) => {
+      const sum = group.slots.reduce((acc, slot) => acc + slot.bytes, 0);
+      return el('article', { class: 'group' },
+        el('header', {}, el('h3', {}, `Group ${group.name}`), el('span', { class: 'soft' }, `${plural(group.params, 'parameter')} · ${bytes(sum)}`)),
+        el('div', { class: 'stack', 'aria-hidden': 'true', css: { width: `${Math.max(2, (100 * sum) / most)}%` } }, ...group.slots.filter((slot) => slot.bytes).map((slot) => el('i', { css: { '--hue': hue(slot.name), 'flex-grow': String(slot.bytes) } }))),
+        el('div', { class: 'group-body' },
+          el('table', { class: 'plain-table' },
+            el('thead', {}, el('tr', {}, el('th', { scope: 'col' }, 'Slot'), el('th', { scope: 'col' }, 'Type'), el('th', { scope: 'col', class: 'num' }, 'Tensors'), el('th', { scope: 'col', class: 'num' }, 'Bytes'))),
+            el('tbody', {}, ...group.slots.map((slot) => el('tr', {}, el('th', { scope: 'row' }, el('span', { class: 'swatch', css: { '--hue': hue(slot.name) } }), slot.name),
+              el('td', {}, slot.dtypes.join(', ')), el('td', { class: 'num' }, count(slot.tensors)), el('td', { class: 'num' }, bytes(slot.bytes)))))),
+          el('dl', { class: 'options' }, ...group.options.map(([name, text]) => el('div', {}, el('dt', {}, name), el('dd', { class: 'mono' }, text))))));
+    }));
+}
+
+function plainSection() {
+  const values = data.values ?? [];
+  if (!values.length) return;
+  $('plain').hidden = false;
+  const most = 200;
+  const body = el('tbody', {});
+  const put = (from, to) => body.append(...values.slice(from, to).map((value) => el('tr', {}, el('th', { scope: 'row', class: 'mono' }, value.key), el('td', { class: 'soft' }, value.kind), el('td', { class: 'mono value' }, value.text))));
+  put(0, most);
+  const more = values.length > most && el('button', { type: 'button', class: 'quiet', on: { click: () => { put(most, values.length); more.remove(); } } }, `Show all ${count(values.length)}`);
+  $('plain').replaceChildren(
+    el('div', { class: 'card-head' }, el('h2', { id: 'plain-title' }, 'Plain values'), el('p', { class: 'soft' }, plural(values.length, 'value'))),
+    el('div', { class: 'scroll tall', tabindex: 0, role: 'group', 'aria-label': 'Plain values' }, el('table', { class: 'plain-table' },
+      el('thead', {}, el('tr', {}, el('th', { scope: 'col' }, 'Key'), el('th', { scope: 'col' }, 'Kind'), el('th', { scope: 'col' }, 'Value'))), body)), more || '');
+}

@@ -1,0 +1,91 @@
+// The panel beside the table: everything about the chosen tensor. Live, its values are asked for on a click.
+
+const loaded = new Map();
+let chosen = null;
+let picture = null;
+
+async function askForValues(tensor, box) {
+  box.replaceChildren(el('p', { class: 'soft loading', role: 'status' }, 'Reading…'));
+  try {
+    const answer = await fetch(`/api/tensor?key=${encodeURIComponent(tensor.key)}`);
+    const body = await answer.json();
+    if (!answer.ok) throw new Error(body.error ?? `The server said ${answer.status}.`);
+    loaded.set(tensor.i, body);
+    if (chosen === tensor) detail(tensor);
+  } catch (error) {
+    if (chosen !== tensor) return;
+    const lost = error instanceof TypeError;
+    box.replaceChildren(
+      el('p', { class: 'alarm', role: 'alert' }, lost ? 'The server does not answer. Is “reshard serve” still running?' : error.message),
+      el('button', { type: 'button', class: 'primary', on: { click: () => askForValues(tensor, box) } }, 'Try again'));
+  }
+}
+
+function valuesOf(tensor) {
+  const more = loaded.get(tensor.i);
+  const stats = more?.stats ?? data.stats?.[tensor.i];
+  const box = el('div', { id: 'values', class: 'values' });
+  if (stats) {
+    if (stats.histogram?.counts.length) box.append(histogram(stats.histogram));
+    box.append(statistics(stats));
+  }
+  if (more?.sample) box.append(sampleTable(more.sample));
+  if (more?.text) box.append(el('pre', {}, more.text));
+  if (data.live && !more) {
+    box.append(el('button', { type: 'button', class: 'primary', id: 'load', on: { click: () => askForValues(tensor, box) } }, 'Load values'));
+  }
+  return box.childNodes.length ? [el('h4', {}, 'Values'), box] : [];
+}
+
+function changeOf(tensor) {
+  if (!data.diff) return [];
+  const what = change.get(tensor.i);
+  const box = el('dl', { class: 'stats' });
+  const item = (label, text) => text !== undefined && text !== null && box.append(el('div', {}, el('dt', {}, label), el('dd', {}, text)));
+  if (what === undefined) return [el('h4', {}, 'Compared with B'), el('p', { class: 'verdict same' }, data.diff.values_compared ? 'The same, value by value.' : 'The same type and shape; values were not compared.')];
+  if (what === 'only_a') return [el('h4', {}, 'Compared with B'), el('p', { class: 'verdict only-a' }, 'B does not have it.')];
+  item('type in B', what.dtype);
+  item('shape in B', what.shape && shapeText(what.shape));
+  for (const [field, label] of [['max_abs', 'max |Δ|'], ['mean_abs', 'mean |Δ|'], ['max_rel', 'max rel Δ'], ['mean_rel', 'mean rel Δ']]) if (field in what) item(label, number(what[field]));
+  item('first at', what.first && `[${what.first.join(', ')}]`);
+  return [el('h4', {}, 'Compared with B'), box];
+}
+
+function detail(tensor) {
+  chosen = tensor;
+  picture = new Picture(tensor, loaded.get(tensor.i)?.places ?? data.places?.[tensor.i]);
+  const copy = el('button', {
+    type: 'button', class: 'quiet copy', 'aria-label': 'Copy the key',
+    on: {
+      async click() {
+        try { await navigator.clipboard.writeText(tensor.key); copy.textContent = 'Copied'; } catch { copy.textContent = 'Not allowed'; }
+        setTimeout(() => { copy.textContent = 'Copy'; }, 1500);
+      },
+    },
+  }, 'Copy');
+  const fact = (label, text) => el('div', {}, el('dt', {}, label), el('dd', {}, text));
+  const cut = tensor.key.lastIndexOf('.');
+  const files = new Set(data.holders[tensor.holders]);
+  // Long names break at their dots.
+  const name = el('h3', {}, ...tensor.key.slice(0, cut + 1).split(/(?<=\.)/).flatMap((part) => [el('span', { class: 'soft' }, part), el('wbr')]), tensor.key.slice(cut + 1));
+  $('detail').replaceChildren(
+    el('div', { class: 'detail-head' }, name, copy),
+    el('dl', { class: 'facts-grid' },
+      fact('Type', tensor.dtypeName), fact('Shape', shapeText(tensor.shape)), fact('Bytes', bytes(tensor.bytes)),
+      fact('Elements', count(volume(tensor.shape))), fact('Chunks', count(tensor.chunks)), fact('Files', count(files.size))),
+    el('h4', {}, 'Chunks'), picture.node, ...changeOf(tensor), ...valuesOf(tensor));
+  picture.draw();
+}
+
+function nothingChosen() {
+  $('detail').replaceChildren(el('p', { class: 'empty' }, 'Choose a tensor to see how it is cut and who holds each piece.'));
+}
+
+// Chooses a tensor from anywhere on the page.
+function show(tensor, jump) {
+  detail(tensor);
+  list.reveal(tensor);
+  try { history.replaceState(null, '', `#key=${encodeURIComponent(tensor.key)}`); } catch { /* refused to some files opened from disk */ }
+  if (jump) $('tensors').scrollIntoView({ behavior: calm.matches ? 'auto' : 'smooth', block: 'start' });
+}
+redraws.push(() => picture?.draw());

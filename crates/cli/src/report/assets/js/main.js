@@ -1,0 +1,23 @@
+// Puts the page together.
+
+theme.set(theme.remembered(), false);
+$('theme').addEventListener('click', () => theme.set(theme.now === 'dark' ? 'light' : 'dark', true));
+dark.addEventListener('change', () => theme.set(null, false));
+
+summary();
+list.start();
+treemap.start();
+holdersChart.start();
+sharesCharts();
+diffSection();
+optimizerSection();
+plainSection();
+$('nav').replaceChildren(...[['modules', 'Modules'], ['files', 'Files'], ['diff', 'Changes'], ['tensors', 'Tensors'], ['optimizer', 'Optimizer'], ['plain', 'Values']]
+  .filter(([id]) => !$(id).hidden).map(([id, text]) => el('a', { href: `#${id}` }, text)));
+
+// A link may name a tensor; else the largest is shown, so that the panel is never empty.
+let wanted = null;
+try { wanted = location.hash.startsWith('#key=') ? byKey.get(decodeURIComponent(location.hash.slice(5))) : null; } catch { /* not a key */ }
+if (wanted) show(wanted, true);
+else if (list.items.length) { detail(list.items[0]); list.reveal(list.items[0]); } else nothingChosen();
+document.documentElement.dataset.ready = performance.now().toFixed(0);
