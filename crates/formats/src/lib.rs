@@ -5,12 +5,16 @@
 #![forbid(unsafe_code)]
 
 mod dtype;
+mod path;
 pub mod pickle;
 mod read_at;
 pub mod record;
+mod value;
 pub mod safetensors;
 
 pub use dtype::{DType, swap_bytes};
+pub use path::{KeyPath, PathSegment};
 pub use read_at::ReadAt;
 pub use record::{RecordError, RecordFrame, RecordSpec, TorchArchive, pickle_record};
 pub use safetensors::{SafetensorsError, SafetensorsFile, SafetensorsHeader, SafetensorsIndex, SafetensorsSpec};
+pub use value::{Int, NumpyScalar, PathClass, PathValue, Value};

@@ -609,6 +609,18 @@ impl<'a> Machine<'a> {
 
     #[inline]
     fn recall(&mut self, index: u64) -> Result<()> {
+        match self.memo.ready(index as usize) {
+            Some(node) => {
+                self.push(node);
+                Ok(())
+            }
+            None => self.recall_placeholder(index),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn recall_placeholder(&mut self, index: u64) -> Result<()> {
         let mut node = self.memo.get(index, self.at)?;
         if node.is_placeholder() {
             self.push(node.retagged(Tag::Tuple));

@@ -30,9 +30,13 @@ pub const MAX_TUPLE_LEN: usize = (1 << 27) - 1;
 /// Text and bytes that must be copied while decoding, at most this many bytes for each byte of input.
 pub(super) const MAX_COPIED_PER_INPUT_BYTE: usize = 4;
 
-/// Most values that one tree may have once shared parts are expanded: a pickle of 100 bytes can
-/// describe a tree of 2^30 leaves.
-pub const MAX_TREE_VALUES: usize = 1 << 24;
+/// Size of a tree once shared parts are written out, at most this many bytes for each byte of input …
+///
+/// A pickle of 100 bytes can describe a tree of 2^30 leaves.
+pub const TREE_BYTES_PER_INPUT_BYTE: usize = 256;
+
+/// … and this many in any case.
+pub const TREE_BYTES_FLOOR: usize = 64 << 20;
 
 /// What one decoding may use; `Limits::default()` is the constants of this module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -25,7 +25,15 @@ impl Memo {
         }
     }
 
+    /// What a slot holds, if it is in the table and needs nothing done.
     #[inline]
+    pub(super) fn ready(&self, index: usize) -> Option<Node> {
+        self.dense
+            .get(index)
+            .copied()
+            .filter(|node| !node.is_placeholder())
+    }
+
     pub(super) fn get(&self, index: u64, at: usize) -> Result<Node, PickleError> {
         match self.dense.get(index as usize) {
             Some(&node) if node != Node::ABSENT => Ok(node),
