@@ -1,0 +1,284 @@
+//! The flattened form of optimizer state, `state.{name}.{slot}` and `param_groups.{name}.{key}`: every value under the
+//! name of a parameter, so that parts of a model (pipeline stages) can be saved and loaded on their own.
+
+use indexmap::{IndexMap, IndexSet};
+
+use crate::edit::below;
+use crate::error::GroupDisagreement;
+use crate::optimizer::{PARAM_GROUPS, STATE, same_tensor};
+use crate::optimizer_load::value_text;
+use crate::{
+    Dict, Key, LiveOptimizer, Names, OptimizerState, ParamGroup, StateError, TensorLike, Tree,
+};
+
+/// Optimizer state in its flattened form.
+pub type FlatOptimizer<T> = IndexMap<String, Tree<T>>;
+
+/// Flattens optimizer state. Dicts inside of slots are opened, at any depth; user-defined state stays below `state`.
+pub fn flatten_optimizer<T: Clone>(
+    state: &OptimizerState<T>,
+) -> Result<FlatOptimizer<T>, StateError> {
+    let mut flat = FlatOptimizer::new();
+    for (name, slots) in &state.state {
+        open(&format!("{STATE}.{name}"), slots, &mut flat)?;
+    }
+    open(STATE, &state.user_state, &mut flat)?;
+    for group in &state.param_groups {
+        for name in &group.params {
+            for (key, value) in &group.options {
+                insert(format!("{PARAM_GROUPS}.{name}.{key}"), value, &mut flat)?;
+            }
+        }
+    }
+    Ok(flat)
+}
+
+fn open<T: Clone>(
+    prefix: &str,
+    dict: &Dict<T>,
+    flat: &mut FlatOptimizer<T>,
+) -> Result<(), StateError> {
+    for (key, value) in dict {
+        let full = format!("{prefix}.{key}");
+        match value {
+            Tree::Dict(inner) => open(&full, inner, flat)?,
+            leaf => insert(full, leaf, flat)?,
+        }
+    }
+    Ok(())
+}
+
+fn insert<T: Clone>(
+    key: String,
+    value: &Tree<T>,
+    flat: &mut FlatOptimizer<T>,
+) -> Result<(), StateError> {
+    match flat.insert(key.clone(), value.clone()) {
+        None => Ok(()),
+        Some(_) => Err(StateError::DuplicateKey {
+            first: format!("'{key}'"),
+            second: format!("'{key}'"),
+            key,
+        }),
+    }
+}
+
+/// What un-flattening could not place.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FlatLeftovers {
+    /// Keys that belong to parameters nobody knows.
+    pub unexpected: Vec<String>,
+    /// Live parameters without a single key.
+    pub missing: Vec<String>,
+}
+
+/// Un-flattens optimizer state for the given live optimizers: their groups say which parameters belong together. Members
+/// of one group must agree about every option; those that do not are all named.
+pub fn unflatten_optimizer<T: TensorLike>(
+    flat: &FlatOptimizer<T>,
+    live: &[LiveOptimizer<T>],
+    names: &Names,
+) -> Result<(OptimizerState<T>, FlatLeftovers), StateError> {
+    let known: IndexSet<&str> = names
+        .leaves()
+        .filter(|leaf| leaf.kind == crate::LeafKind::Parameter)
+        .map(|leaf| leaf.name.as_str())
+        .collect();
+    let mut sorted = sort_keys(flat, &known)?;
+    let user_state = std::mem::take(&mut sorted.user_state);
+    let mut result = OptimizerState {
+        user_state,
+        ..OptimizerState::default()
+    };
+    let mut leftovers = FlatLeftovers {
+        unexpected: std::mem::take(&mut sorted.unexpected),
+        missing: Vec::new(),
+    };
+    let mut placed: IndexSet<&str> = IndexSet::new();
+    for optimizer in live {
+        for group in &optimizer.param_groups {
+            let mut params = Vec::new();
+            let mut options: IndexMap<Key, (String, Tree<T>)> = IndexMap::new();
+            let mut disagreements = Vec::new();
+            for identity in &group.params {
+                for first in names.of_identity(*identity) {
+                    // A shared parameter was saved under one of its names, not necessarily the first.
+                    let alias = names
+                        .aliases(first)
+                        .iter()
+                        .map(String::as_str)
+                        .find(|alias| sorted.has(alias));
+                    let Some(name) = alias else {
+                        leftovers.missing.push(first.to_owned());
+                        continue;
+                    };
+                    placed.extend(known.get(name).copied());
+                    params.push(name.to_owned());
+                    if let Some(slots) = sorted.slots.get(name) {
+                        result.insert_slots(name.to_owned(), slots.clone())?;
+                    }
+                    let own = sorted.options.get(name);
+                    for (key, value) in own.into_iter().flatten() {
+                        match options.get(key) {
+                            Some((other, before)) if !before.same_as(value, &same_tensor) => {
+                                disagreements.push(GroupDisagreement {
+                                    option: key.to_string(),
+                                    first: (other.clone(), value_text(before)),
+                                    second: (name.to_owned(), value_text(value)),
+                                });
+                            }
+                            Some(_) => {}
+                            None => {
+                                options.insert(key.clone(), (name.to_owned(), value.clone()));
+                            }
+                        }
+                    }
+                }
+            }
+            if !disagreements.is_empty() {
+                return Err(StateError::GroupDisagreement { disagreements });
+            }
+            let options = options
+                .into_iter()
+                .map(|(key, (_, value))| (key, value))
+                .collect();
+            result.param_groups.push(ParamGroup { params, options });
+        }
+    }
+    let unplaced = sorted
+        .slots
+        .keys()
+        .filter(|name| !placed.contains(name.as_str()));
+    leftovers
+        .unexpected
+        .extend(unplaced.map(|name| format!("{STATE}.{name}")));
+    Ok((result, leftovers))
+}
+
+/// Un-flattens without a live optimizer: parameters with equal options make up a group. The names are those that
+/// `param_groups.{name}.{key}` shows, so it works for any checkpoint with groups.
+pub fn unflatten_optimizer_alone<T: TensorLike>(
+    flat: &FlatOptimizer<T>,
+) -> Result<OptimizerState<T>, StateError> {
+    let known: IndexSet<&str> = flat
+        .keys()
+        .filter_map(|key| {
+            below(key, PARAM_GROUPS)?
+                .rsplit_once('.')
+                .map(|(name, _)| name)
+        })
+        .collect();
+    let sorted = sort_keys(flat, &known)?;
+    let mut result = OptimizerState {
+        user_state: sorted.user_state,
+        ..OptimizerState::default()
+    };
+    for (name, slots) in sorted.slots {
+        result.insert_slots(name, slots)?;
+    }
+    for (name, options) in sorted.options {
+        let group = result.param_groups.iter_mut().find(|group| {
+            group.options.len() == options.len()
+                && options.iter().all(|(key, value)| {
+                    group
+                        .options
+                        .get(key)
+                        .is_some_and(|other| other.same_as(value, &same_tensor))
+                })
+        });
+        match group {
+            Some(group) => group.params.push(name),
+            None => result.param_groups.push(ParamGroup {
+                params: vec![name],
+                options,
+            }),
+        }
+    }
+    Ok(result)
+}
+
+struct Sorted<T> {
+    slots: IndexMap<String, Dict<T>>,
+    options: IndexMap<String, Dict<T>>,
+    user_state: Dict<T>,
+    unexpected: Vec<String>,
+}
+
+impl<T> Sorted<T> {
+    fn has(&self, name: &str) -> bool {
+        self.options.contains_key(name) || self.slots.contains_key(name)
+    }
+}
+
+/// Sorts keys by the parameter they belong to. Names contain dots, so the longest known name counts.
+fn sort_keys<T: Clone>(
+    flat: &FlatOptimizer<T>,
+    known: &IndexSet<&str>,
+) -> Result<Sorted<T>, StateError> {
+    let mut sorted = Sorted {
+        slots: IndexMap::new(),
+        options: IndexMap::new(),
+        user_state: Dict::new(),
+        unexpected: Vec::new(),
+    };
+    for (key, value) in flat {
+        if let Some(rest) = below(key, STATE) {
+            match split_name(rest, known) {
+                Some((name, slot)) => {
+                    let slots = sorted.slots.entry(name.to_owned()).or_default();
+                    nest(key, slots, slot, value)?;
+                }
+                // Without a dot there is no slot, hence no parameter: it is the user's own.
+                None if !rest.contains('.') => {
+                    sorted.user_state.insert(Key::from(rest), value.clone());
+                }
+                None => sorted.unexpected.push(key.clone()),
+            }
+        } else if let Some(rest) = below(key, PARAM_GROUPS) {
+            match split_name(rest, known) {
+                Some((name, option)) => {
+                    sorted
+                        .options
+                        .entry(name.to_owned())
+                        .or_default()
+                        .insert(Key::from(option), value.clone());
+                }
+                None => sorted.unexpected.push(key.clone()),
+            }
+        } else {
+            sorted.unexpected.push(key.clone());
+        }
+    }
+    Ok(sorted)
+}
+
+fn split_name<'a>(rest: &'a str, known: &IndexSet<&str>) -> Option<(&'a str, &'a str)> {
+    rest.rmatch_indices('.')
+        .map(|(dot, _)| (&rest[..dot], &rest[dot + 1..]))
+        .find(|(name, slot)| known.contains(name) && !slot.is_empty())
+}
+
+fn nest<T: Clone>(
+    key: &str,
+    slots: &mut Dict<T>,
+    slot: &str,
+    value: &Tree<T>,
+) -> Result<(), StateError> {
+    let conflict = |kind: &str| StateError::PathConflict {
+        key: key.to_owned(),
+        reason: format!("{kind} is in its way"),
+    };
+    let mut dict = slots;
+    let mut rest = slot;
+    while let Some((first, after)) = rest.split_once('.') {
+        dict = match dict.entry(Key::from(first)).or_insert_with(Tree::dict) {
+            Tree::Dict(inner) => inner,
+            other => return Err(conflict(other.kind())),
+        };
+        rest = after;
+    }
+    match dict.insert(Key::from(rest), value.clone()) {
+        None => Ok(()),
+        Some(other) => Err(conflict(other.kind())),
+    }
+}

@@ -1,0 +1,328 @@
+//! The tree of a state dict: dicts, lists and tuples over tensors, plain values and opaque ones, in order.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+
+use indexmap::IndexMap;
+use reshard_formats::Value;
+
+/// The most levels a tree may have; deeper ones are refused rather than risking the stack.
+pub const MAX_DEPTH: usize = 256;
+
+/// A key of a dict. Optimizers use names and numbers; what else Python allows is kept as a value.
+#[derive(Clone, Debug)]
+pub enum Key {
+    /// A string.
+    Str(String),
+    /// An integer, such as a parameter id.
+    Int(i64),
+    /// Any other plain value that may be a key: a bool, a tuple, None, …
+    Other(Value),
+}
+
+impl Key {
+    /// The string, if it is one.
+    pub fn as_str(&self) -> Option<&str> {
+        match self {
+            Key::Str(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The key as a plain value.
+    pub fn to_value(&self) -> Value {
+        match self {
+            Key::Str(text) => Value::Str(text.clone()),
+            Key::Int(number) => Value::Int((*number).into()),
+            Key::Other(value) => value.clone(),
+        }
+    }
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Key) -> bool {
+        match (self, other) {
+            (Key::Str(a), Key::Str(b)) => a == b,
+            (Key::Int(a), Key::Int(b)) => a == b,
+            // Text tells all plain values apart that can be keys, and unlike a float it always equals itself.
+            (Key::Other(a), Key::Other(b)) => a.python_repr() == b.python_repr(),
+            _ => false,
+        }
+    }
+}
+
+impl Eq for Key {}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        match self {
+            Key::Str(text) => text.hash(state),
+            Key::Int(number) => number.hash(state),
+            Key::Other(value) => value.python_repr().hash(state),
+        }
+    }
+}
+
+/// As Python's `str()` shows it, which is what flattened keys are made of.
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Key::Str(text) => f.write_str(text),
+            Key::Int(number) => write!(f, "{number}"),
+            Key::Other(value) => f.write_str(&value.python_repr()),
+        }
+    }
+}
+
+impl From<&str> for Key {
+    fn from(text: &str) -> Key {
+        Key::Str(text.to_owned())
+    }
+}
+
+impl From<String> for Key {
+    fn from(text: String) -> Key {
+        Key::Str(text)
+    }
+}
+
+impl From<i64> for Key {
+    fn from(number: i64) -> Key {
+        Key::Int(number)
+    }
+}
+
+/// A dict in its own order.
+pub type Dict<T> = IndexMap<Key, Tree<T>>;
+
+/// Something that is neither a tensor nor a plain value, carried through whole and never looked into.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Opaque {
+    /// What it is, for messages: usually a class name.
+    pub class: String,
+    /// The caller's own number for it.
+    pub handle: u64,
+}
+
+/// A state dict or a part of one.
+#[derive(Clone, Debug)]
+pub enum Tree<T> {
+    /// A mapping.
+    Dict(Dict<T>),
+    /// A list.
+    List(Vec<Tree<T>>),
+    /// A tuple. Flattening never looks into one, which is what DCP does.
+    Tuple(Vec<Tree<T>>),
+    /// A tensor.
+    Tensor(T),
+    /// A number, a string, None, bytes, …
+    Value(Value),
+    /// Anything else.
+    Opaque(Opaque),
+}
+
+impl<T> Tree<T> {
+    /// An empty dict.
+    pub fn dict() -> Tree<T> {
+        Tree::Dict(Dict::new())
+    }
+
+    /// A dict of the given entries; a repeated key keeps its first place and its last value, as in Python.
+    pub fn dict_of<K: Into<Key>>(entries: impl IntoIterator<Item = (K, Tree<T>)>) -> Tree<T> {
+        Tree::Dict(
+            entries
+                .into_iter()
+                .map(|(key, value)| (key.into(), value))
+                .collect(),
+        )
+    }
+
+    /// A plain value as a tree: containers become containers of the tree, so that a value leaf is never one.
+    pub fn from_value(value: Value) -> Tree<T> {
+        match value {
+            Value::List(items) => Tree::List(items.into_iter().map(Tree::from_value).collect()),
+            Value::Tuple(items) => Tree::Tuple(items.into_iter().map(Tree::from_value).collect()),
+            Value::Dict(entries) | Value::OrderedDict(entries) => Tree::Dict(
+                entries
+                    .into_iter()
+                    .map(|(key, value)| (key_of(key), Tree::from_value(value)))
+                    .collect(),
+            ),
+            other => Tree::Value(other),
+        }
+    }
+
+    /// The tree as one plain value, if there is neither a tensor nor an opaque value in it.
+    pub fn to_value(&self) -> Option<Value> {
+        Some(match self {
+            Tree::Dict(dict) => Value::Dict(
+                dict.iter()
+                    .map(|(key, value)| Some((key.to_value(), value.to_value()?)))
+                    .collect::<Option<_>>()?,
+            ),
+            Tree::List(items) => {
+                Value::List(items.iter().map(Tree::to_value).collect::<Option<_>>()?)
+            }
+            Tree::Tuple(items) => {
+                Value::Tuple(items.iter().map(Tree::to_value).collect::<Option<_>>()?)
+            }
+            Tree::Value(value) => value.clone(),
+            Tree::Tensor(_) | Tree::Opaque(_) => return None,
+        })
+    }
+
+    /// The dict, if it is one.
+    pub fn as_dict(&self) -> Option<&Dict<T>> {
+        match self {
+            Tree::Dict(dict) => Some(dict),
+            _ => None,
+        }
+    }
+
+    /// The tensor, if it is one.
+    pub fn as_tensor(&self) -> Option<&T> {
+        match self {
+            Tree::Tensor(tensor) => Some(tensor),
+            _ => None,
+        }
+    }
+
+    /// The entry of a dict with this string key.
+    pub fn get(&self, key: &str) -> Option<&Tree<T>> {
+        self.as_dict()?.get(&Key::from(key))
+    }
+
+    /// Whether it is a container with nothing in it, or None: a place that says nothing about its content.
+    pub fn is_vacant(&self) -> bool {
+        match self {
+            Tree::Dict(dict) => dict.is_empty(),
+            Tree::List(items) | Tree::Tuple(items) => items.is_empty(),
+            Tree::Value(value) => matches!(value, Value::None),
+            Tree::Tensor(_) | Tree::Opaque(_) => false,
+        }
+    }
+
+    /// Whether a tensor is anywhere inside.
+    pub fn has_tensor(&self) -> bool {
+        match self {
+            Tree::Dict(dict) => dict.values().any(Tree::has_tensor),
+            Tree::List(items) | Tree::Tuple(items) => items.iter().any(Tree::has_tensor),
+            Tree::Tensor(_) => true,
+            Tree::Value(_) | Tree::Opaque(_) => false,
+        }
+    }
+
+    /// The same tree over other tensors.
+    pub fn map<U>(self, f: &mut impl FnMut(T) -> U) -> Tree<U> {
+        match self {
+            Tree::Dict(dict) => Tree::Dict(
+                dict.into_iter()
+                    .map(|(key, value)| (key, value.map(f)))
+                    .collect(),
+            ),
+            Tree::List(items) => Tree::List(items.into_iter().map(|item| item.map(f)).collect()),
+            Tree::Tuple(items) => Tree::Tuple(items.into_iter().map(|item| item.map(f)).collect()),
+            Tree::Tensor(tensor) => Tree::Tensor(f(tensor)),
+            Tree::Value(value) => Tree::Value(value),
+            Tree::Opaque(opaque) => Tree::Opaque(opaque),
+        }
+    }
+
+    /// Calls `f` for every tensor, in order.
+    pub fn for_each_tensor<'a>(&'a self, f: &mut impl FnMut(&'a T)) {
+        match self {
+            Tree::Dict(dict) => dict.values().for_each(|value| value.for_each_tensor(f)),
+            Tree::List(items) | Tree::Tuple(items) => {
+                items.iter().for_each(|item| item.for_each_tensor(f))
+            }
+            Tree::Tensor(tensor) => f(tensor),
+            Tree::Value(_) | Tree::Opaque(_) => {}
+        }
+    }
+
+    /// Whether two trees are the same, given what makes two tensors the same. The order of a dict does not count.
+    pub fn same_as(&self, other: &Tree<T>, same: &impl Fn(&T, &T) -> bool) -> bool {
+        match (self, other) {
+            (Tree::Dict(a), Tree::Dict(b)) => {
+                a.len() == b.len()
+                    && a.iter().all(|(key, value)| {
+                        b.get(key).is_some_and(|other| value.same_as(other, same))
+                    })
+            }
+            (Tree::List(a), Tree::List(b)) | (Tree::Tuple(a), Tree::Tuple(b)) => {
+                a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.same_as(b, same))
+            }
+            (Tree::Tensor(a), Tree::Tensor(b)) => same(a, b),
+            (Tree::Value(a), Tree::Value(b)) => a == b,
+            (Tree::Opaque(a), Tree::Opaque(b)) => a == b,
+            _ => false,
+        }
+    }
+
+    /// Gives the dict keys of this tree the types that the same keys have in `template`. Flattening turns every key into
+    /// text, so a slot keyed by numbers comes back keyed by digits; a live optimizer knows better.
+    pub fn with_key_types_of<U>(self, template: &Tree<U>) -> Tree<T> {
+        match (self, template) {
+            (Tree::Dict(dict), Tree::Dict(model)) => {
+                let typed: IndexMap<String, &Key> =
+                    model.keys().map(|key| (key.to_string(), key)).collect();
+                Tree::Dict(
+                    dict.into_iter()
+                        .map(|(key, value)| match typed.get(&key.to_string()) {
+                            Some(known) => {
+                                let value = match model.get(*known) {
+                                    Some(inner) => value.with_key_types_of(inner),
+                                    None => value,
+                                };
+                                ((*known).clone(), value)
+                            }
+                            None => (key, value),
+                        })
+                        .collect(),
+                )
+            }
+            (Tree::List(items), Tree::List(model) | Tree::Tuple(model)) => {
+                Tree::List(zip_types(items, model))
+            }
+            (Tree::Tuple(items), Tree::List(model) | Tree::Tuple(model)) => {
+                Tree::Tuple(zip_types(items, model))
+            }
+            (tree, _) => tree,
+        }
+    }
+
+    /// What it is, for messages.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Tree::Dict(_) => "a dict",
+            Tree::List(_) => "a list",
+            Tree::Tuple(_) => "a tuple",
+            Tree::Tensor(_) => "a tensor",
+            Tree::Value(_) => "a value",
+            Tree::Opaque(_) => "an opaque value",
+        }
+    }
+}
+
+fn zip_types<T, U>(items: Vec<Tree<T>>, model: &[Tree<U>]) -> Vec<Tree<T>> {
+    items
+        .into_iter()
+        .enumerate()
+        .map(|(index, item)| match model.get(index) {
+            Some(inner) => item.with_key_types_of(inner),
+            None => item,
+        })
+        .collect()
+}
+
+/// A plain value as a dict key: text and numbers get their own kind.
+pub fn key_of(value: Value) -> Key {
+    match value {
+        Value::Str(text) => Key::Str(text),
+        Value::Int(number) => match number.as_i64() {
+            Some(small) => Key::Int(small),
+            None => Key::Other(Value::Int(number)),
+        },
+        other => Key::Other(other),
+    }
+}
