@@ -4,6 +4,7 @@
 
 mod gaps;
 mod join;
+mod tiling;
 
 use std::collections::HashSet;
 
@@ -76,20 +77,41 @@ pub fn coverage_up_to(
         .filter(|(_, it)| !it.is_empty())
         .map(|(index, _)| index)
         .collect();
-    let mut pairs = Vec::new();
-    let mut truncated =
-        join::overlapping_pairs(shape, regions, &filled, limit, &mut pairs).is_break();
-    pairs.sort_unstable();
     let stored: u128 = filled
         .iter()
         .map(|index| u128::from(regions[*index as usize].volume()))
         .sum();
+    if stored == u128::from(elements) && tiling::is_exact(shape, regions, &filled) == Some(true) {
+        return Ok(Coverage {
+            gaps_complete: true,
+            ..Coverage::default()
+        });
+    }
+    let mut pairs = Vec::new();
+    let mut truncated =
+        join::overlapping_pairs(shape, regions, &filled, limit, &mut pairs).is_break();
+    pairs.sort_unstable();
     let missing = if pairs.is_empty() && !truncated {
         // Disjoint regions inside the tensor never have more elements than it has.
         Some(elements.saturating_sub(u64::try_from(stored).unwrap_or(u64::MAX)))
     } else {
-        let mut seen = HashSet::with_capacity(filled.len());
-        filled.retain(|index| seen.insert(&regions[*index as usize]));
+        // Copies of one region say nothing more about gaps, and can only be among those that overlap.
+        let mut tangled: Vec<u32> = pairs
+            .iter()
+            .flat_map(|(first, second)| [*first, *second])
+            .collect();
+        if truncated {
+            tangled.clone_from(&filled);
+        }
+        tangled.sort_unstable_by_key(|index| (&regions[*index as usize], *index));
+        tangled.dedup();
+        let is_copy = |pair: &&[u32]| regions[pair[0] as usize] == regions[pair[1] as usize];
+        let copies: HashSet<u32> = tangled
+            .windows(2)
+            .filter(is_copy)
+            .map(|pair| pair[1])
+            .collect();
+        filled.retain(|index| !copies.contains(index));
         None
     };
     let mut gaps = Vec::new();

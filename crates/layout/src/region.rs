@@ -170,6 +170,14 @@ impl Region {
         Some(Region { offsets, sizes })
     }
 
+    /// How many elements both have; both must have the same rank.
+    pub(crate) fn shared_volume(&self, other: &Region) -> u64 {
+        self.intervals()
+            .zip(other.intervals())
+            .map(|((a, b), (c, d))| b.min(d).saturating_sub(a.max(c)))
+            .fold(1, |volume: u64, size| volume.saturating_mul(size))
+    }
+
     /// Whether `other` lies inside this region (an empty one too: its bounds must).
     pub fn contains(&self, other: &Region) -> bool {
         self.ndim() == other.ndim()

@@ -8,6 +8,9 @@ use crate::{Dims, Region};
 
 type Flow = ControlFlow<()>;
 
+/// How many regions are asked where to cut a cell.
+const SAMPLE: usize = 256;
+
 /// Which regions share elements with others, so that their volumes do not add up.
 pub(super) enum Tangled<'a> {
     /// Exactly those that occur in these pairs.
@@ -87,9 +90,7 @@ impl Search<'_> {
                 return Flow::Continue(());
             }
             adds_up &= !self.is_tangled[*index as usize];
-            volume += region
-                .intersection(&cell)
-                .map_or(0, |shared| u128::from(shared.volume()));
+            volume += u128::from(region.shared_volume(&cell));
         }
         if adds_up && volume == u128::from(cell.volume()) {
             return Flow::Continue(());
@@ -124,32 +125,29 @@ impl Search<'_> {
         Flow::Continue(())
     }
 
-    /// The cut, of the median border in each dimension, that leaves the fewest regions in the fuller half.
+    /// The cut that leaves the fewest regions in the fuller half, of one near the median border of each dimension.
+    /// Any border is a sound cut, so a sample of the regions is asked.
     fn best_cut(&self, cell: &Region, inside: &[u32]) -> Option<(usize, u64)> {
+        let sample = || {
+            inside
+                .iter()
+                .step_by(inside.len() / SAMPLE + 1)
+                .map(|index| &self.regions[*index as usize])
+        };
         let mut best: Option<(usize, usize, u64)> = None;
-        let mut borders = Vec::with_capacity(2 * inside.len());
+        let mut borders = Vec::with_capacity(2 * SAMPLE);
         for dim in 0..cell.ndim() {
             let (start, end) = (cell.offsets()[dim], cell.end(dim));
             borders.clear();
-            for index in inside {
-                let region = &self.regions[*index as usize];
-                borders.extend(
-                    [region.offsets()[dim], region.end(dim)]
-                        .iter()
-                        .filter(|at| start < **at && **at < end),
-                );
-            }
+            let ends = sample().flat_map(|region| [region.offsets()[dim], region.end(dim)]);
+            borders.extend(ends.filter(|at| start < *at && *at < end));
             if borders.is_empty() {
                 continue;
             }
             let half = borders.len() / 2;
             let at = *borders.select_nth_unstable(half).1;
-            let (mut left, mut right) = (0, 0);
-            for index in inside {
-                let region = &self.regions[*index as usize];
-                left += usize::from(region.offsets()[dim] < at);
-                right += usize::from(region.end(dim) > at);
-            }
+            let left = sample().filter(|region| region.offsets()[dim] < at).count();
+            let right = sample().filter(|region| region.end(dim) > at).count();
             let fuller = left.max(right);
             if best.is_none_or(|best| fuller < best.0) {
                 best = Some((fuller, dim, at));

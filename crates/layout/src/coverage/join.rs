@@ -10,7 +10,7 @@ use std::ops::ControlFlow;
 use crate::Region;
 
 /// Below this many boxes on either side, testing pairs beats another level of the tree.
-const FEW: usize = 32;
+const FEW: usize = 64;
 
 type Flow = ControlFlow<()>;
 

@@ -1,0 +1,112 @@
+//! Whether regions tile a tensor exactly, without asking which pairs overlap. A box is its corners: the signed corners
+//! of all regions must add up to the corners of the whole tensor, and then every element is in exactly one region.
+//!
+//! Corners are compared by sweeping one dimension after the other. At each coordinate the regions that start there
+//! count +1 and those that end there −1, and what they make up in the remaining dimensions must vanish. That is
+//! O(2ᵈ n log n) for d dimensions that are cut at all, in any arrangement.
+
+use smallvec::SmallVec;
+
+use crate::Region;
+
+/// A region that starts or ends at a coordinate.
+#[derive(Clone, Copy)]
+struct Event {
+    at: u64,
+    region: u32,
+    sign: i32,
+}
+
+/// Whether `filled`, the regions that are not empty, tile the shape: `None` if finding out took too long, which
+/// many dimensions can do.
+pub(super) fn is_exact(shape: &[u64], regions: &[Region], filled: &[u32]) -> Option<bool> {
+    let cut = |dim: &usize| {
+        filled
+            .iter()
+            .any(|index| regions[*index as usize].sizes()[*dim] != shape[*dim])
+    };
+    let dims: SmallVec<[usize; 8]> = (0..shape.len()).filter(cut).collect();
+    let mut sweep = Sweep {
+        shape,
+        regions,
+        dims,
+        events: Vec::new(),
+        work_left: 64 * filled.len() + 4096,
+    };
+    // The whole tensor, with the opposite sign, is one more region: then everything must vanish.
+    let all = filled.iter().map(|index| (*index, 1)).chain([(WHOLE, -1)]);
+    let signed: Vec<(u32, i32)> = all.collect();
+    sweep.vanishes(&signed, 0)
+}
+
+/// Stands for the whole tensor among the numbers of regions.
+const WHOLE: u32 = u32::MAX;
+
+struct Sweep<'a> {
+    shape: &'a [u64],
+    regions: &'a [Region],
+    dims: SmallVec<[usize; 8]>,
+    /// One list per dimension that is being swept, reused from group to group.
+    events: Vec<Vec<Event>>,
+    work_left: usize,
+}
+
+impl Sweep<'_> {
+    fn interval(&self, region: u32, dim: usize) -> (u64, u64) {
+        match self.regions.get(region as usize) {
+            Some(region) => (region.offsets()[dim], region.end(dim)),
+            None => (0, self.shape[dim]),
+        }
+    }
+
+    /// Whether signed regions add up to nothing in the dimensions from number `level` on.
+    fn vanishes(&mut self, signed: &[(u32, i32)], level: usize) -> Option<bool> {
+        let Some(dim) = self.dims.get(level).copied() else {
+            return Some(signed.iter().map(|(_, sign)| i64::from(*sign)).sum::<i64>() == 0);
+        };
+        match signed {
+            // One region alone is not nothing.
+            [_] => return Some(false),
+            // Two are, if they are the same with opposite signs; this is most groups of a real tiling.
+            [(one, plus), (other, minus)] => {
+                let same = |dim: &usize| self.interval(*one, *dim) == self.interval(*other, *dim);
+                return Some(plus + minus == 0 && self.dims[level..].iter().all(same));
+            }
+            _ => {}
+        }
+        self.work_left = self.work_left.checked_sub(2 * signed.len())?;
+        let mut events = self.events.pop().unwrap_or_default();
+        events.clear();
+        // Starts, then ends: in lists that ascend, two ascending stretches, which the sort only has to merge.
+        events.extend(signed.iter().map(|(region, sign)| Event {
+            at: self.interval(*region, dim).0,
+            region: *region,
+            sign: *sign,
+        }));
+        events.extend(signed.iter().map(|(region, sign)| Event {
+            at: self.interval(*region, dim).1,
+            region: *region,
+            sign: -sign,
+        }));
+        events.sort_by_key(|event| event.at);
+        let mut answer = Some(true);
+        if level + 1 == self.dims.len() {
+            let sums = events
+                .chunk_by(|a, b| a.at == b.at)
+                .map(|group| group.iter().map(|it| i64::from(it.sign)).sum());
+            answer = Some(sums.into_iter().all(|sum: i64| sum == 0));
+        } else {
+            let mut group: Vec<(u32, i32)> = Vec::new();
+            for same in events.chunk_by(|a, b| a.at == b.at) {
+                group.clear();
+                group.extend(same.iter().map(|event| (event.region, event.sign)));
+                answer = self.vanishes(&group, level + 1);
+                if answer != Some(true) {
+                    break;
+                }
+            }
+        }
+        self.events.push(events);
+        answer
+    }
+}
