@@ -9,12 +9,16 @@ mod path;
 pub mod pickle;
 mod read_at;
 pub mod record;
-mod value;
 pub mod safetensors;
+pub mod torch_file;
+mod value;
 
 pub use dtype::{DType, swap_bytes};
 pub use path::{KeyPath, PathSegment};
 pub use read_at::ReadAt;
-pub use record::{RecordError, RecordFrame, RecordSpec, TorchArchive, pickle_record};
+pub use record::{
+    Content, RecordError, RecordFrame, RecordSpec, StorageEntry, StoredTensor, TorchArchive, pickle_record, value_record,
+};
 pub use safetensors::{SafetensorsError, SafetensorsFile, SafetensorsHeader, SafetensorsIndex, SafetensorsSpec};
+pub use torch_file::{FileTensor, TorchFileWriter, Tree};
 pub use value::{Int, NumpyScalar, PathClass, PathValue, Value};

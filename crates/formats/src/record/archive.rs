@@ -163,22 +163,14 @@ impl<'a> TorchArchive<'a> {
             b"little" => Ok(false),
             b"big" => Ok(true),
             _ => Err(RecordError::malformed(
-                format!(
-                    "unknown byte order {:?}",
-                    String::from_utf8_lossy(&content)
-                ),
+                format!("unknown byte order {:?}", String::from_utf8_lossy(&content)),
                 entry.header,
             )),
         }
     }
 }
 
-fn check(
-    entry: &ArchiveEntry,
-    offset: u64,
-    expected: u32,
-    actual: u32,
-) -> Result<(), RecordError> {
+fn check(entry: &ArchiveEntry, offset: u64, expected: u32, actual: u32) -> Result<(), RecordError> {
     if expected == actual {
         return Ok(());
     }

@@ -96,6 +96,11 @@ impl Closing {
         }
     }
 
+    /// Where these entries start.
+    pub(crate) fn start(&self) -> u64 {
+        self.version.header
+    }
+
     /// Length of the whole archive, given how much the entries before these take in the directory.
     pub(crate) fn total_len(&self, central_len: u64) -> u64 {
         let own = self.version.central_len()

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use crate::pickle::PickleError;
 use crate::read_at::ReadAt;
 
 /// Why a torch archive can't be read or written.
@@ -94,6 +95,9 @@ pub enum RecordError {
         /// What the bytes say.
         actual: u32,
     },
+    /// The pickled object can't be read, or an object can't be pickled.
+    #[error("in the pickle data.pkl")]
+    Pickle(#[source] PickleError),
     /// A kind of tensor that has no plain memory behind it: quantised, sparse, nested, on no device.
     #[error("{key}: {what} can't be read as plain memory")]
     Unsupported {

@@ -7,7 +7,8 @@ use super::envelope::{Closing, push_preamble};
 use super::error::RecordError;
 use super::tensor_pickle::push_tensor_pickle;
 use super::zip_write::{Align, ZipEntry};
-use crate::DType;
+use crate::pickle::write_value;
+use crate::{DType, Value};
 
 const DATA: &str = "archive/data/0";
 
@@ -106,6 +107,12 @@ impl RecordFrame {
         self.closing.push(&mut out, &entries, NAMES_WITH_DATA, note);
         out
     }
+}
+
+/// The whole record of a plain value, as `torch.save` would write it.
+pub fn value_record(value: &Value, note: Option<&[u8]>) -> Result<Vec<u8>, RecordError> {
+    let pickle = write_value(value, 2).map_err(RecordError::Pickle)?;
+    pickle_record(&pickle, note)
 }
 
 /// Wraps an already pickled object (protocol 2, without storages) into a whole record.

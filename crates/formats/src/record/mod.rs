@@ -4,14 +4,18 @@
 //! the file. [`TorchArchive`] reads an archive through positioned reads, never its data unless asked.
 
 mod archive;
-mod envelope;
+mod content;
+pub(crate) mod envelope;
 mod error;
-mod frame;
+pub(crate) mod frame;
+mod tensor;
 mod tensor_pickle;
 mod zip_read;
-mod zip_write;
+pub(crate) mod zip_write;
 
 pub use archive::{MAX_NOTE_LEN, MAX_PICKLE_LEN, TorchArchive, crc32_at};
+pub use content::Content;
 pub use error::RecordError;
-pub use frame::{RecordFrame, RecordSpec, pickle_record};
+pub use frame::{RecordFrame, RecordSpec, pickle_record, value_record};
+pub use tensor::{StorageEntry, StoredTensor};
 pub use zip_read::{ArchiveEntry, MAX_DIRECTORY_LEN};

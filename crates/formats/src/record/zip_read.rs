@@ -325,11 +325,7 @@ struct Located {
 }
 
 /// Parses one line of the directory; `offset` is where the archive starts, `at` where the line does.
-fn parse_central(
-    bytes: &[u8],
-    offset: u64,
-    at: u64,
-) -> Result<(ArchiveEntry, usize), RecordError> {
+fn parse_central(bytes: &[u8], offset: u64, at: u64) -> Result<(ArchiveEntry, usize), RecordError> {
     let cut = || RecordError::malformed("the directory is cut short", at);
     let header = bytes.get(..46).ok_or_else(cut)?;
     if !header.starts_with(b"PK\x01\x02") {

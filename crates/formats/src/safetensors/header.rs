@@ -128,8 +128,7 @@ impl SafetensorsFile {
                 None if is_dcp => return Err(bad("DCP_SHARDING_INFO lacks it".to_owned())),
                 None => vec![0; shape.len()],
             };
-            let region =
-                Region::new(&offset, &shape).map_err(|error| bad(error.to_string()))?;
+            let region = Region::new(&offset, &shape).map_err(|error| bad(error.to_string()))?;
             let described = SafetensorsTensor {
                 dtype,
                 shape: Dims::from_slice(&shape),

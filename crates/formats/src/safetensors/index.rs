@@ -65,7 +65,8 @@ impl SafetensorsIndex {
 
     /// The files, each once, in order of first mention.
     pub fn files(&self) -> Vec<&str> {
-        let files: indexmap::IndexSet<&str> = self.weight_map.values().map(String::as_str).collect();
+        let files: indexmap::IndexSet<&str> =
+            self.weight_map.values().map(String::as_str).collect();
         files.into_iter().collect()
     }
 
@@ -107,14 +108,20 @@ mod tests {
         for path in ["a.safetensors", "sub/a.safetensors", "..a"] {
             assert!(stays_inside(path), "{path}");
         }
-        for path in ["", "/a", "../a", "a/../b", "a//b", "./a", "C:\\a", "a\\..\\b", "a\0"] {
+        for path in [
+            "", "/a", "../a", "a/../b", "a//b", "./a", "C:\\a", "a\\..\\b", "a\0",
+        ] {
             assert!(!stays_inside(path), "{path:?}");
         }
     }
 
     #[test]
     fn an_index_comes_back_as_it_was_written() {
-        let map = [("b", model_file(1, 2)), ("a", model_file(2, 2)), ("c", model_file(1, 2))];
+        let map = [
+            ("b", model_file(1, 2)),
+            ("a", model_file(2, 2)),
+            ("c", model_file(1, 2)),
+        ];
         let map = map.map(|(key, file)| (key.to_owned(), file));
         let index = SafetensorsIndex::new(IndexMap::from(map), 12).unwrap();
         let again = SafetensorsIndex::parse(&index.to_json().unwrap()).unwrap();
@@ -131,7 +138,10 @@ mod tests {
     #[test]
     fn malformed_indexes_are_refused_with_their_reason() {
         for (json, reason) in [
-            (r#"{"weight_map": {"a": "x", "a": "y"}}"#, "\"a\" occurs twice"),
+            (
+                r#"{"weight_map": {"a": "x", "a": "y"}}"#,
+                "\"a\" occurs twice",
+            ),
             (r#"{"weight_map": {"a": "../x"}}"#, "leaves the folder"),
             (r#"{"weight_map": {"a": 1}}"#, "expected a string"),
             (r#"{}"#, "missing field `weight_map`"),

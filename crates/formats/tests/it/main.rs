@@ -1,0 +1,7 @@
+//! Whole files in, proven types out: what torch, safetensors and people with bad intentions wrote.
+
+mod record_hostile;
+mod record_read;
+mod record_write;
+mod safetensors;
+mod support;
