@@ -91,7 +91,7 @@ const holdersChart = {
       const move = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
       if (move) { event.preventDefault(); point(at + move); } else if (event.key === 'Enter' && at >= 0) this.narrow(groups[at]);
     });
-    $('files-body').replaceChildren(chart, el('div', { class: 'ends soft' }, el('span', {}, groups[0].name), el('span', {}, groups.at(-1).name)), said, note);
+    $('files-body').replaceChildren(chart, el('div', { class: 'ends soft' }, el('span', {}, groups[0].name), said, el('span', {}, groups.at(-1).name)), note);
   },
   start() {
     if (ranked && data.files.length !== ranks.length) segmented($('files-by'), [['rank', 'Rank'], ['file', 'File']], this.by, (by) => { this.by = by; this.draw(); });

@@ -37,7 +37,7 @@ function number(x) {
   if (typeof x !== 'number') return String(x);
   if (Number.isInteger(x) && Math.abs(x) < 1e7) return count(x).replace('-', '−');
   const size = Math.abs(x);
-  const text = size >= 1e-3 && size < 1e5 ? x.toPrecision(4).replace(/(\.\d*?)0+$/, '$1').replace(/\.$/, '') : x.toExponential(2);
+  const text = size >= 1e-3 && size < 1e5 ? x.toPrecision(4).replace(/(\.\d*?)0+$/, '$1').replace(/\.$/, '') : x.toExponential(2).replace(/\.?0+e/, 'e');
   return text.replace('-', '−').replace('e−', 'e-').replace('e+', 'e');
 }
 const shapeText = (shape) => (shape.length ? shape.join(' × ') : 'scalar');

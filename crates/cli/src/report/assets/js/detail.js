@@ -67,7 +67,7 @@ function detail(tensor) {
   const cut = tensor.key.lastIndexOf('.');
   const files = new Set(data.holders[tensor.holders]);
   // Long names break at their dots.
-  const name = el('h3', {}, ...tensor.key.slice(0, cut + 1).split(/(?<=\.)/).flatMap((part) => [el('span', { class: 'soft' }, part), el('wbr')]), tensor.key.slice(cut + 1));
+  const name = el('h3', { class: 'key-name' }, ...tensor.key.slice(0, cut + 1).split(/(?<=\.)/, 200).flatMap((part) => [el('span', { class: 'soft' }, part), el('wbr')]), tensor.key.slice(cut + 1) || (cut < 0 && '(no name)'));
   $('detail').replaceChildren(
     el('div', { class: 'detail-head' }, name, copy),
     el('dl', { class: 'facts-grid' },

@@ -65,7 +65,7 @@ const regionText = ({ offsets, sizes }) =>
   (offsets.length ? `[${offsets.map((o, d) => `${o}:${o + sizes[d]}`).join(', ')}]` : '[]');
 
 // The tree of modules. A module that holds one module only is shown joined with it.
-const newNode = (name, path, parent) => ({ name, path, parent, bytes: 0, tensors: 0, children: new Map(), leaf: null });
+const newNode = (name, path, parent) => ({ name: name || '(no name)', path, parent, bytes: 0, tensors: 0, children: new Map(), leaf: null });
 const root = newNode('All', '', null);
 for (const tensor of tensors) {
   let node = root;

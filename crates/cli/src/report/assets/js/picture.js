@@ -127,7 +127,7 @@ class Picture {
     const left = this.rowDim < 0 ? 0 : 44; const top = shape.length ? 18 : 0;
     const w = wide - left;
     const ratio = this.rowDim < 0 ? 0 : shape[this.rowDim] / Math.max(1, shape[this.colDim]);
-    const h = shape.length === 0 ? 64 : this.rowDim < 0 ? 84 : Math.min(Math.max(w * ratio, 110), 300);
+    const h = shape.length === 0 ? 64 : this.rowDim < 0 ? 84 : Math.min(Math.max(w * ratio, 110, 4 * this.starts[this.rowDim].length), 256);
     const dpr = devicePixelRatio || 1;
     const { canvas } = this;
     canvas.width = Math.round(wide * dpr); canvas.height = Math.round((h + top) * dpr);
@@ -145,20 +145,27 @@ class Picture {
     g.beginPath();
     for (let x = left - h; x < left + w; x += 7) { g.moveTo(x, top + h); g.lineTo(x + h, top); }
     g.stroke();
-    const crowd = Math.sqrt((w * h) / Math.max(1, this.seen.length));
-    const gap = crowd > 14 ? 2 : crowd > 5 ? 1 : 0;
+    // Gaps between chunks, unless the thinnest would be lost in them.
+    let thin = Infinity;
+    for (const box of this.seen) thin = Math.min(thin, (box.x1 - box.x0) * w, (box.y1 - box.y0) * h);
+    const gap = thin > 12 || (thin > 5 && this.seen.length < 40) ? 2 : thin > 3 ? 1 : 0;
     g.font = `600 11px ${getComputedStyle(document.body).fontFamily}`;
     g.textAlign = 'center'; g.textBaseline = 'middle';
     for (const box of this.seen) {
-      const x = left + box.x0 * w; const y = top + box.y0 * h;
-      // A thin chunk must not vanish behind its own gap.
-      const bw = Math.max((box.x1 - box.x0) * w - gap, Math.min(1, (box.x1 - box.x0) * w)); const bh = Math.max((box.y1 - box.y0) * h - gap, Math.min(1, (box.y1 - box.y0) * h));
+      // On whole pixels, so that thin neighbours do not blend; and never so thin as to vanish.
+      const snap = (v) => Math.round(v * dpr) / dpr;
+      const x = snap(left + box.x0 * w); const y = snap(top + box.y0 * h);
+      const fullW = snap(left + box.x1 * w) - x; const fullH = snap(top + box.y1 * h) - y;
+      const bw = Math.max(fullW - gap, 1 / dpr); const bh = Math.max(fullH - gap, 1 / dpr);
       const group = this.group(box.i);
       const dim = (this.only !== null && this.only !== group) || (this.lit !== null && this.lit !== undefined && this.lit !== group);
       const paint = group === undefined ? colour('var(--muted)') : this.hue(group, true);
-      g.globalAlpha = dim ? 0.16 : 1;
+      g.fillStyle = colour('var(--surface)');
+      g.fillRect(x, y, fullW, fullH);
+      // Without room for gaps, every second chunk is a little paler.
+      g.globalAlpha = dim ? 0.16 : gap === 0 && box.i % 2 ? 0.8 : 1;
       g.fillStyle = paint;
-      if (gap === 2) { g.beginPath(); g.roundRect(x, y, bw, bh, 3); g.fill(); } else g.fillRect(x, y, bw, bh);
+      if (gap === 2) { g.beginPath(); g.roundRect(x, y, bw, bh, Math.min(3, bw / 2, bh / 2)); g.fill(); } else g.fillRect(x, y, bw, bh);
       if (bw > 44 && bh > 16 && group !== undefined) {
         const name = this.by === 'rank' ? `rank ${ranks[group]}` : `file ${group}`;
         g.fillStyle = dim ? colour('var(--ink)') : readableOn(paint);
@@ -179,11 +186,11 @@ class Picture {
   ticks(g, { left, top, w, h }) {
     g.fillStyle = colour('var(--muted)');
     g.font = `10.5px ${getComputedStyle(document.body).fontFamily}`;
-    const along = (d, length, need, put) => {
+    const along = (d, length, need, last, put) => {
       if (d < 0) return;
       const size = this.tensor.shape[d];
       let clear = -Infinity;
-      const end = length - need(size);
+      const end = length - last(size);
       for (const at of [...this.starts[d], size]) {
         const place = size ? (at / size) * length : 0;
         if (at !== size && (place < clear || place > end)) continue;
@@ -192,12 +199,13 @@ class Picture {
       }
     };
     g.textBaseline = 'alphabetic';
-    along(this.colDim, w, (n) => String(n).length * 6.5 + 10, (at, x, last) => {
+    const width = (n) => String(n).length * 6.5 + 10;
+    along(this.colDim, w, width, (n) => 2 * width(n), (at, x, last) => {
       g.textAlign = last ? 'right' : 'left';
       g.fillText(String(at), left + x, top - 6);
     });
     g.textAlign = 'right';
-    along(this.rowDim, h, () => 16, (at, y, last) => {
+    along(this.rowDim, h, () => 16, () => 26, (at, y, last) => {
       g.textBaseline = last ? 'bottom' : 'top';
       g.fillText(String(at), left - 6, top + y + (last ? 1 : 0));
     });

@@ -48,6 +48,7 @@ function keyCell(key, words, cell) {
   };
   const split = key.lastIndexOf('.', key.lastIndexOf('.') - 1) + 1;
   cell.title = key;
+  if (!key) { cell.append(el('span', { class: 'path' }, '(no name)')); return; }
   cell.append(put(el('span', { class: 'path' }), 0, split), put(el('span', { class: 'last' }), split, key.length));
 }
 

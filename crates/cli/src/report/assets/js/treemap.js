@@ -37,44 +37,65 @@ function squarify(items, x, y, w, h, place) {
 
 const treemap = {
   box: $('map'), at: root, colourBy: 'part', tiles: [], focused: 0,
-  LEVELS: 6, MOST: 1600, HEAD: 19,
+  LEVELS: 8, MOST: 2400, HEAD: 19,
 
-  shade(node) {
-    if (this.colourBy === 'dtype') return node.leaf ? hueOf(node.leaf.dtype % HUES, Math.min(data.dtypes.length, HUES)) : 'var(--muted)';
-    if (this.colourBy === 'change') {
-      if (!node.leaf) return 'var(--muted)';
+  // A tensor's colour, and how much of it; a closed module takes those of most of its bytes. Changes are never outvoted: a
+  // module with any shows it, the more strongly the more of its bytes they are.
+  shade(node, place, siblings) {
+    const mix = siblings > 12 ? 42 : 36 + 10 * (place % 3);
+    if (this.colourBy === 'part') return [node.part === undefined ? 'var(--muted)' : `var(--c${node.part})`, mix];
+    const tally = this.tally(node);
+    if (this.colourBy === 'dtype') return [hueOf(this.most(tally) % HUES, Math.min(data.dtypes.length, HUES)), mix];
+    const differing = new Map([...tally].filter(([kind]) => kind !== 'same'));
+    if (!differing.size) return ['var(--same)', 45];
+    const share = 1 - (tally.get('same') ?? 0) / (node.bytes || 1);
+    return [`var(--${this.most(differing)})`, 22 + 34 * share];
+  },
+  most(tally) { return [...tally].reduce((best, entry) => (entry[1] > best[1] ? entry : best))[0]; },
+  tally(node) {
+    node.tallies ??= {};
+    if (node.tallies[this.colourBy]) return node.tallies[this.colourBy];
+    const sums = new Map();
+    const add = (kind, size) => sums.set(kind, (sums.get(kind) ?? 0) + size);
+    if (node.leaf) {
       const what = change.get(node.leaf.i);
-      return what === undefined ? 'var(--same)' : what === 'only_a' ? 'var(--only-a)' : 'var(--changed)';
+      add(this.colourBy === 'dtype' ? node.leaf.dtype : what === undefined ? 'same' : what === 'only_a' ? 'only-a' : 'changed', node.leaf.bytes);
     }
-    return node.part === undefined ? 'var(--muted)' : `var(--c${node.part})`;
+    for (const kid of node.kids) for (const [kind, size] of this.tally(kid)) add(kind, size);
+    node.tallies[this.colourBy] = sums;
+    return sums;
   },
 
   draw(zoomedFrom) {
     const { clientWidth: width, clientHeight: height } = this.box;
     const layer = el('div', { class: 'layer' });
     this.tiles = [];
-    const add = (node, x, y, w, h, depth) => {
+    const add = (node, x, y, w, h, depth, place, siblings) => {
       if (this.tiles.length >= this.MOST || w < 2.5 || h < 2.5) return;
-      const open = !node.leaf && depth < this.LEVELS && w > 56 && h > 48;
+      // A module shows its inside where that leaves room for its own heading; deep down, only where there is plenty.
+      const open = !node.leaf && depth < this.LEVELS && (depth <= 3 ? w > 54 && h > 44 : w > 88 && h > 66);
+      const [hue, mix] = this.shade(node, place, siblings);
       const left = Math.round(x); const top = Math.round(y);
       const wide = Math.max(1, Math.round(x + w) - left - 2); const high = Math.max(1, Math.round(y + h) - top - 2);
       const tile = el('div', {
         class: `tile ${node.leaf ? 'leaf' : 'module'} d${depth}`, role: 'button', tabindex: -1, 'data-path': node.path,
         'aria-label': `${node.path || node.name}, ${node.leaf ? `tensor ${node.leaf.dtypeName} ${shapeText(node.leaf.shape)}` : plural(node.tensors, 'tensor')}, ${bytes(node.bytes)}`,
-        css: { left: `${left}px`, top: `${top}px`, width: `${wide}px`, height: `${high}px`, '--hue': this.shade(node) },
+        css: { left: `${left}px`, top: `${top}px`, width: `${wide}px`, height: `${high}px`, '--hue': hue, '--mix': `${mix}%` },
       });
-      if (wide > 34 && high > 15) {
+      if (open || (wide > 34 && high > 15)) {
         tile.append(el('span', { class: 'label' }, node.name));
-        if ((open ? wide > 110 : high > 32 && wide > 50)) tile.append(el('span', { class: 'size' }, bytes(node.bytes)));
+        if (open ? wide > 110 : high > 32 && wide > 50) tile.append(el('span', { class: 'size' }, bytes(node.bytes)));
       }
       if (open) tile.classList.add('open');
       tile.node = node;
       this.tiles.push(tile);
       layer.append(tile);
-      if (open) squarify(node.kids, left + 3, top + this.HEAD, wide - 4, high - this.HEAD - 1, (kid, ...rect) => add(kid, ...rect, depth + 1));
+      if (!open) return;
+      let kids = 0;
+      squarify(node.kids, left + 3, top + this.HEAD, wide - 4, high - this.HEAD - 1, (kid, ...rect) => { add(kid, ...rect, depth + 1, kids, node.kids.length); kids += 1; });
     };
-    if (this.at.leaf) add(this.at, 0, 0, width + 2, height + 2, 1);
-    else squarify(this.at.kids, 0, 0, width + 2, height + 2, (kid, ...rect) => add(kid, ...rect, 1));
+    if (this.at.leaf) add(this.at, 0, 0, width + 2, height + 2, 1, 0, 1);
+    else squarify(this.at.kids, 0, 0, width + 2, height + 2, (kid, ...rect) => add(kid, ...rect, 1, 0, this.at.kids.length));
     if (!this.tiles.length) layer.append(el('p', { class: 'empty' }, 'No bytes here.'));
     this.box.replaceChildren(layer);
     this.focused = 0;
