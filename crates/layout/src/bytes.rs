@@ -20,30 +20,20 @@ impl ByteLayout {
     /// Row-major without gaps, starting at byte zero.
     pub fn contiguous(shape: &[u64], element_size: u64) -> Result<ByteLayout, LayoutError> {
         let elements = volume_of(shape)?;
-        let span = elements.checked_mul(element_size).ok_or_else(|| {
-            LayoutError::overflow(format!("the bytes of shape {shape:?} × {element_size}"))
-        })?;
+        let span = elements
+            .checked_mul(element_size)
+            .ok_or_else(|| LayoutError::overflow(format!("the bytes of shape {shape:?} × {element_size}")))?;
         check_element_size(element_size)?;
         let mut byte_strides = Dims::from_elem(element_size, shape.len());
         for dim in (1..shape.len()).rev() {
             // Saturation only happens beside a dimension of size zero, where no stride is ever used.
             byte_strides[dim - 1] = byte_strides[dim].saturating_mul(shape[dim]);
         }
-        Ok(ByteLayout {
-            shape: Dims::from_slice(shape),
-            byte_strides,
-            element_size,
-            base: 0,
-            span,
-        })
+        Ok(ByteLayout { shape: Dims::from_slice(shape), byte_strides, element_size, base: 0, span })
     }
 
     /// With strides counted in elements, as PyTorch has them; a stride of zero repeats an element.
-    pub fn strided(
-        shape: &[u64],
-        element_strides: &[u64],
-        element_size: u64,
-    ) -> Result<ByteLayout, LayoutError> {
+    pub fn strided(shape: &[u64], element_strides: &[u64], element_size: u64) -> Result<ByteLayout, LayoutError> {
         check_rank("element_strides", shape.len(), element_strides.len())?;
         check_element_size(element_size)?;
         let elements = volume_of(shape)?;
@@ -55,21 +45,11 @@ impl ByteLayout {
                 span = byte_stride
                     .and_then(|stride| stride.checked_mul(size - 1))
                     .and_then(|reach| reach.checked_add(span))
-                    .ok_or_else(|| {
-                        LayoutError::overflow(format!(
-                            "element_strides[{dim}] × shape[{dim}] in bytes"
-                        ))
-                    })?;
+                    .ok_or_else(|| LayoutError::overflow(format!("element_strides[{dim}] × shape[{dim}] in bytes")))?;
             }
             byte_strides.push(byte_stride.unwrap_or(u64::MAX));
         }
-        Ok(ByteLayout {
-            shape: Dims::from_slice(shape),
-            byte_strides,
-            element_size,
-            base: 0,
-            span,
-        })
+        Ok(ByteLayout { shape: Dims::from_slice(shape), byte_strides, element_size, base: 0, span })
     }
 
     /// The same layout, starting at byte `base`. A position past the 64-bit range is reported by whoever uses the
@@ -90,10 +70,7 @@ impl ByteLayout {
     pub(crate) fn check_end(&self) -> Result<(), LayoutError> {
         match self.base.checked_add(self.span) {
             Some(_) => Ok(()),
-            None => Err(LayoutError::overflow(format!(
-                "base + bytes of the layout = {} + {}",
-                self.base, self.span
-            ))),
+            None => Err(LayoutError::overflow(format!("base + bytes of the layout = {} + {}", self.base, self.span))),
         }
     }
 
@@ -143,11 +120,7 @@ impl ByteLayout {
 
 fn check_element_size(element_size: u64) -> Result<(), LayoutError> {
     if element_size == 0 {
-        return Err(LayoutError::ElementSize {
-            field: "layout",
-            expected: 1,
-            actual: 0,
-        });
+        return Err(LayoutError::ElementSize { field: "layout", expected: 1, actual: 0 });
     }
     Ok(())
 }
@@ -159,10 +132,7 @@ mod tests {
     #[test]
     fn contiguous_is_the_strided_layout_with_row_major_strides() {
         let contiguous = ByteLayout::contiguous(&[3, 4], 2).unwrap();
-        assert_eq!(
-            contiguous,
-            ByteLayout::strided(&[3, 4], &[4, 1], 2).unwrap()
-        );
+        assert_eq!(contiguous, ByteLayout::strided(&[3, 4], &[4, 1], 2).unwrap());
         assert_eq!((contiguous.end(), contiguous.is_contiguous()), (24, true));
         assert_eq!(contiguous.at(10).end(), 34);
         let transposed = ByteLayout::strided(&[3, 4], &[1, 3], 2).unwrap();
@@ -172,42 +142,19 @@ mod tests {
 
     #[test]
     fn empty_layouts_touch_nothing_whatever_their_strides() {
-        let empty = ByteLayout::contiguous(&[0, 1 << 40, 1 << 40], 8)
-            .unwrap()
-            .at(7);
+        let empty = ByteLayout::contiguous(&[0, 1 << 40, 1 << 40], 8).unwrap().at(7);
         assert_eq!((empty.base(), empty.end()), (7, 7));
-        assert_eq!(
-            ByteLayout::strided(&[2, 0], &[u64::MAX, 1], 8)
-                .unwrap()
-                .end(),
-            0
-        );
-        assert!(
-            ByteLayout::strided(&[1], &[u64::MAX], 8)
-                .unwrap()
-                .is_contiguous()
-        );
+        assert_eq!(ByteLayout::strided(&[2, 0], &[u64::MAX, 1], 8).unwrap().end(), 0);
+        assert!(ByteLayout::strided(&[1], &[u64::MAX], 8).unwrap().is_contiguous());
     }
 
     #[test]
     fn what_does_not_fit_is_refused() {
-        assert!(matches!(
-            ByteLayout::contiguous(&[1 << 62], 8),
-            Err(LayoutError::Overflow { .. })
-        ));
-        assert!(matches!(
-            ByteLayout::strided(&[2], &[u64::MAX], 8),
-            Err(LayoutError::Overflow { .. })
-        ));
-        assert!(matches!(
-            ByteLayout::contiguous(&[2], 0),
-            Err(LayoutError::ElementSize { .. })
-        ));
+        assert!(matches!(ByteLayout::contiguous(&[1 << 62], 8), Err(LayoutError::Overflow { .. })));
+        assert!(matches!(ByteLayout::strided(&[2], &[u64::MAX], 8), Err(LayoutError::Overflow { .. })));
+        assert!(matches!(ByteLayout::contiguous(&[2], 0), Err(LayoutError::ElementSize { .. })));
         let layout = ByteLayout::contiguous(&[2], 8).unwrap();
-        assert!(matches!(
-            layout.clone().try_at(u64::MAX),
-            Err(LayoutError::Overflow { .. })
-        ));
+        assert!(matches!(layout.clone().try_at(u64::MAX), Err(LayoutError::Overflow { .. })));
         assert_eq!(layout.at(u64::MAX).end(), u64::MAX);
     }
 }

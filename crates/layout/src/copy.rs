@@ -16,12 +16,7 @@ pub fn copy_runs(src: &[u8], dst: &mut [u8], runs: Runs) -> Result<(), LayoutErr
         return Ok(());
     }
     if !runs.is_untouched() {
-        for Run {
-            src: from,
-            dst: to,
-            len,
-        } in runs
-        {
+        for Run { src: from, dst: to, len } in runs {
             let (from, to, len) = (from as usize, to as usize, len as usize);
             dst[to..to + len].copy_from_slice(&src[from..from + len]);
         }
@@ -36,32 +31,19 @@ pub fn copy_runs(src: &[u8], dst: &mut [u8], runs: Runs) -> Result<(), LayoutErr
         4 => nest(src, dst, runs.steps(), &line::<4>),
         8 => nest(src, dst, runs.steps(), &line::<8>),
         16 => nest(src, dst, runs.steps(), &line::<16>),
-        _ => nest(
-            src,
-            dst,
-            runs.steps(),
-            &|src: &[u8], dst: &mut [u8], step: Line| {
-                for index in 0..step.count {
-                    let (from, to) = (index * step.src, index * step.dst);
-                    dst[to..to + len].copy_from_slice(&src[from..from + len]);
-                }
-            },
-        ),
+        _ => nest(src, dst, runs.steps(), &|src: &[u8], dst: &mut [u8], step: Line| {
+            for index in 0..step.count {
+                let (from, to) = (index * step.src, index * step.dst);
+                dst[to..to + len].copy_from_slice(&src[from..from + len]);
+            }
+        }),
     }
     Ok(())
 }
 
 fn check_length(field: &'static str, actual: usize, needed: u64) -> Result<(), LayoutError> {
     let actual = actual as u64;
-    if needed > actual {
-        Err(LayoutError::ShortBuffer {
-            field,
-            needed,
-            actual,
-        })
-    } else {
-        Ok(())
-    }
+    if needed > actual { Err(LayoutError::ShortBuffer { field, needed, actual }) } else { Ok(()) }
 }
 
 /// A step whose positions are known to lie inside both buffers.
@@ -75,26 +57,14 @@ struct Line {
 impl Line {
     fn new(step: &Step) -> Line {
         // Fits: every position lies inside a slice, which was checked. A step that is never taken may be anything.
-        Line {
-            count: step.count as usize,
-            src: step.src as usize,
-            dst: step.dst as usize,
-        }
+        Line { count: step.count as usize, src: step.src as usize, dst: step.dst as usize }
     }
 }
 
 /// Walks the outer dimensions and copies the innermost one with `line`.
 fn nest(src: &[u8], dst: &mut [u8], steps: &[Step], line: &impl Fn(&[u8], &mut [u8], Line)) {
     match steps {
-        [] => line(
-            src,
-            dst,
-            Line {
-                count: 1,
-                src: 0,
-                dst: 0,
-            },
-        ),
+        [] => line(src, dst, Line { count: 1, src: 0, dst: 0 }),
         [inner] => line(src, dst, Line::new(inner)),
         // The destination is contiguous across the lines and not along them: in tiles, so that each cache line of
         // either side is used up while it is there.
@@ -104,29 +74,15 @@ fn nest(src: &[u8], dst: &mut [u8], steps: &[Step], line: &impl Fn(&[u8], &mut [
         [outer, inner @ ..] => {
             let outer = Line::new(outer);
             for index in 0..outer.count {
-                nest(
-                    &src[index * outer.src..],
-                    &mut dst[index * outer.dst..],
-                    inner,
-                    line,
-                );
+                nest(&src[index * outer.src..], &mut dst[index * outer.dst..], inner, line);
             }
         }
     }
 }
 
-fn tiles(
-    src: &[u8],
-    dst: &mut [u8],
-    outer: Line,
-    inner: Line,
-    line: &impl Fn(&[u8], &mut [u8], Line),
-) {
+fn tiles(src: &[u8], dst: &mut [u8], outer: Line, inner: Line, line: &impl Fn(&[u8], &mut [u8], Line)) {
     for column in (0..inner.count).step_by(TILE) {
-        let part = Line {
-            count: TILE.min(inner.count - column),
-            ..inner
-        };
+        let part = Line { count: TILE.min(inner.count - column), ..inner };
         for row in 0..outer.count {
             let from = row * outer.src + column * inner.src;
             let to = row * outer.dst + column * inner.dst;
@@ -171,51 +127,24 @@ mod tests {
         let mut dst = [7u8; 16];
         assert!(matches!(
             copy_runs(&[0; 15], &mut dst, all.clone()),
-            Err(LayoutError::ShortBuffer {
-                field: "source",
-                needed: 16,
-                actual: 15
-            })
+            Err(LayoutError::ShortBuffer { field: "source", needed: 16, actual: 15 })
         ));
-        assert!(matches!(
-            copy_runs(&[0; 16], &mut dst[..3], all),
-            Err(LayoutError::ShortBuffer {
-                field: "destination",
-                ..
-            })
-        ));
+        assert!(matches!(copy_runs(&[0; 16], &mut dst[..3], all), Err(LayoutError::ShortBuffer { field: "destination", .. })));
         assert_eq!(dst, [7; 16]);
     }
 
     #[test]
     fn a_transposed_copy_goes_through_tiles() {
         let (rows, columns) = (70u64, 45u64);
-        let src: Vec<u8> = (0..rows * columns)
-            .flat_map(|value| (value as u32).to_le_bytes())
-            .collect();
+        let src: Vec<u8> = (0..rows * columns).flat_map(|value| (value as u32).to_le_bytes()).collect();
         let row_major = ByteLayout::contiguous(&[rows, columns], 4).unwrap();
         let column_major = ByteLayout::strided(&[rows, columns], &[1, rows], 4).unwrap();
         let mut dst = vec![0; src.len()];
-        copy_runs(
-            &src,
-            &mut dst,
-            runs(
-                &[rows, columns],
-                &row_major,
-                &[0, 0],
-                &column_major,
-                &[0, 0],
-            )
-            .unwrap(),
-        )
-        .unwrap();
+        copy_runs(&src, &mut dst, runs(&[rows, columns], &row_major, &[0, 0], &column_major, &[0, 0]).unwrap()).unwrap();
         for row in 0..rows {
             for column in 0..columns {
                 let at = ((column * rows + row) * 4) as usize;
-                assert_eq!(
-                    dst[at..at + 4],
-                    ((row * columns + column) as u32).to_le_bytes()
-                );
+                assert_eq!(dst[at..at + 4], ((row * columns + column) as u32).to_le_bytes());
             }
         }
     }

@@ -84,9 +84,7 @@ pub enum LayoutError {
         actual: u64,
     },
     /// A box of elements does not lie inside the layout it is copied from or to.
-    #[error(
-        "{field}[{dim}]: elements {offset} to {offset}+{size} are outside a layout of {extent}"
-    )]
+    #[error("{field}[{dim}]: elements {offset} to {offset}+{size} are outside a layout of {extent}")]
     OutsideLayout {
         /// `src_offsets` or `dst_offsets`.
         field: &'static str,
@@ -152,25 +150,11 @@ pub enum LayoutError {
 
 impl LayoutError {
     pub(crate) fn overflow(field: impl Into<String>) -> LayoutError {
-        LayoutError::Overflow {
-            field: field.into(),
-        }
+        LayoutError::Overflow { field: field.into() }
     }
 }
 
 /// `actual` numbers were given where `expected` are needed.
-pub(crate) fn check_rank(
-    field: &'static str,
-    expected: usize,
-    actual: usize,
-) -> Result<(), LayoutError> {
-    if expected == actual {
-        Ok(())
-    } else {
-        Err(LayoutError::RankMismatch {
-            field,
-            expected,
-            actual,
-        })
-    }
+pub(crate) fn check_rank(field: &'static str, expected: usize, actual: usize) -> Result<(), LayoutError> {
+    if expected == actual { Ok(()) } else { Err(LayoutError::RankMismatch { field, expected, actual }) }
 }

@@ -29,21 +29,14 @@ fn flat_strides(shape: &[u64]) -> Dims {
 pub fn flat_pieces(shape: &[u64], start: u64, end: u64) -> Result<Vec<FlatPiece>, LayoutError> {
     let elements = volume_of(shape)?;
     if start > end || end > elements {
-        return Err(LayoutError::BadFlatRange {
-            start,
-            end,
-            elements,
-        });
+        return Err(LayoutError::BadFlatRange { start, end, elements });
     }
     let mut pieces = Vec::new();
     if start == end {
         return Ok(pieces);
     }
     if shape.is_empty() {
-        pieces.push(FlatPiece {
-            region: Region::whole(shape)?,
-            start: 0,
-        });
+        pieces.push(FlatPiece { region: Region::whole(shape)?, start: 0 });
         return Ok(pieces);
     }
     let strides = flat_strides(shape);
@@ -62,10 +55,7 @@ pub fn flat_pieces(shape: &[u64], start: u64, end: u64) -> Result<Vec<FlatPiece>
         }
         sizes[dim] = (shape[dim] - offsets[dim]).min((end - position) / strides[dim]);
         let taken = sizes[dim] * strides[dim];
-        pieces.push(FlatPiece {
-            region: Region::from_proven(offsets, sizes),
-            start: position - start,
-        });
+        pieces.push(FlatPiece { region: Region::from_proven(offsets, sizes), start: position - start });
         position += taken;
     }
     Ok(pieces)
@@ -81,34 +71,16 @@ pub fn flat_range(shape: &[u64], region: &Region) -> Result<Option<Range<u64>>, 
         return Ok(Some(0..0));
     }
     // Contiguous: ones, then one dimension that may be cut, then whole dimensions.
-    let cut = region
-        .sizes()
-        .iter()
-        .position(|&size| size != 1)
-        .unwrap_or(shape.len());
-    if region
-        .sizes()
-        .iter()
-        .zip(shape)
-        .skip(cut + 1)
-        .any(|(size, whole)| size != whole)
-    {
+    let cut = region.sizes().iter().position(|&size| size != 1).unwrap_or(shape.len());
+    if region.sizes().iter().zip(shape).skip(cut + 1).any(|(size, whole)| size != whole) {
         return Ok(None);
     }
-    let start: u64 = region
-        .offsets()
-        .iter()
-        .zip(flat_strides(shape))
-        .map(|(offset, stride)| offset * stride)
-        .sum();
+    let start: u64 = region.offsets().iter().zip(flat_strides(shape)).map(|(offset, stride)| offset * stride).sum();
     Ok(Some(start..start + region.volume()))
 }
 
 /// The flat range that pieces make up: the inverse of [`flat_pieces`]. The pieces must be in order and join.
-pub fn flat_range_of_pieces(
-    shape: &[u64],
-    pieces: &[FlatPiece],
-) -> Result<Range<u64>, LayoutError> {
+pub fn flat_range_of_pieces(shape: &[u64], pieces: &[FlatPiece]) -> Result<Range<u64>, LayoutError> {
     let mut joined: Option<Range<u64>> = None;
     for (index, piece) in pieces.iter().enumerate() {
         let range = flat_range(shape, &piece.region)?;
@@ -117,17 +89,11 @@ pub fn flat_range_of_pieces(
             start..start
         });
         match range {
-            Some(range)
-                if range.start == so_far.end && piece.start == so_far.end - so_far.start =>
-            {
+            Some(range) if range.start == so_far.end && piece.start == so_far.end - so_far.start => {
                 joined = Some(so_far.start..range.end);
             }
             _ => {
-                return Err(LayoutError::BrokenFlatRange {
-                    index,
-                    region: Box::new(piece.region.clone()),
-                    expected: so_far.end,
-                });
+                return Err(LayoutError::BrokenFlatRange { index, region: Box::new(piece.region.clone()), expected: so_far.end });
             }
         }
     }
@@ -141,18 +107,8 @@ mod tests {
     #[test]
     fn a_range_inside_a_matrix_is_head_body_and_tail() {
         let pieces = flat_pieces(&[5, 4], 3, 18).unwrap();
-        let named: Vec<_> = pieces
-            .iter()
-            .map(|piece| (piece.region.to_string(), piece.start))
-            .collect();
-        assert_eq!(
-            named,
-            [
-                ("[0:1, 3:4]".to_owned(), 0),
-                ("[1:4, 0:4]".to_owned(), 1),
-                ("[4:5, 0:2]".to_owned(), 13)
-            ]
-        );
+        let named: Vec<_> = pieces.iter().map(|piece| (piece.region.to_string(), piece.start)).collect();
+        assert_eq!(named, [("[0:1, 3:4]".to_owned(), 0), ("[1:4, 0:4]".to_owned(), 1), ("[4:5, 0:2]".to_owned(), 13)]);
         assert_eq!(flat_range_of_pieces(&[5, 4], &pieces).unwrap(), 3..18);
     }
 
@@ -160,24 +116,15 @@ mod tests {
     fn scalars_and_empty_tensors_have_flat_ranges_too() {
         assert_eq!(flat_pieces(&[], 0, 1).unwrap().len(), 1);
         assert!(flat_pieces(&[3, 0], 0, 0).unwrap().is_empty());
-        assert!(matches!(
-            flat_pieces(&[3, 0], 0, 1),
-            Err(LayoutError::BadFlatRange { .. })
-        ));
-        assert!(matches!(
-            flat_pieces(&[3], 2, 1),
-            Err(LayoutError::BadFlatRange { .. })
-        ));
+        assert!(matches!(flat_pieces(&[3, 0], 0, 1), Err(LayoutError::BadFlatRange { .. })));
+        assert!(matches!(flat_pieces(&[3], 2, 1), Err(LayoutError::BadFlatRange { .. })));
     }
 
     #[test]
     fn pieces_that_do_not_join_are_refused() {
         let mut pieces = flat_pieces(&[5, 4], 3, 18).unwrap();
         pieces.swap(1, 2);
-        assert!(matches!(
-            flat_range_of_pieces(&[5, 4], &pieces),
-            Err(LayoutError::BrokenFlatRange { index: 1, .. })
-        ));
+        assert!(matches!(flat_range_of_pieces(&[5, 4], &pieces), Err(LayoutError::BrokenFlatRange { index: 1, .. })));
         let column = Region::new(&[0, 1], &[5, 1]).unwrap();
         assert_eq!(flat_range(&[5, 4], &column).unwrap(), None);
     }

@@ -35,20 +35,13 @@ impl ChunkIndex {
             region.check_listed_inside(index, shape)?;
         }
         if regions.len() as u64 >= MOST_REGIONS {
-            return Err(LayoutError::TooManyRegions {
-                field: "regions",
-                limit: MOST_REGIONS,
-            });
+            return Err(LayoutError::TooManyRegions { field: "regions", limit: MOST_REGIONS });
         }
         let kind = match Grid::detect(shape.len(), &regions) {
             Some(grid) => Kind::Grid(grid),
             None => Kind::Tree(Tree::new(shape.len(), &regions)),
         };
-        Ok(ChunkIndex {
-            shape: Dims::from_slice(shape),
-            regions,
-            kind,
-        })
+        Ok(ChunkIndex { shape: Dims::from_slice(shape), regions, kind })
     }
 
     /// The regions, in the order in which they were given.
@@ -68,11 +61,7 @@ impl ChunkIndex {
             return;
         }
         let mut visit = |index: usize| {
-            if let Some(shared) = self
-                .regions
-                .get(index)
-                .and_then(|region| region.intersection(wanted))
-            {
+            if let Some(shared) = self.regions.get(index).and_then(|region| region.intersection(wanted)) {
                 f(index, shared);
             }
         };
@@ -114,13 +103,7 @@ pub fn moves(index: &ChunkIndex, wanted: &[Region]) -> Vec<Move> {
     let mut found = Vec::with_capacity(wanted.len());
     for (position, region) in wanted.iter().enumerate() {
         let first = found.len();
-        index.for_each_overlap(region, |chunk, region| {
-            found.push(Move {
-                chunk,
-                wanted: position,
-                region,
-            })
-        });
+        index.for_each_overlap(region, |chunk, region| found.push(Move { chunk, wanted: position, region }));
         if let Some(new) = found.get_mut(first..)
             && !new.is_sorted_by_key(|found| found.chunk)
         {
@@ -139,40 +122,23 @@ mod tests {
     }
 
     fn found(index: &ChunkIndex, wanted: &Region) -> Vec<(usize, String)> {
-        index
-            .overlaps(wanted)
-            .into_iter()
-            .map(|(chunk, region)| (chunk, region.to_string()))
-            .collect()
+        index.overlaps(wanted).into_iter().map(|(chunk, region)| (chunk, region.to_string())).collect()
     }
 
     #[test]
     fn a_shuffled_grid_is_recognised_and_answers_in_its_own_numbering() {
-        let cells = [[4, 0], [0, 3], [4, 3], [0, 0]]
-            .iter()
-            .map(|at| region(at, &[4, 3]))
-            .collect();
+        let cells = [[4, 0], [0, 3], [4, 3], [0, 0]].iter().map(|at| region(at, &[4, 3])).collect();
         let index = ChunkIndex::new(&[8, 6], cells).unwrap();
         assert!(matches!(index.kind, Kind::Grid(_)));
-        assert_eq!(
-            found(&index, &region(&[0, 2], &[8, 1])),
-            [(0, "[4:8, 2:3]".into()), (3, "[0:4, 2:3]".into())]
-        );
+        assert_eq!(found(&index, &region(&[0, 2], &[8, 1])), [(0, "[4:8, 2:3]".into()), (3, "[0:4, 2:3]".into())]);
     }
 
     #[test]
     fn irregular_boxes_go_to_the_tree() {
-        let boxes = vec![
-            region(&[0, 0], &[2, 8]),
-            region(&[2, 0], &[6, 3]),
-            region(&[2, 3], &[6, 5]),
-        ];
+        let boxes = vec![region(&[0, 0], &[2, 8]), region(&[2, 0], &[6, 3]), region(&[2, 3], &[6, 5])];
         let index = ChunkIndex::new(&[8, 8], boxes).unwrap();
         assert!(matches!(index.kind, Kind::Tree(_)));
-        assert_eq!(
-            found(&index, &region(&[1, 3], &[2, 1])),
-            [(0, "[1:2, 3:4]".into()), (2, "[2:3, 3:4]".into())]
-        );
+        assert_eq!(found(&index, &region(&[1, 3], &[2, 1])), [(0, "[1:2, 3:4]".into()), (2, "[2:3, 3:4]".into())]);
     }
 
     #[test]
@@ -183,22 +149,13 @@ mod tests {
         let index = ChunkIndex::new(&[6], vec![region(&[0], &[6]), region(&[6], &[0])]).unwrap();
         assert_eq!(found(&index, &region(&[0], &[6])), [(0, "[0:6]".into())]);
         assert!(index.overlaps(&region(&[3], &[0])).is_empty());
-        assert!(
-            ChunkIndex::new(&[6], vec![])
-                .unwrap()
-                .overlaps(&region(&[0], &[6]))
-                .is_empty()
-        );
+        assert!(ChunkIndex::new(&[6], vec![]).unwrap().overlaps(&region(&[0], &[6])).is_empty());
     }
 
     #[test]
     fn regions_outside_the_tensor_are_named() {
-        let error =
-            ChunkIndex::new(&[6], vec![region(&[0], &[6]), region(&[4], &[3])]).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "region 1, [4:7], reaches past dimension 0 of shape [6]"
-        );
+        let error = ChunkIndex::new(&[6], vec![region(&[0], &[6]), region(&[4], &[3])]).unwrap_err();
+        assert_eq!(error.to_string(), "region 1, [4:7], reaches past dimension 0 of shape [6]");
         let index = ChunkIndex::new(&[6], vec![]).unwrap();
         assert!(index.checked_overlaps(&region(&[6], &[1])).is_err());
     }

@@ -35,10 +35,7 @@ impl Mesh {
     pub fn with_ranks(shape: &[u64], ranks: &[u64]) -> Result<Mesh, LayoutError> {
         let expected = check_shape(shape)?;
         if ranks.len() as u64 != expected {
-            return Err(bad(format!(
-                "ranks has {} entries, shape {shape:?} needs {expected}",
-                ranks.len()
-            )));
+            return Err(bad(format!("ranks has {} entries, shape {shape:?} needs {expected}", ranks.len())));
         }
         let mut mesh = Mesh::new(shape)?;
         if mesh.ranks != ranks {
@@ -46,9 +43,7 @@ impl Mesh {
             positions.sort_unstable();
             if let Some(pair) = positions.windows(2).find(|pair| pair[0].0 == pair[1].0) {
                 let (rank, first, second) = (pair[0].0, pair[0].1, pair[1].1);
-                return Err(bad(format!(
-                    "ranks[{first}] and ranks[{second}] are both {rank}"
-                )));
+                return Err(bad(format!("ranks[{first}] and ranks[{second}] are both {rank}")));
             }
             mesh.ranks = ranks.to_vec();
             mesh.positions = Some(positions);
@@ -60,15 +55,8 @@ impl Mesh {
     pub fn named<S: AsRef<str>>(mut self, names: &[S]) -> Result<Mesh, LayoutError> {
         check_rank("names", self.shape.len(), names.len())?;
         for (dim, name) in names.iter().enumerate() {
-            if let Some(first) = names
-                .iter()
-                .take(dim)
-                .position(|other| other.as_ref() == name.as_ref())
-            {
-                return Err(bad(format!(
-                    "names[{first}] and names[{dim}] are both {:?}",
-                    name.as_ref()
-                )));
+            if let Some(first) = names.iter().take(dim).position(|other| other.as_ref() == name.as_ref()) {
+                return Err(bad(format!("names[{first}] and names[{dim}] are both {:?}", name.as_ref())));
             }
         }
         self.names = names.iter().map(|name| name.as_ref().to_owned()).collect();
@@ -103,13 +91,9 @@ impl Mesh {
     /// Where a rank stands; `None` when it is not part of the mesh.
     pub fn coordinate(&self, rank: u64) -> Option<Dims> {
         let position = match &self.positions {
-            None => usize::try_from(rank)
-                .ok()
-                .filter(|position| *position < self.ranks.len())?,
+            None => usize::try_from(rank).ok().filter(|position| *position < self.ranks.len())?,
             Some(positions) => {
-                let found = positions
-                    .binary_search_by_key(&rank, |(rank, _)| *rank)
-                    .ok()?;
+                let found = positions.binary_search_by_key(&rank, |(rank, _)| *rank).ok()?;
                 positions.get(found)?.1
             }
         };
@@ -146,10 +130,7 @@ impl Mesh {
     /// dimensions stay where `rank` stands.
     pub fn submesh<S: AsRef<str>>(&self, names: &[S], rank: u64) -> Result<Mesh, LayoutError> {
         let dims = self.dims_of(names)?;
-        let origin = self.coordinate(rank).ok_or(LayoutError::UnknownRank {
-            rank,
-            field: "the mesh",
-        })?;
+        let origin = self.coordinate(rank).ok_or(LayoutError::UnknownRank { rank, field: "the mesh" })?;
         self.slice(&dims, &origin)
     }
 
@@ -166,13 +147,8 @@ impl Mesh {
     /// The mesh with neighbouring named dimensions joined into one, as `DeviceMesh._flatten` does.
     pub fn flattened<S: AsRef<str>>(&self, names: &[S], name: &str) -> Result<Mesh, LayoutError> {
         let dims = self.dims_of(names)?;
-        let (Some(first), true) = (
-            dims.first().copied(),
-            dims.windows(2).all(|pair| pair[0] + 1 == pair[1]),
-        ) else {
-            return Err(bad(
-                "only neighbouring dimensions, in their order, can be flattened".to_owned(),
-            ));
+        let (Some(first), true) = (dims.first().copied(), dims.windows(2).all(|pair| pair[0] + 1 == pair[1])) else {
+            return Err(bad("only neighbouring dimensions, in their order, can be flattened".to_owned()));
         };
         let end = first + dims.len();
         let mut shape = Dims::from_slice(&self.shape[..first]);
@@ -181,22 +157,14 @@ impl Mesh {
         let mut all = self.names[..first].to_vec();
         all.push(name.to_owned());
         all.extend_from_slice(&self.names[end..]);
-        Mesh {
-            shape,
-            names: Vec::new(),
-            ranks: self.ranks.clone(),
-            positions: self.positions.clone(),
-        }
-        .named(&all)
+        Mesh { shape, names: Vec::new(), ranks: self.ranks.clone(), positions: self.positions.clone() }.named(&all)
     }
 
     fn dims_of<S: AsRef<str>>(&self, names: &[S]) -> Result<Vec<usize>, LayoutError> {
         let mut dims = Vec::with_capacity(names.len());
         for name in names {
             let name = name.as_ref();
-            let dim = self
-                .dim(name)
-                .ok_or_else(|| bad(format!("no dimension {name:?} among {:?}", self.names)))?;
+            let dim = self.dim(name).ok_or_else(|| bad(format!("no dimension {name:?} among {:?}", self.names)))?;
             if dims.contains(&dim) {
                 return Err(bad(format!("dimension {name:?} is named twice")));
             }
@@ -232,9 +200,7 @@ fn check_shape(shape: &[u64]) -> Result<u64, LayoutError> {
     }
     match volume_of(shape) {
         Ok(ranks) if ranks <= MOST_RANKS => Ok(ranks),
-        _ => Err(bad(format!(
-            "shape {shape:?} has more than {MOST_RANKS} ranks"
-        ))),
+        _ => Err(bad(format!("shape {shape:?} has more than {MOST_RANKS} ranks"))),
     }
 }
 
@@ -247,39 +213,20 @@ mod tests {
         let mesh = Mesh::with_ranks(&[2, 3], &[5, 3, 1, 0, 2, 9]).unwrap();
         assert_eq!(mesh.coordinate(9).unwrap().as_slice(), [1, 2]);
         assert_eq!(mesh.rank_at(&[0, 2]), Some(1));
-        assert_eq!(
-            (
-                mesh.coordinate(4),
-                mesh.rank_at(&[2, 0]),
-                mesh.rank_at(&[0])
-            ),
-            (None, None, None)
-        );
+        assert_eq!((mesh.coordinate(4), mesh.rank_at(&[2, 0]), mesh.rank_at(&[0])), (None, None, None));
     }
 
     #[test]
     fn submeshes_keep_the_other_dimensions_where_the_rank_stands() {
-        let mesh = Mesh::new(&[2, 2, 3])
-            .unwrap()
-            .named(&["pp", "dp", "tp"])
-            .unwrap();
+        let mesh = Mesh::new(&[2, 2, 3]).unwrap().named(&["pp", "dp", "tp"]).unwrap();
         let tp = mesh.submesh(&["tp"], 10).unwrap();
         assert_eq!((tp.ranks(), tp.shape()), (&[9, 10, 11][..], &[3][..]));
         let turned = mesh.submesh(&["tp", "pp"], 4).unwrap();
-        assert_eq!(
-            (turned.ranks(), turned.shape()),
-            (&[3, 9, 4, 10, 5, 11][..], &[3, 2][..])
-        );
+        assert_eq!((turned.ranks(), turned.shape()), (&[3, 9, 4, 10, 5, 11][..], &[3, 2][..]));
         let all = mesh.submeshes(&["dp", "tp"]).unwrap();
-        assert_eq!(
-            all.iter().map(|mesh| mesh.ranks()[0]).collect::<Vec<_>>(),
-            [0, 6]
-        );
+        assert_eq!(all.iter().map(|mesh| mesh.ranks()[0]).collect::<Vec<_>>(), [0, 6]);
         let joined = mesh.flattened(&["pp", "dp"], "fsdp").unwrap();
-        assert_eq!(
-            (joined.shape(), joined.coordinate(7).unwrap().as_slice()),
-            (&[4, 3][..], &[2, 1][..])
-        );
+        assert_eq!((joined.shape(), joined.coordinate(7).unwrap().as_slice()), (&[4, 3][..], &[2, 1][..]));
     }
 
     #[test]
@@ -287,18 +234,12 @@ mod tests {
         let message = |mesh: Result<Mesh, LayoutError>| mesh.unwrap_err().to_string();
         assert_eq!(message(Mesh::new(&[2, 0])), "mesh: shape[1] is 0");
         assert!(message(Mesh::new(&[1 << 40, 1 << 40])).contains("more than"));
-        assert_eq!(
-            message(Mesh::with_ranks(&[3], &[4, 1, 4])),
-            "mesh: ranks[0] and ranks[2] are both 4"
-        );
+        assert_eq!(message(Mesh::with_ranks(&[3], &[4, 1, 4])), "mesh: ranks[0] and ranks[2] are both 4");
         assert!(message(Mesh::with_ranks(&[3], &[1])).contains("ranks has 1 entries"));
         let mesh = Mesh::new(&[2, 2]).unwrap();
         assert!(message(mesh.clone().named(&["dp", "dp"])).contains("both \"dp\""));
         assert!(message(mesh.submesh(&["tp"], 0)).contains("no dimension \"tp\""));
-        assert!(matches!(
-            mesh.submesh(&["dim_0"], 4),
-            Err(LayoutError::UnknownRank { rank: 4, .. })
-        ));
+        assert!(matches!(mesh.submesh(&["dim_0"], 4), Err(LayoutError::UnknownRank { rank: 4, .. })));
         assert!(message(mesh.flattened(&["dim_1", "dim_0"], "all")).contains("neighbouring"));
     }
 }

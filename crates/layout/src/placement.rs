@@ -45,54 +45,30 @@ type Stretches = SmallVec<[(u64, u64); 1]>;
 
 /// The regions of a tensor that `rank` holds, with their places in its local tensor. A rank whose shard is empty has
 /// one empty region, with the dimension's size as its offset wherever a dimension ran out.
-pub fn local_regions(
-    mesh: &Mesh,
-    placements: &[Placement],
-    shape: &[u64],
-    rank: u64,
-) -> Result<Vec<LocalRegion>, LayoutError> {
+pub fn local_regions(mesh: &Mesh, placements: &[Placement], shape: &[u64], rank: u64) -> Result<Vec<LocalRegion>, LayoutError> {
     check(mesh, placements, shape)?;
     let coordinate = coordinate(mesh, rank)?;
     let dims = stretches(mesh, placements, shape, &coordinate)?;
     if dims.iter().any(SmallVec::is_empty) {
         // First offset and total length, as PyTorch reports it; the stretches ascend, so this stays inside.
-        let offsets = dims
-            .iter()
-            .zip(shape)
-            .map(|(dim, size)| dim.first().map_or(*size, |first| first.0))
-            .collect();
+        let offsets = dims.iter().zip(shape).map(|(dim, size)| dim.first().map_or(*size, |first| first.0)).collect();
         let sizes = dims.iter().map(length).collect();
         let global = Region::from_proven(offsets, sizes);
-        return Ok(vec![LocalRegion {
-            global,
-            local: Dims::from_elem(0, shape.len()),
-        }]);
+        return Ok(vec![LocalRegion { global, local: Dims::from_elem(0, shape.len()) }]);
     }
     product(&dims)
 }
 
 /// The shape of the local tensor on `rank`.
-pub fn local_shape(
-    mesh: &Mesh,
-    placements: &[Placement],
-    shape: &[u64],
-    rank: u64,
-) -> Result<Dims, LayoutError> {
+pub fn local_shape(mesh: &Mesh, placements: &[Placement], shape: &[u64], rank: u64) -> Result<Dims, LayoutError> {
     check(mesh, placements, shape)?;
     let coordinate = coordinate(mesh, rank)?;
-    Ok(stretches(mesh, placements, shape, &coordinate)?
-        .iter()
-        .map(length)
-        .collect())
+    Ok(stretches(mesh, placements, shape, &coordinate)?.iter().map(length).collect())
 }
 
 /// Each distinct region of a tensor and the ranks that hold it, in mesh order, from the mesh alone. Empty regions are
 /// left out, except that a tensor without elements is one region which every rank holds.
-pub fn holders(
-    mesh: &Mesh,
-    placements: &[Placement],
-    shape: &[u64],
-) -> Result<Vec<(Region, Vec<u64>)>, LayoutError> {
+pub fn holders(mesh: &Mesh, placements: &[Placement], shape: &[u64]) -> Result<Vec<(Region, Vec<u64>)>, LayoutError> {
     check(mesh, placements, shape)?;
     if volume_of(shape)? == 0 {
         return Ok(vec![(Region::whole(shape)?, mesh.ranks().to_vec())]);
@@ -112,11 +88,7 @@ pub fn holders(
     let mut coordinate_of: Vec<Dims> = vec![Dims::new(); place_count];
     for (position, rank) in mesh.ranks().iter().enumerate() {
         let coordinate = mesh.coordinate_at(position);
-        let place: usize = coordinate
-            .iter()
-            .zip(&weights)
-            .map(|(at, weight)| *at as usize * weight)
-            .sum();
+        let place: usize = coordinate.iter().zip(&weights).map(|(at, weight)| *at as usize * weight).sum();
         if ranks_at[place].is_empty() {
             coordinate_of[place] = coordinate;
         }
@@ -130,11 +102,7 @@ pub fn holders(
         }
         let mut regions = product(&dims)?;
         let last = regions.pop();
-        found.extend(
-            regions
-                .into_iter()
-                .map(|region| (region.global, ranks.clone())),
-        );
+        found.extend(regions.into_iter().map(|region| (region.global, ranks.clone())));
         found.extend(last.map(|region| (region.global, ranks)));
         if found.len() as u64 > MOST_REGIONS {
             return Err(too_many());
@@ -151,15 +119,10 @@ fn check(mesh: &Mesh, placements: &[Placement], shape: &[u64]) -> Result<(), Lay
         match *placement {
             Placement::Replicate => {}
             Placement::Partial => return Err(LayoutError::Partial { index }),
-            Placement::StridedShard {
-                split_factor: 0, ..
-            } => return bad("split_factor is 0".to_owned()),
+            Placement::StridedShard { split_factor: 0, .. } => return bad("split_factor is 0".to_owned()),
             Placement::Shard(dim) | Placement::StridedShard { dim, .. } => {
                 if dim >= shape.len() {
-                    return bad(format!(
-                        "shards dimension {dim} of a tensor of {} dimensions",
-                        shape.len()
-                    ));
+                    return bad(format!("shards dimension {dim} of a tensor of {} dimensions", shape.len()));
                 }
             }
         }
@@ -168,17 +131,11 @@ fn check(mesh: &Mesh, placements: &[Placement], shape: &[u64]) -> Result<(), Lay
 }
 
 fn coordinate(mesh: &Mesh, rank: u64) -> Result<Dims, LayoutError> {
-    mesh.coordinate(rank).ok_or(LayoutError::UnknownRank {
-        rank,
-        field: "the mesh",
-    })
+    mesh.coordinate(rank).ok_or(LayoutError::UnknownRank { rank, field: "the mesh" })
 }
 
 fn too_many() -> LayoutError {
-    LayoutError::TooManyRegions {
-        field: "placements",
-        limit: MOST_REGIONS,
-    }
+    LayoutError::TooManyRegions { field: "placements", limit: MOST_REGIONS }
 }
 
 fn length(dim: &Stretches) -> u64 {
@@ -199,16 +156,8 @@ fn stretches(
     shape: &[u64],
     coordinate: &[u64],
 ) -> Result<SmallVec<[Stretches; 4]>, LayoutError> {
-    let mut dims: SmallVec<[Stretches; 4]> = shape
-        .iter()
-        .map(|&size| {
-            if size == 0 {
-                smallvec![]
-            } else {
-                smallvec![(0, size)]
-            }
-        })
-        .collect();
+    let mut dims: SmallVec<[Stretches; 4]> =
+        shape.iter().map(|&size| if size == 0 { smallvec![] } else { smallvec![(0, size)] }).collect();
     for ((placement, &pieces), &at) in placements.iter().zip(mesh.shape()).zip(coordinate) {
         match *placement {
             Placement::Replicate | Placement::Partial => {}
@@ -226,12 +175,7 @@ fn stretches(
     Ok(dims)
 }
 
-fn strided(
-    dim: &Stretches,
-    split_factor: u64,
-    pieces: u64,
-    at: u64,
-) -> Result<Stretches, LayoutError> {
+fn strided(dim: &Stretches, split_factor: u64, pieces: u64, at: u64) -> Result<Stretches, LayoutError> {
     let total = length(dim);
     if total == 0 {
         return Ok(Stretches::new());
@@ -260,11 +204,7 @@ struct Taker<'a> {
 
 impl<'a> Taker<'a> {
     fn new(dim: &'a [(u64, u64)]) -> Taker<'a> {
-        Taker {
-            left: dim,
-            passed: 0,
-            kept: Stretches::new(),
-        }
+        Taker { left: dim, passed: 0, kept: Stretches::new() }
     }
 
     /// Keeps the elements `[start, start + len)` of the list, joining what touches.
@@ -301,14 +241,8 @@ fn product(dims: &[Stretches]) -> Result<Vec<LocalRegion>, LayoutError> {
     let mut local = Dims::from_elem(0, dims.len());
     for _ in 0..count {
         let picked = || dims.iter().zip(&chosen).map(|(dim, index)| dim[*index]);
-        let global = Region::from_proven(
-            picked().map(|it| it.0).collect(),
-            picked().map(|it| it.1).collect(),
-        );
-        regions.push(LocalRegion {
-            global,
-            local: local.clone(),
-        });
+        let global = Region::from_proven(picked().map(|it| it.0).collect(), picked().map(|it| it.1).collect());
+        regions.push(LocalRegion { global, local: local.clone() });
         for (dim, stretches) in dims.iter().enumerate().rev() {
             local[dim] += stretches[chosen[dim]].1;
             chosen[dim] += 1;
@@ -328,22 +262,14 @@ mod tests {
 
     fn held(mesh: &Mesh, placements: &[Placement], shape: &[u64], rank: u64) -> Vec<String> {
         let regions = local_regions(mesh, placements, shape, rank).unwrap();
-        regions
-            .iter()
-            .map(|region| format!("{}@{:?}", region.global, region.local.as_slice()))
-            .collect()
+        regions.iter().map(|region| format!("{}@{:?}", region.global, region.local.as_slice())).collect()
     }
 
     #[test]
     fn six_over_four_leaves_the_last_rank_empty_at_the_end() {
         let mesh = Mesh::new(&[4]).unwrap();
-        let all: Vec<_> = (0..4)
-            .map(|rank| held(&mesh, &[Shard(0)], &[6], rank))
-            .collect();
-        assert_eq!(
-            all,
-            [["[0:2]@[0]"], ["[2:4]@[0]"], ["[4:6]@[0]"], ["[6:6]@[0]"]]
-        );
+        let all: Vec<_> = (0..4).map(|rank| held(&mesh, &[Shard(0)], &[6], rank)).collect();
+        assert_eq!(all, [["[0:2]@[0]"], ["[2:4]@[0]"], ["[4:6]@[0]"], ["[6:6]@[0]"]]);
         assert_eq!(holders(&mesh, &[Shard(0)], &[6]).unwrap().len(), 3);
     }
 
@@ -351,34 +277,11 @@ mod tests {
     fn a_strided_shard_is_several_regions() {
         // FSDP over tensor parallelism on the same dimension, uneven.
         let mesh = Mesh::new(&[2, 2]).unwrap();
-        let placements = [
-            StridedShard {
-                dim: 0,
-                split_factor: 2,
-            },
-            Replicate,
-        ];
-        assert_eq!(
-            held(&mesh, &placements, &[9, 3], 0),
-            ["[0:3, 0:3]@[0, 0]", "[5:7, 0:3]@[3, 0]"]
-        );
-        assert_eq!(
-            held(&mesh, &placements, &[9, 3], 3),
-            ["[3:5, 0:3]@[0, 0]", "[7:9, 0:3]@[2, 0]"]
-        );
-        assert_eq!(
-            local_shape(&mesh, &placements, &[9, 3], 3)
-                .unwrap()
-                .as_slice(),
-            [4, 3]
-        );
-        let split = [
-            StridedShard {
-                dim: 0,
-                split_factor: 2,
-            },
-            Shard(0),
-        ];
+        let placements = [StridedShard { dim: 0, split_factor: 2 }, Replicate];
+        assert_eq!(held(&mesh, &placements, &[9, 3], 0), ["[0:3, 0:3]@[0, 0]", "[5:7, 0:3]@[3, 0]"]);
+        assert_eq!(held(&mesh, &placements, &[9, 3], 3), ["[3:5, 0:3]@[0, 0]", "[7:9, 0:3]@[2, 0]"]);
+        assert_eq!(local_shape(&mesh, &placements, &[9, 3], 3).unwrap().as_slice(), [4, 3]);
+        let split = [StridedShard { dim: 0, split_factor: 2 }, Shard(0)];
         assert_eq!(held(&mesh, &split, &[8], 1), ["[4:6]@[0]"]);
     }
 
@@ -386,17 +289,8 @@ mod tests {
     fn replicas_are_known_from_the_mesh_alone() {
         let mesh = Mesh::with_ranks(&[2, 2], &[3, 1, 0, 2]).unwrap();
         let found = holders(&mesh, &[Replicate, Shard(1)], &[2, 4]).unwrap();
-        let named: Vec<_> = found
-            .iter()
-            .map(|(region, ranks)| (region.to_string(), ranks.as_slice()))
-            .collect();
-        assert_eq!(
-            named,
-            [
-                ("[0:2, 0:2]".to_owned(), &[3, 0][..]),
-                ("[0:2, 2:4]".to_owned(), &[1, 2][..])
-            ]
-        );
+        let named: Vec<_> = found.iter().map(|(region, ranks)| (region.to_string(), ranks.as_slice())).collect();
+        assert_eq!(named, [("[0:2, 0:2]".to_owned(), &[3, 0][..]), ("[0:2, 2:4]".to_owned(), &[1, 2][..])]);
         let empty = holders(&mesh, &[Shard(0), Shard(1)], &[0, 4]).unwrap();
         assert_eq!(empty, [(Region::whole(&[0, 4]).unwrap(), vec![3, 1, 0, 2])]);
     }
@@ -404,42 +298,13 @@ mod tests {
     #[test]
     fn what_cannot_be_placed_is_named() {
         let mesh = Mesh::new(&[2]).unwrap();
-        let message = |placement| {
-            local_regions(&mesh, &[placement], &[4], 0)
-                .unwrap_err()
-                .to_string()
-        };
-        assert!(
-            message(Partial).contains("redistribute"),
-            "{}",
-            message(Partial)
-        );
-        assert_eq!(
-            message(Shard(1)),
-            "placements[0]: shards dimension 1 of a tensor of 1 dimensions"
-        );
-        assert_eq!(
-            message(StridedShard {
-                dim: 0,
-                split_factor: 0
-            }),
-            "placements[0]: split_factor is 0"
-        );
-        assert!(matches!(
-            local_regions(&mesh, &[], &[4], 0),
-            Err(LayoutError::RankMismatch { .. })
-        ));
-        assert!(matches!(
-            local_shape(&mesh, &[Replicate], &[4], 2),
-            Err(LayoutError::UnknownRank { rank: 2, .. })
-        ));
-        let huge = [StridedShard {
-            dim: 0,
-            split_factor: u64::MAX,
-        }];
-        assert!(matches!(
-            local_regions(&mesh, &huge, &[1 << 60], 0),
-            Err(LayoutError::TooManyRegions { .. })
-        ));
+        let message = |placement| local_regions(&mesh, &[placement], &[4], 0).unwrap_err().to_string();
+        assert!(message(Partial).contains("redistribute"), "{}", message(Partial));
+        assert_eq!(message(Shard(1)), "placements[0]: shards dimension 1 of a tensor of 1 dimensions");
+        assert_eq!(message(StridedShard { dim: 0, split_factor: 0 }), "placements[0]: split_factor is 0");
+        assert!(matches!(local_regions(&mesh, &[], &[4], 0), Err(LayoutError::RankMismatch { .. })));
+        assert!(matches!(local_shape(&mesh, &[Replicate], &[4], 2), Err(LayoutError::UnknownRank { rank: 2, .. })));
+        let huge = [StridedShard { dim: 0, split_factor: u64::MAX }];
+        assert!(matches!(local_regions(&mesh, &huge, &[1 << 60], 0), Err(LayoutError::TooManyRegions { .. })));
     }
 }

@@ -31,25 +31,17 @@ impl Region {
         check_rank("sizes", offsets.len(), sizes.len())?;
         for (dim, (offset, size)) in offsets.iter().zip(sizes).enumerate() {
             if offset.checked_add(*size).is_none() {
-                return Err(LayoutError::overflow(format!(
-                    "offsets[{dim}] + sizes[{dim}] = {offset} + {size}"
-                )));
+                return Err(LayoutError::overflow(format!("offsets[{dim}] + sizes[{dim}] = {offset} + {size}")));
             }
         }
         volume_of(sizes)?;
-        Ok(Region {
-            offsets: Dims::from_slice(offsets),
-            sizes: Dims::from_slice(sizes),
-        })
+        Ok(Region { offsets: Dims::from_slice(offsets), sizes: Dims::from_slice(sizes) })
     }
 
     /// The region that is a whole tensor of this shape.
     pub fn whole(shape: &[u64]) -> Result<Region, LayoutError> {
         volume_of(shape)?;
-        Ok(Region {
-            offsets: Dims::from_elem(0, shape.len()),
-            sizes: Dims::from_slice(shape),
-        })
+        Ok(Region { offsets: Dims::from_elem(0, shape.len()), sizes: Dims::from_slice(shape) })
     }
 
     /// From numbers that are already known to be sound: parts of an existing region.
@@ -83,11 +75,7 @@ impl Region {
 
     /// The number of elements. A region without dimensions has one.
     pub fn volume(&self) -> u64 {
-        if self.is_empty() {
-            0
-        } else {
-            self.sizes.iter().product()
-        }
+        if self.is_empty() { 0 } else { self.sizes.iter().product() }
     }
 
     /// Whether it has no elements.
@@ -97,17 +85,12 @@ impl Region {
 
     /// The half-open interval of each dimension.
     pub(crate) fn intervals(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        self.offsets
-            .iter()
-            .zip(&self.sizes)
-            .map(|(offset, size)| (*offset, offset + size))
+        self.offsets.iter().zip(&self.sizes).map(|(offset, size)| (*offset, offset + size))
     }
 
     /// The first dimension in which this region reaches past `shape`, if ranks agree.
     fn first_outside(&self, shape: &[u64]) -> Option<usize> {
-        self.intervals()
-            .zip(shape)
-            .position(|((_, end), size)| end > *size)
+        self.intervals().zip(shape).position(|((_, end), size)| end > *size)
     }
 
     /// An error unless the region lies inside a tensor of this shape. An empty region counts too: its offsets may
@@ -116,39 +99,24 @@ impl Region {
         check_rank("region", shape.len(), self.ndim())?;
         match self.first_outside(shape) {
             None => Ok(()),
-            Some(dim) => Err(LayoutError::OutOfBounds {
-                region: Box::new(self.clone()),
-                dim,
-                shape: Dims::from_slice(shape),
-            }),
+            Some(dim) => Err(LayoutError::OutOfBounds { region: Box::new(self.clone()), dim, shape: Dims::from_slice(shape) }),
         }
     }
 
     /// Like `check_inside`, for region number `index` of a list.
-    pub(crate) fn check_listed_inside(
-        &self,
-        index: usize,
-        shape: &[u64],
-    ) -> Result<(), LayoutError> {
+    pub(crate) fn check_listed_inside(&self, index: usize, shape: &[u64]) -> Result<(), LayoutError> {
         check_rank("region", shape.len(), self.ndim())?;
         match self.first_outside(shape) {
             None => Ok(()),
-            Some(dim) => Err(LayoutError::ListedOutOfBounds {
-                index,
-                region: Box::new(self.clone()),
-                dim,
-                shape: Dims::from_slice(shape),
-            }),
+            Some(dim) => {
+                Err(LayoutError::ListedOutOfBounds { index, region: Box::new(self.clone()), dim, shape: Dims::from_slice(shape) })
+            }
         }
     }
 
     /// Whether the two share at least one element. Regions of different ranks share none.
     pub fn overlaps(&self, other: &Region) -> bool {
-        self.ndim() == other.ndim()
-            && self
-                .intervals()
-                .zip(other.intervals())
-                .all(|((a, b), (c, d))| a.max(c) < b.min(d))
+        self.ndim() == other.ndim() && self.intervals().zip(other.intervals()).all(|((a, b), (c, d))| a.max(c) < b.min(d))
     }
 
     /// The elements that both have; `None` when there are none or the ranks differ. Two regions without dimensions
@@ -180,40 +148,24 @@ impl Region {
 
     /// Whether `other` lies inside this region (an empty one too: its bounds must).
     pub fn contains(&self, other: &Region) -> bool {
-        self.ndim() == other.ndim()
-            && self
-                .intervals()
-                .zip(other.intervals())
-                .all(|((a, b), (c, d))| a <= c && d <= b)
+        self.ndim() == other.ndim() && self.intervals().zip(other.intervals()).all(|((a, b), (c, d))| a <= c && d <= b)
     }
 
     /// The same elements in the coordinates of `outer`, which must contain them: global to local.
     pub fn within(&self, outer: &Region) -> Result<Region, LayoutError> {
         check_rank("region", outer.ndim(), self.ndim())?;
         if !outer.contains(self) {
-            return Err(LayoutError::NotInside {
-                inner: Box::new(self.clone()),
-                outer: Box::new(outer.clone()),
-            });
+            return Err(LayoutError::NotInside { inner: Box::new(self.clone()), outer: Box::new(outer.clone()) });
         }
-        let offsets = self
-            .offsets
-            .iter()
-            .zip(&outer.offsets)
-            .map(|(inner, outer)| inner - outer)
-            .collect();
-        Ok(Region {
-            offsets,
-            sizes: self.sizes.clone(),
-        })
+        let offsets = self.offsets.iter().zip(&outer.offsets).map(|(inner, outer)| inner - outer).collect();
+        Ok(Region { offsets, sizes: self.sizes.clone() })
     }
 
     /// The region moved by `by`: a region inside a region, local to global.
     pub fn translated(&self, by: &[u64]) -> Result<Region, LayoutError> {
         check_rank("by", self.ndim(), by.len())?;
         let mut offsets = Dims::with_capacity(self.ndim());
-        for (dim, ((offset, size), by)) in self.offsets.iter().zip(&self.sizes).zip(by).enumerate()
-        {
+        for (dim, ((offset, size), by)) in self.offsets.iter().zip(&self.sizes).zip(by).enumerate() {
             match offset.checked_add(*by) {
                 Some(moved) if moved.checked_add(*size).is_some() => offsets.push(moved),
                 _ => {
@@ -223,10 +175,7 @@ impl Region {
                 }
             }
         }
-        Ok(Region {
-            offsets,
-            sizes: self.sizes.clone(),
-        })
+        Ok(Region { offsets, sizes: self.sizes.clone() })
     }
 }
 
@@ -254,20 +203,9 @@ mod tests {
 
     #[test]
     fn construction_names_the_field_that_is_wrong() {
-        assert_eq!(
-            Region::new(&[0, 0], &[1]).unwrap_err().to_string(),
-            "sizes has 1 dimensions, expected 2"
-        );
-        assert!(
-            Region::new(&[0, u64::MAX], &[1, 1])
-                .unwrap_err()
-                .to_string()
-                .contains("offsets[1] + sizes[1]")
-        );
-        assert!(matches!(
-            Region::new(&[0, 0], &[1 << 40, 1 << 40]),
-            Err(LayoutError::Overflow { .. })
-        ));
+        assert_eq!(Region::new(&[0, 0], &[1]).unwrap_err().to_string(), "sizes has 1 dimensions, expected 2");
+        assert!(Region::new(&[0, u64::MAX], &[1, 1]).unwrap_err().to_string().contains("offsets[1] + sizes[1]"));
+        assert!(matches!(Region::new(&[0, 0], &[1 << 40, 1 << 40]), Err(LayoutError::Overflow { .. })));
         assert_eq!(region(&[0, 0, 0], &[1 << 40, 0, 1 << 40]).volume(), 0);
     }
 
@@ -297,17 +235,8 @@ mod tests {
         assert_eq!(local, region(&[1, 1], &[2, 1]));
         assert_eq!(local.translated(outer.offsets()).unwrap(), inner);
         assert_eq!(inner.to_string(), "[3:5, 5:6]");
-        assert!(matches!(
-            outer.within(&inner),
-            Err(LayoutError::NotInside { .. })
-        ));
-        assert!(matches!(
-            inner.translated(&[u64::MAX, 0]),
-            Err(LayoutError::Overflow { .. })
-        ));
-        assert!(matches!(
-            inner.translated(&[1]),
-            Err(LayoutError::RankMismatch { .. })
-        ));
+        assert!(matches!(outer.within(&inner), Err(LayoutError::NotInside { .. })));
+        assert!(matches!(inner.translated(&[u64::MAX, 0]), Err(LayoutError::Overflow { .. })));
+        assert!(matches!(inner.translated(&[1]), Err(LayoutError::RankMismatch { .. })));
     }
 }

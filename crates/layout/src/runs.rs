@@ -47,11 +47,7 @@ pub fn runs(
     dst_offsets: &[u64],
 ) -> Result<Runs, LayoutError> {
     if src.element_size() != dst.element_size() {
-        return Err(LayoutError::ElementSize {
-            field: "destination",
-            expected: src.element_size(),
-            actual: dst.element_size(),
-        });
+        return Err(LayoutError::ElementSize { field: "destination", expected: src.element_size(), actual: dst.element_size() });
     }
     let src_start = start_of(sizes, src, src_offsets, "src_offsets")?;
     let dst_start = start_of(sizes, dst, dst_offsets, "dst_offsets")?;
@@ -92,13 +88,10 @@ fn merge_steps(steps: &mut SmallVec<[Step; 4]>) {
     let mut dim = 1;
     while dim < steps.len() {
         let (outer, inner) = (steps[dim - 1], steps[dim]);
-        let merges = inner.src.checked_mul(inner.count) == Some(outer.src)
-            && inner.dst.checked_mul(inner.count) == Some(outer.dst);
+        let merges =
+            inner.src.checked_mul(inner.count) == Some(outer.src) && inner.dst.checked_mul(inner.count) == Some(outer.dst);
         if merges {
-            steps[dim - 1] = Step {
-                count: outer.count * inner.count,
-                ..inner
-            };
+            steps[dim - 1] = Step { count: outer.count * inner.count, ..inner };
             steps.remove(dim);
         } else {
             dim += 1;
@@ -107,27 +100,14 @@ fn merge_steps(steps: &mut SmallVec<[Step; 4]>) {
 }
 
 /// The byte position of the box's first element, after checking that all of the box lies inside the layout.
-fn start_of(
-    sizes: &[u64],
-    layout: &ByteLayout,
-    offsets: &[u64],
-    field: &'static str,
-) -> Result<u64, LayoutError> {
+fn start_of(sizes: &[u64], layout: &ByteLayout, offsets: &[u64], field: &'static str) -> Result<u64, LayoutError> {
     check_rank("sizes", layout.shape().len(), sizes.len())?;
     check_rank(field, layout.shape().len(), offsets.len())?;
     layout.check_end()?;
     let mut start = layout.base();
-    for (dim, ((&offset, &size), &extent)) in
-        offsets.iter().zip(sizes).zip(layout.shape()).enumerate()
-    {
+    for (dim, ((&offset, &size), &extent)) in offsets.iter().zip(sizes).zip(layout.shape()).enumerate() {
         if offset.checked_add(size).is_none_or(|end| end > extent) {
-            return Err(LayoutError::OutsideLayout {
-                field,
-                dim,
-                offset,
-                size,
-                extent,
-            });
+            return Err(LayoutError::OutsideLayout { field, dim, offset, size, extent });
         }
     }
     if !sizes.contains(&0) {
@@ -145,15 +125,7 @@ fn start_of(
 impl Runs {
     fn new(steps: SmallVec<[Step; 4]>, src: u64, dst: u64, run_len: u64, total: u64) -> Runs {
         let counters = SmallVec::from_elem(0, steps.len());
-        Runs {
-            steps,
-            counters,
-            src,
-            dst,
-            run_len,
-            total,
-            remaining: total,
-        }
+        Runs { steps, counters, src, dst, run_len, total, remaining: total }
     }
 
     /// Bytes of each run; all runs of a move are equally long.
@@ -207,11 +179,7 @@ impl Iterator for Runs {
             return None;
         }
         self.remaining -= 1;
-        let run = Run {
-            src: self.src,
-            dst: self.dst,
-            len: self.run_len,
-        };
+        let run = Run { src: self.src, dst: self.dst, len: self.run_len };
         for (step, counter) in self.steps.iter().zip(&mut self.counters).rev() {
             *counter += 1;
             if *counter < step.count {
@@ -246,35 +214,14 @@ mod tests {
 
     #[test]
     fn whole_rows_merge_into_one_run() {
-        let all = runs(
-            &[2, 5],
-            &contiguous(&[8, 5]).at(100),
-            &[3, 0],
-            &contiguous(&[2, 5]),
-            &[0, 0],
-        )
-        .unwrap();
+        let all = runs(&[2, 5], &contiguous(&[8, 5]).at(100), &[3, 0], &contiguous(&[2, 5]), &[0, 0]).unwrap();
         assert_eq!((all.run_len(), all.count_runs(), all.bytes()), (40, 1, 40));
-        assert_eq!(
-            all.collect::<Vec<_>>(),
-            [Run {
-                src: 160,
-                dst: 0,
-                len: 40
-            }]
-        );
+        assert_eq!(all.collect::<Vec<_>>(), [Run { src: 160, dst: 0, len: 40 }]);
     }
 
     #[test]
     fn columns_give_one_run_per_row() {
-        let column = runs(
-            &[3, 1],
-            &contiguous(&[3, 4]),
-            &[0, 2],
-            &contiguous(&[3, 1]),
-            &[0, 0],
-        )
-        .unwrap();
+        let column = runs(&[3, 1], &contiguous(&[3, 4]), &[0, 2], &contiguous(&[3, 1]), &[0, 0]).unwrap();
         let found: Vec<_> = column.map(|run| (run.src, run.dst, run.len)).collect();
         assert_eq!(found, [(8, 0, 4), (24, 4, 4), (40, 8, 4)]);
     }
@@ -294,33 +241,18 @@ mod tests {
         let error = runs(&[3, 2], &src, &[0, 0], &dst, &[u64::MAX, 0]).unwrap_err();
         assert!(error.to_string().starts_with("dst_offsets[0]"), "{error}");
         let other = ByteLayout::contiguous(&[3, 4], 2).unwrap();
-        assert!(matches!(
-            runs(&[1, 1], &src, &[0, 0], &other, &[0, 0]),
-            Err(LayoutError::ElementSize { .. })
-        ));
-        assert!(matches!(
-            runs(&[1], &src, &[0, 0], &dst, &[0, 0]),
-            Err(LayoutError::RankMismatch { .. })
-        ));
+        assert!(matches!(runs(&[1, 1], &src, &[0, 0], &other, &[0, 0]), Err(LayoutError::ElementSize { .. })));
+        assert!(matches!(runs(&[1], &src, &[0, 0], &dst, &[0, 0]), Err(LayoutError::RankMismatch { .. })));
         let far = contiguous(&[3, 4]).at(u64::MAX);
-        assert!(matches!(
-            runs(&[1, 1], &src, &[0, 0], &far, &[0, 0]),
-            Err(LayoutError::Overflow { .. })
-        ));
+        assert!(matches!(runs(&[1, 1], &src, &[0, 0], &far, &[0, 0]), Err(LayoutError::Overflow { .. })));
     }
 
     #[test]
     fn an_empty_box_has_no_runs() {
         let layout = contiguous(&[3, 0]);
         let none = runs(&[3, 0], &layout, &[0, 0], &layout, &[0, 0]).unwrap();
-        assert_eq!(
-            (none.count_runs(), none.bytes(), none.ends()),
-            (0, 0, (0, 0))
-        );
+        assert_eq!((none.count_runs(), none.bytes(), none.ends()), (0, 0, (0, 0)));
         let scalar = contiguous(&[]);
-        assert_eq!(
-            runs(&[], &scalar, &[], &scalar, &[]).unwrap().count_runs(),
-            1
-        );
+        assert_eq!(runs(&[], &scalar, &[], &scalar, &[]).unwrap().count_runs(), 1);
     }
 }

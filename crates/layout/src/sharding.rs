@@ -19,26 +19,16 @@ impl ChunkSharding {
     /// Cuts dimension `dim` into `ranks.len()` chunks, the first for the first rank.
     pub fn new(dim: usize, ranks: &[u64]) -> Result<ChunkSharding, LayoutError> {
         if ranks.is_empty() {
-            return Err(LayoutError::BadPlacement {
-                index: 0,
-                reason: "the list of ranks is empty".to_owned(),
-            });
+            return Err(LayoutError::BadPlacement { index: 0, reason: "the list of ranks is empty".to_owned() });
         }
-        Ok(ChunkSharding {
-            dim,
-            ranks: ranks.to_vec(),
-        })
+        Ok(ChunkSharding { dim, ranks: ranks.to_vec() })
     }
 
     /// Every chunk with the rank that holds it, in order; chunks past the end are empty, at the dimension's end.
     pub fn regions(&self, shape: &[u64]) -> Result<Vec<(Region, u64)>, LayoutError> {
         volume_of(shape)?;
         let Some(size) = shape.get(self.dim).copied() else {
-            let reason = format!(
-                "shards dimension {} of a tensor of {} dimensions",
-                self.dim,
-                shape.len()
-            );
+            let reason = format!("shards dimension {} of a tensor of {} dimensions", self.dim, shape.len());
             return Err(LayoutError::BadPlacement { index: 0, reason });
         };
         let pieces = self.ranks.len() as u64;
@@ -53,12 +43,7 @@ impl ChunkSharding {
 
     /// The chunks that `rank` holds; none for a rank that is not listed.
     pub fn regions_of(&self, shape: &[u64], rank: u64) -> Result<Vec<Region>, LayoutError> {
-        Ok(self
-            .regions(shape)?
-            .into_iter()
-            .filter(|(_, owner)| *owner == rank)
-            .map(|(region, _)| region)
-            .collect())
+        Ok(self.regions(shape)?.into_iter().filter(|(_, owner)| *owner == rank).map(|(region, _)| region).collect())
     }
 }
 
@@ -72,18 +57,12 @@ pub struct EnumerableSharding {
 
 impl EnumerableSharding {
     /// Takes the list as it is, after checking that every region lies inside the shape.
-    pub fn new(
-        shape: &[u64],
-        shards: Vec<(Region, u64)>,
-    ) -> Result<EnumerableSharding, LayoutError> {
+    pub fn new(shape: &[u64], shards: Vec<(Region, u64)>) -> Result<EnumerableSharding, LayoutError> {
         volume_of(shape)?;
         for (index, (region, _)) in shards.iter().enumerate() {
             region.check_listed_inside(index, shape)?;
         }
-        Ok(EnumerableSharding {
-            shape: Dims::from_slice(shape),
-            shards,
-        })
+        Ok(EnumerableSharding { shape: Dims::from_slice(shape), shards })
     }
 
     /// The tensor's shape.
@@ -98,11 +77,7 @@ impl EnumerableSharding {
 
     /// The regions that `rank` holds.
     pub fn regions_of(&self, rank: u64) -> Vec<Region> {
-        self.shards
-            .iter()
-            .filter(|(_, owner)| *owner == rank)
-            .map(|(region, _)| region.clone())
-            .collect()
+        self.shards.iter().filter(|(_, owner)| *owner == rank).map(|(region, _)| region.clone()).collect()
     }
 
     /// Each distinct region, in order of first appearance, and the ranks that hold it, ascending.
@@ -125,11 +100,7 @@ impl EnumerableSharding {
 
     /// Gaps and overlaps of the distinct regions; replicas do not count as overlaps.
     pub fn coverage(&self) -> Result<Coverage, LayoutError> {
-        let distinct: Vec<Region> = self
-            .holders()
-            .into_iter()
-            .map(|(region, _)| region)
-            .collect();
+        let distinct: Vec<Region> = self.holders().into_iter().map(|(region, _)| region).collect();
         coverage(&self.shape, &distinct)
     }
 }
@@ -141,28 +112,12 @@ mod tests {
     #[test]
     fn chunks_follow_the_list_of_ranks() {
         let sharding = ChunkSharding::new(1, &[2, 0, 2, 1]).unwrap();
-        let all: Vec<_> = sharding
-            .regions(&[3, 5])
-            .unwrap()
-            .iter()
-            .map(|(region, rank)| (region.to_string(), *rank))
-            .collect();
-        let expected = [
-            ("[0:3, 0:2]", 2),
-            ("[0:3, 2:4]", 0),
-            ("[0:3, 4:5]", 2),
-            ("[0:3, 5:5]", 1),
-        ];
-        assert_eq!(
-            all,
-            expected.map(|(region, rank)| (region.to_owned(), rank))
-        );
+        let all: Vec<_> = sharding.regions(&[3, 5]).unwrap().iter().map(|(region, rank)| (region.to_string(), *rank)).collect();
+        let expected = [("[0:3, 0:2]", 2), ("[0:3, 2:4]", 0), ("[0:3, 4:5]", 2), ("[0:3, 5:5]", 1)];
+        assert_eq!(all, expected.map(|(region, rank)| (region.to_owned(), rank)));
         assert_eq!(sharding.regions_of(&[3, 5], 2).unwrap().len(), 2);
         assert!(sharding.regions_of(&[3, 5], 7).unwrap().is_empty());
-        assert!(matches!(
-            sharding.regions(&[3]),
-            Err(LayoutError::BadPlacement { .. })
-        ));
+        assert!(matches!(sharding.regions(&[3]), Err(LayoutError::BadPlacement { .. })));
         assert!(ChunkSharding::new(0, &[]).is_err());
     }
 
@@ -171,10 +126,7 @@ mod tests {
         let region = |start, size| Region::new(&[start], &[size]).unwrap();
         let shards = vec![(region(0, 3), 4), (region(3, 3), 1), (region(0, 3), 2)];
         let sharding = EnumerableSharding::new(&[6], shards).unwrap();
-        assert_eq!(
-            sharding.holders(),
-            [(region(0, 3), vec![2, 4]), (region(3, 3), vec![1])]
-        );
+        assert_eq!(sharding.holders(), [(region(0, 3), vec![2, 4]), (region(3, 3), vec![1])]);
         assert_eq!(sharding.regions_of(4), [region(0, 3)]);
         assert!(sharding.coverage().unwrap().is_exact());
         assert!(EnumerableSharding::new(&[6], vec![(region(5, 2), 0)]).is_err());

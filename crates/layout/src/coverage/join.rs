@@ -24,11 +24,7 @@ pub(super) fn overlapping_pairs(
     pairs: &mut Vec<(u32, u32)>,
 ) -> Flow {
     // Dimensions that no region cuts say nothing.
-    let cut = |dim: &usize| {
-        filled
-            .iter()
-            .any(|index| regions[*index as usize].sizes()[*dim] != shape[*dim])
-    };
+    let cut = |dim: &usize| filled.iter().any(|index| regions[*index as usize].sizes()[*dim] != shape[*dim]);
     let dims: Vec<usize> = (0..shape.len()).filter(cut).collect();
     let Some((first, rest)) = dims.split_first() else {
         return all_pairs(filled, limit, pairs);
@@ -37,26 +33,12 @@ pub(super) fn overlapping_pairs(
     let mut order = filled.to_vec();
     let start = |index: &u32| (regions[*index as usize].offsets()[*first], *index);
     if !order.is_sorted_by_key(start) {
-        order.sort_unstable_by_key(start);
+        order.sort_by_key(start);
     }
     let mut ranks: Vec<Vec<Rank>> = vec![ranks_in(*first, regions, &order)];
     ranks.extend(rest.iter().map(|dim| ranks_in(*dim, regions, &order)));
     let all: Vec<u32> = (0..order.len() as u32).collect();
-    Join {
-        ranks,
-        order: &order,
-        limit,
-        pairs,
-    }
-    .tree(
-        &all,
-        &all,
-        Rank {
-            start: 0,
-            end: all.len() as u32,
-        },
-        dims.len() - 1,
-    )
+    Join { ranks, order: &order, limit, pairs }.tree(&all, &all, Rank { start: 0, end: all.len() as u32 }, dims.len() - 1)
 }
 
 /// Every region covers the same elements.
@@ -95,16 +77,8 @@ fn ranks_in(dim: usize, regions: &[Region], order: &[u32]) -> Vec<Rank> {
         let region = &regions[index as usize];
         (region.offsets()[dim], region.end(dim))
     };
-    let mut starts: Vec<(u64, u32)> = order
-        .iter()
-        .zip(0..)
-        .map(|(index, at)| (ends_of(*index).0, at))
-        .collect();
-    let mut ends: Vec<(u64, u32)> = order
-        .iter()
-        .zip(0..)
-        .map(|(index, at)| (ends_of(*index).1, at))
-        .collect();
+    let mut starts: Vec<(u64, u32)> = order.iter().zip(0..).map(|(index, at)| (ends_of(*index).0, at)).collect();
+    let mut ends: Vec<(u64, u32)> = order.iter().zip(0..).map(|(index, at)| (ends_of(*index).1, at)).collect();
     sort(&mut starts);
     sort(&mut ends);
     let mut ranks = vec![Rank::default(); order.len()];
@@ -152,16 +126,7 @@ impl Join<'_> {
         }
         let rank = |at: &u32| self.ranks[dim][*at as usize];
         let middle = self.median_start(points, dim);
-        let (left, right) = (
-            Rank {
-                start: segment.start,
-                end: middle,
-            },
-            Rank {
-                start: middle,
-                end: segment.end,
-            },
-        );
+        let (left, right) = (Rank { start: segment.start, end: middle }, Rank { start: middle, end: segment.end });
         let (mut spanning, mut in_left, mut in_right) = (Vec::new(), Vec::new(), Vec::new());
         for at in holding {
             let rank = rank(at);
@@ -178,17 +143,13 @@ impl Join<'_> {
         }
         if !spanning.is_empty() {
             // These contain every point here; what remains is to overlap in the lower dimensions, either way around.
-            let whole = Rank {
-                start: 0,
-                end: self.order.len() as u32,
-            };
+            let whole = Rank { start: 0, end: self.order.len() as u32 };
             self.tree(&spanning, points, whole, dim - 1)?;
             self.tree(points, &spanning, whole, dim - 1)?;
         }
         drop(spanning);
         let rank = |at: &u32| self.ranks[dim][*at as usize];
-        let (left_points, right_points): (Vec<u32>, Vec<u32>) =
-            points.iter().partition(|at| rank(at).start < middle);
+        let (left_points, right_points): (Vec<u32>, Vec<u32>) = points.iter().partition(|at| rank(at).start < middle);
         self.tree(&in_left, &left_points, left, dim)?;
         drop((in_left, left_points));
         self.tree(&in_right, &right_points, right, dim)
@@ -196,10 +157,7 @@ impl Join<'_> {
 
     /// The median start: both halves of `points` are smaller than the whole, because no two starts are equal.
     fn median_start(&self, points: &[u32], dim: usize) -> u32 {
-        let mut starts: Vec<u32> = points
-            .iter()
-            .map(|at| self.ranks[dim][*at as usize].start)
-            .collect();
+        let mut starts: Vec<u32> = points.iter().map(|at| self.ranks[dim][*at as usize].start).collect();
         let half = starts.len() / 2;
         *starts.select_nth_unstable(half).1
     }
@@ -231,10 +189,7 @@ impl Join<'_> {
         while let (Some((hold, other_holding)), Some((point, other_points))) =
             (holding_left.split_first(), points_left.split_first())
         {
-            let (held, pointed) = (
-                self.ranks[0][*hold as usize],
-                self.ranks[0][*point as usize],
-            );
+            let (held, pointed) = (self.ranks[0][*hold as usize], self.ranks[0][*point as usize]);
             if held.start < pointed.start {
                 for point in points_left {
                     if !held.has(self.ranks[0][*point as usize].start) {
@@ -259,9 +214,7 @@ impl Join<'_> {
 
     fn report_if(&mut self, hold: u32, point: u32, dim: usize) -> Flow {
         let rank = |dim: usize, at: u32| self.ranks[dim][at as usize];
-        if rank(dim, hold).has(rank(dim, point).start)
-            && (1..dim).all(|lower| rank(lower, hold).meets(rank(lower, point)))
-        {
+        if rank(dim, hold).has(rank(dim, point).start) && (1..dim).all(|lower| rank(lower, hold).meets(rank(lower, point))) {
             return self.report(hold, point);
         }
         Flow::Continue(())

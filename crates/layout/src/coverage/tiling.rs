@@ -1,5 +1,5 @@
-//! Whether regions tile a tensor exactly, without asking which pairs overlap. A box is its corners: the signed corners
-//! of all regions must add up to the corners of the whole tensor, and then every element is in exactly one region.
+//! Whether regions tile a box exactly, without asking which pairs overlap. A box is its corners: the signed corners
+//! of all regions must add up to the corners of the whole box, and then every element is in exactly one region.
 //!
 //! Corners are compared by sweeping one dimension after the other. At each coordinate the regions that start there
 //! count +1 and those that end there −1, and what they make up in the remaining dimensions must vanish. That is
@@ -17,33 +17,22 @@ struct Event {
     sign: i32,
 }
 
-/// Whether `filled`, the regions that are not empty, tile the shape: `None` if finding out took too long, which
+/// Whether `filled`, regions that share elements with `cell`, tile it: `None` if finding out took too long, which
 /// many dimensions can do.
-pub(super) fn is_exact(shape: &[u64], regions: &[Region], filled: &[u32]) -> Option<bool> {
-    let cut = |dim: &usize| {
-        filled
-            .iter()
-            .any(|index| regions[*index as usize].sizes()[*dim] != shape[*dim])
-    };
-    let dims: SmallVec<[usize; 8]> = (0..shape.len()).filter(cut).collect();
-    let mut sweep = Sweep {
-        shape,
-        regions,
-        dims,
-        events: Vec::new(),
-        work_left: 64 * filled.len() + 4096,
-    };
-    // The whole tensor, with the opposite sign, is one more region: then everything must vanish.
-    let all = filled.iter().map(|index| (*index, 1)).chain([(WHOLE, -1)]);
-    let signed: Vec<(u32, i32)> = all.collect();
+pub(super) fn is_exact(cell: &Region, regions: &[Region], filled: &[u32]) -> Option<bool> {
+    let mut sweep = Sweep { cell, regions, dims: SmallVec::new(), events: Vec::new(), work_left: 64 * filled.len() + 4096 };
+    let cuts = |dim: &usize| filled.iter().any(|index| sweep.interval(*index, *dim) != sweep.interval(WHOLE, *dim));
+    sweep.dims = (0..cell.ndim()).filter(cuts).collect();
+    // The whole cell, with the opposite sign, is one more region: then everything must vanish.
+    let signed: Vec<(u32, i32)> = filled.iter().map(|index| (*index, 1)).chain([(WHOLE, -1)]).collect();
     sweep.vanishes(&signed, 0)
 }
 
-/// Stands for the whole tensor among the numbers of regions.
+/// Stands for the whole cell among the numbers of regions.
 const WHOLE: u32 = u32::MAX;
 
 struct Sweep<'a> {
-    shape: &'a [u64],
+    cell: &'a Region,
     regions: &'a [Region],
     dims: SmallVec<[usize; 8]>,
     /// One list per dimension that is being swept, reused from group to group.
@@ -52,10 +41,12 @@ struct Sweep<'a> {
 }
 
 impl Sweep<'_> {
+    /// What a region has of a dimension of the cell.
     fn interval(&self, region: u32, dim: usize) -> (u64, u64) {
+        let (start, end) = (self.cell.offsets()[dim], self.cell.end(dim));
         match self.regions.get(region as usize) {
-            Some(region) => (region.offsets()[dim], region.end(dim)),
-            None => (0, self.shape[dim]),
+            Some(region) => (region.offsets()[dim].max(start), region.end(dim).min(end)),
+            None => (start, end),
         }
     }
 
@@ -91,9 +82,7 @@ impl Sweep<'_> {
         events.sort_by_key(|event| event.at);
         let mut answer = Some(true);
         if level + 1 == self.dims.len() {
-            let sums = events
-                .chunk_by(|a, b| a.at == b.at)
-                .map(|group| group.iter().map(|it| i64::from(it.sign)).sum());
+            let sums = events.chunk_by(|a, b| a.at == b.at).map(|group| group.iter().map(|it| i64::from(it.sign)).sum());
             answer = Some(sums.into_iter().all(|sum: i64| sum == 0));
         } else {
             let mut group: Vec<(u32, i32)> = Vec::new();

@@ -24,9 +24,7 @@ impl Grid {
             if intervals.windows(2).any(|pair| pair[0].1 > pair[1].0) {
                 return None;
             }
-            cell_count = cell_count
-                .checked_mul(intervals.len())
-                .filter(|count| *count <= filled)?;
+            cell_count = cell_count.checked_mul(intervals.len()).filter(|count| *count <= filled)?;
             cuts.push(intervals);
         }
         if cell_count != filled {
@@ -58,13 +56,7 @@ impl Grid {
         self.visit_cells(&ranges, 0, 0, visit);
     }
 
-    fn visit_cells(
-        &self,
-        ranges: &[(usize, usize)],
-        dim: usize,
-        cell: usize,
-        visit: &mut impl FnMut(usize),
-    ) {
+    fn visit_cells(&self, ranges: &[(usize, usize)], dim: usize, cell: usize, visit: &mut impl FnMut(usize)) {
         let Some((first, end)) = ranges.get(dim).copied() else {
             if let Some(region) = self.cells.get(cell) {
                 visit(*region as usize);
@@ -72,12 +64,7 @@ impl Grid {
             return;
         };
         for position in first..end {
-            self.visit_cells(
-                ranges,
-                dim + 1,
-                cell * self.cuts[dim].len() + position,
-                visit,
-            );
+            self.visit_cells(ranges, dim + 1, cell * self.cuts[dim].len() + position, visit);
         }
     }
 }

@@ -36,16 +36,8 @@ impl Node {
             return None;
         }
         let middle = self.start + self.len() / 2;
-        let left = Node {
-            number: self.number + 1,
-            start: self.start,
-            end: middle,
-        };
-        let right = Node {
-            number: left.number + node_count(left.len()),
-            start: middle,
-            end: self.end,
-        };
+        let left = Node { number: self.number + 1, start: self.start, end: middle };
+        let right = Node { number: left.number + node_count(left.len()), start: middle, end: self.end };
         Some((left, right))
     }
 }
@@ -58,10 +50,7 @@ fn node_count(len: usize) -> usize {
     loop {
         total += few + many;
         // Nodes of length `small` and `small + 1`; those above the leaf size have children.
-        let (few_parents, many_parents) = (
-            if small > LEAF { few } else { 0 },
-            if small + 1 > LEAF { many } else { 0 },
-        );
+        let (few_parents, many_parents) = (if small > LEAF { few } else { 0 }, if small + 1 > LEAF { many } else { 0 });
         if few_parents + many_parents == 0 {
             return total;
         }
@@ -79,11 +68,7 @@ fn node_count(len: usize) -> usize {
 
 impl Tree {
     pub(super) fn new(ndim: usize, regions: &[Region]) -> Tree {
-        let order: Vec<u32> = (0u32..)
-            .zip(regions)
-            .filter(|(_, region)| !region.is_empty())
-            .map(|(index, _)| index)
-            .collect();
+        let order: Vec<u32> = (0u32..).zip(regions).filter(|(_, region)| !region.is_empty()).map(|(index, _)| index).collect();
         // A dimension counts by how many average regions fit along it.
         let mut mean_sizes: SmallVec<[f64; 4]> = SmallVec::from_elem(0.0, ndim);
         for index in &order {
@@ -94,16 +79,8 @@ impl Tree {
         for mean in &mut mean_sizes {
             *mean /= order.len().max(1) as f64;
         }
-        let root = Node {
-            number: 0,
-            start: 0,
-            end: order.len(),
-        };
-        let mut tree = Tree {
-            ndim,
-            order,
-            bounds: vec![0; node_count(root.len()) * 2 * ndim],
-        };
+        let root = Node { number: 0, start: 0, end: order.len() };
+        let mut tree = Tree { ndim, order, bounds: vec![0; node_count(root.len()) * 2 * ndim] };
         let mut stack = vec![root];
         while let Some(node) = stack.pop() {
             let spread = tree.bound(node, regions, &mean_sizes);
@@ -111,9 +88,7 @@ impl Tree {
                 tree.order[node.start..node.end].select_nth_unstable_by_key(left.len(), |index| {
                     let region = &regions[*index as usize];
                     // The centre, doubled; ends fit in 64 bits but their sum may not.
-                    spread.map_or(0, |dim| {
-                        u128::from(region.offsets()[dim]) + u128::from(region.end(dim))
-                    })
+                    spread.map_or(0, |dim| u128::from(region.offsets()[dim]) + u128::from(region.end(dim)))
                 });
                 stack.push(right);
                 stack.push(left);
@@ -127,8 +102,7 @@ impl Tree {
         let ndim = self.ndim;
         let mut starts = Dims::from_elem(u64::MAX, ndim);
         let mut ends = Dims::from_elem(0, ndim);
-        let mut centres: SmallVec<[(f64, f64); 4]> =
-            SmallVec::from_elem((f64::INFINITY, 0.0), ndim);
+        let mut centres: SmallVec<[(f64, f64); 4]> = SmallVec::from_elem((f64::INFINITY, 0.0), ndim);
         for index in &self.order[node.start..node.end] {
             for (dim, (start, end)) in regions[*index as usize].intervals().enumerate() {
                 starts[dim] = starts[dim].min(start);
@@ -146,11 +120,7 @@ impl Tree {
 
     pub(super) fn for_each(&self, wanted: &Region, visit: &mut impl FnMut(usize)) {
         let mut stack: SmallVec<[Node; 64]> = SmallVec::new();
-        stack.push(Node {
-            number: 0,
-            start: 0,
-            end: self.order.len(),
-        });
+        stack.push(Node { number: 0, start: 0, end: self.order.len() });
         while let Some(node) = stack.pop() {
             if !self.meets(node, wanted) {
                 continue;
@@ -160,9 +130,7 @@ impl Tree {
                     stack.push(right);
                     stack.push(left);
                 }
-                None => self.order[node.start..node.end]
-                    .iter()
-                    .for_each(|index| visit(*index as usize)),
+                None => self.order[node.start..node.end].iter().for_each(|index| visit(*index as usize)),
             }
         }
     }
@@ -170,11 +138,7 @@ impl Tree {
     fn meets(&self, node: Node, wanted: &Region) -> bool {
         let at = node.number * 2 * self.ndim;
         let (starts, ends) = self.bounds[at..at + 2 * self.ndim].split_at(self.ndim);
-        node.len() > 0
-            && wanted
-                .intervals()
-                .zip(starts.iter().zip(ends))
-                .all(|((a, b), (start, end))| a < *end && *start < b)
+        node.len() > 0 && wanted.intervals().zip(starts.iter().zip(ends)).all(|((a, b), (start, end))| a < *end && *start < b)
     }
 }
 
@@ -185,19 +149,10 @@ mod tests {
     #[test]
     fn node_counts_match_the_tree_that_children_build() {
         fn walk(node: Node) -> usize {
-            node.children()
-                .map_or(1, |(left, right)| 1 + walk(left) + walk(right))
+            node.children().map_or(1, |(left, right)| 1 + walk(left) + walk(right))
         }
         for len in (0..400).chain([4095, 4096, 4097, 100_003]) {
-            assert_eq!(
-                node_count(len),
-                walk(Node {
-                    number: 0,
-                    start: 0,
-                    end: len
-                }),
-                "{len} regions"
-            );
+            assert_eq!(node_count(len), walk(Node { number: 0, start: 0, end: len }), "{len} regions");
         }
     }
 }

@@ -8,11 +8,7 @@ fn every_pair(stored: &[Region], wanted: &[Region]) -> Vec<(usize, usize, Region
     let mut found = Vec::new();
     for (position, region) in wanted.iter().enumerate() {
         for (chunk, stored) in stored.iter().enumerate() {
-            found.extend(
-                stored
-                    .intersection(region)
-                    .map(|shared| (chunk, position, shared)),
-            );
+            found.extend(stored.intersection(region).map(|shared| (chunk, position, shared)));
         }
     }
     found
@@ -21,10 +17,7 @@ fn every_pair(stored: &[Region], wanted: &[Region]) -> Vec<(usize, usize, Region
 fn compare(shape: &[u64], stored: Vec<Region>, wanted: &[Region]) -> Result<(), TestCaseError> {
     let expected = every_pair(&stored, wanted);
     let index = ChunkIndex::new(shape, stored).unwrap();
-    let found: Vec<_> = moves(&index, wanted)
-        .into_iter()
-        .map(|it| (it.chunk, it.wanted, it.region))
-        .collect();
+    let found: Vec<_> = moves(&index, wanted).into_iter().map(|it| (it.chunk, it.wanted, it.region)).collect();
     prop_assert_eq!(found, expected);
     Ok(())
 }
@@ -32,8 +25,7 @@ fn compare(shape: &[u64], stored: Vec<Region>, wanted: &[Region]) -> Result<(), 
 /// Regions of every kind that occurs: tilings, grids, flat pieces, and boxes that overlap at will.
 fn stored_in(shape: &[u64]) -> BoxedStrategy<Vec<Region>> {
     let (whole, flat) = (shape.to_vec(), shape.to_vec());
-    let tiling = prop::collection::vec(any::<(u8, u8, u8)>(), 0..60)
-        .prop_map(move |cuts| cut_up(&whole, &cuts));
+    let tiling = prop::collection::vec(any::<(u8, u8, u8)>(), 0..60).prop_map(move |cuts| cut_up(&whole, &cuts));
     let boxes = prop::collection::vec(region_in(shape), 0..80);
     let total = volume_of(shape).unwrap();
     let pieces = prop::collection::vec(0..=total, 0..20).prop_map(move |mut ends| {
@@ -45,11 +37,8 @@ fn stored_in(shape: &[u64]) -> BoxedStrategy<Vec<Region>> {
             .collect::<Vec<_>>()
     });
     let size = shape.to_vec();
-    let grid =
-        prop::collection::vec(1..4u64, shape.len()).prop_map(move |counts| grid(&size, &counts));
-    prop_oneof![tiling, boxes, pieces, grid]
-        .prop_flat_map(|regions| Just(regions).prop_shuffle())
-        .boxed()
+    let grid = prop::collection::vec(1..4u64, shape.len()).prop_map(move |counts| grid(&size, &counts));
+    prop_oneof![tiling, boxes, pieces, grid].prop_flat_map(|regions| Just(regions).prop_shuffle()).boxed()
 }
 
 /// Cells by the rule of `torch.chunk` in every dimension, empty ones included.
@@ -57,28 +46,17 @@ fn grid(shape: &[u64], counts: &[u64]) -> Vec<Region> {
     let mut cells = vec![(Vec::new(), Vec::new())];
     for (size, count) in shape.iter().zip(counts) {
         let step = size.div_ceil(*count);
-        let cut = |at: u64| {
-            (
-                (at * step).min(*size),
-                step.min(size - (at * step).min(*size)),
-            )
-        };
+        let cut = |at: u64| ((at * step).min(*size), step.min(size - (at * step).min(*size)));
         cells = cells
             .into_iter()
             .flat_map(|(offsets, sizes): (Vec<u64>, Vec<u64>)| {
-                (0..*count).map(cut).map(move |(offset, size)| {
-                    (
-                        [offsets.as_slice(), &[offset]].concat(),
-                        [sizes.as_slice(), &[size]].concat(),
-                    )
-                })
+                (0..*count)
+                    .map(cut)
+                    .map(move |(offset, size)| ([offsets.as_slice(), &[offset]].concat(), [sizes.as_slice(), &[size]].concat()))
             })
             .collect();
     }
-    cells
-        .iter()
-        .map(|(offsets, sizes)| Region::new(offsets, sizes).unwrap())
-        .collect()
+    cells.iter().map(|(offsets, sizes)| Region::new(offsets, sizes).unwrap()).collect()
 }
 
 proptest! {

@@ -23,10 +23,7 @@ fn held(mesh: &Mesh, placements: &[Placement], shape: &[u64], rank: u64) -> Vec<
             Placement::Shard(dim) => dims[dim] = chunks(&dims[dim], count).swap_remove(at),
             Placement::StridedShard { dim, split_factor } => {
                 let pieces = chunks(&dims[dim], split_factor);
-                dims[dim] = pieces
-                    .iter()
-                    .flat_map(|piece| chunks(piece, count).swap_remove(at))
-                    .collect();
+                dims[dim] = pieces.iter().flat_map(|piece| chunks(piece, count).swap_remove(at)).collect();
             }
             _ => {}
         }
@@ -37,9 +34,7 @@ fn held(mesh: &Mesh, placements: &[Placement], shape: &[u64], rank: u64) -> Vec<
 fn cases() -> impl Strategy<Value = (Mesh, Vec<Placement>, Vec<u64>)> {
     let size = prop_oneof![1 => Just(0u64), 8 => 1..12u64];
     prop::collection::vec(size, 0..=5)
-        .prop_filter("few enough elements to list", |shape| {
-            shape.iter().product::<u64>() <= 4000
-        })
+        .prop_filter("few enough elements to list", |shape| shape.iter().product::<u64>() <= 4000)
         .prop_flat_map(|shape| (layouts(shape.len()), Just(shape)))
         .prop_map(|((mesh, placements), shape)| (mesh, placements, shape))
 }

@@ -8,10 +8,7 @@ fn layouts(shape: Vec<u64>, element_size: u64, repeats: bool) -> impl Strategy<V
     let order = Just((0..shape.len()).collect::<Vec<_>>());
     let order = prop_oneof![order.clone(), order.prop_shuffle()];
     let padding = prop::collection::vec(prop_oneof![3 => Just(0u64), 1 => 1..3u64], shape.len());
-    let repeated = prop::collection::vec(
-        prop::bool::weighted(if repeats { 0.1 } else { 0.0 }),
-        shape.len(),
-    );
+    let repeated = prop::collection::vec(prop::bool::weighted(if repeats { 0.1 } else { 0.0 }), shape.len());
     (order, padding, repeated, 0..40u64).prop_map(move |(order, padding, repeated, base)| {
         let mut strides = vec![0; shape.len()];
         let mut stride = 1;
@@ -19,19 +16,12 @@ fn layouts(shape: Vec<u64>, element_size: u64, repeats: bool) -> impl Strategy<V
             strides[dim] = if repeated[dim] { 0 } else { stride };
             stride = stride * shape[dim].max(1) + padding[dim];
         }
-        ByteLayout::strided(&shape, &strides, element_size)
-            .unwrap()
-            .at(base)
+        ByteLayout::strided(&shape, &strides, element_size).unwrap().at(base)
     })
 }
 
 fn offset_in(layout: &ByteLayout, element: &[u64]) -> usize {
-    (layout.base()
-        + element
-            .iter()
-            .zip(layout.byte_strides())
-            .map(|(at, stride)| at * stride)
-            .sum::<u64>()) as usize
+    (layout.base() + element.iter().zip(layout.byte_strides()).map(|(at, stride)| at * stride).sum::<u64>()) as usize
 }
 
 #[derive(Debug, Clone)]
@@ -44,42 +34,27 @@ struct Case {
 }
 
 fn cases() -> impl Strategy<Value = Case> {
-    (shapes(), prop::sample::select(vec![1u64, 2, 3, 4, 8, 16])).prop_flat_map(
-        |(sizes, element_size)| {
-            let margins = || prop::collection::vec((0..2u64, 0..2u64), sizes.len());
-            (Just(sizes.clone()), margins(), margins()).prop_flat_map(
-                move |(sizes, before, after)| {
-                    let around = |margins: &[(u64, u64)]| -> Vec<u64> {
-                        sizes
-                            .iter()
-                            .zip(margins)
-                            .map(|(size, (before, after))| before + size + after)
-                            .collect()
-                    };
-                    let offsets = |margins: &[(u64, u64)]| {
-                        margins
-                            .iter()
-                            .map(|(before, _)| *before)
-                            .collect::<Vec<_>>()
-                    };
-                    (
-                        Just((sizes.clone(), offsets(&before), offsets(&after))),
-                        layouts(around(&before), element_size, true),
-                        layouts(around(&after), element_size, false),
-                    )
-                        .prop_map(
-                            |((sizes, src_offsets, dst_offsets), src, dst)| Case {
-                                sizes,
-                                src,
-                                src_offsets,
-                                dst,
-                                dst_offsets,
-                            },
-                        )
-                },
+    (shapes(), prop::sample::select(vec![1u64, 2, 3, 4, 8, 16])).prop_flat_map(|(sizes, element_size)| {
+        let margins = || prop::collection::vec((0..2u64, 0..2u64), sizes.len());
+        (Just(sizes.clone()), margins(), margins()).prop_flat_map(move |(sizes, before, after)| {
+            let around = |margins: &[(u64, u64)]| -> Vec<u64> {
+                sizes.iter().zip(margins).map(|(size, (before, after))| before + size + after).collect()
+            };
+            let offsets = |margins: &[(u64, u64)]| margins.iter().map(|(before, _)| *before).collect::<Vec<_>>();
+            (
+                Just((sizes.clone(), offsets(&before), offsets(&after))),
+                layouts(around(&before), element_size, true),
+                layouts(around(&after), element_size, false),
             )
-        },
-    )
+                .prop_map(|((sizes, src_offsets, dst_offsets), src, dst)| Case {
+                    sizes,
+                    src,
+                    src_offsets,
+                    dst,
+                    dst_offsets,
+                })
+        })
+    })
 }
 
 proptest! {

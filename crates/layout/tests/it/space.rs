@@ -21,14 +21,10 @@ pub(crate) fn region_in(shape: &[u64]) -> impl Strategy<Value = Region> + use<> 
 
 /// Meshes of one to three dimensions with at most 64 ranks, in any order.
 pub(crate) fn meshes() -> impl Strategy<Value = Mesh> {
-    let shape = prop::collection::vec(1..=8u64, 1..=3)
-        .prop_filter("at most 64", |shape| shape.iter().product::<u64>() <= 64);
+    let shape = prop::collection::vec(1..=8u64, 1..=3).prop_filter("at most 64", |shape| shape.iter().product::<u64>() <= 64);
     shape.prop_flat_map(|shape| {
         let ranks: Vec<u64> = (0..shape.iter().product()).collect();
-        (
-            Just(shape),
-            prop_oneof![Just(ranks.clone()), Just(ranks).prop_shuffle()],
-        )
+        (Just(shape), prop_oneof![Just(ranks.clone()), Just(ranks).prop_shuffle()])
             .prop_map(|(shape, ranks)| Mesh::with_ranks(&shape, &ranks).unwrap())
     })
 }
@@ -58,11 +54,7 @@ pub(crate) fn elements(region: &Region) -> Vec<Vec<u64>> {
         let interval = region.offsets()[dim]..region.end(dim);
         all = all
             .into_iter()
-            .flat_map(|element: Vec<u64>| {
-                interval
-                    .clone()
-                    .map(move |at| element.iter().copied().chain([at]).collect())
-            })
+            .flat_map(|element: Vec<u64>| interval.clone().map(move |at| element.iter().copied().chain([at]).collect()))
             .collect();
     }
     all
@@ -70,10 +62,7 @@ pub(crate) fn elements(region: &Region) -> Vec<Vec<u64>> {
 
 /// The row-major position of an element.
 pub(crate) fn position(element: &[u64], shape: &[u64]) -> usize {
-    element
-        .iter()
-        .zip(shape)
-        .fold(0, |position, (at, size)| position * size + at) as usize
+    element.iter().zip(shape).fold(0, |position, (at, size)| position * size + at) as usize
 }
 
 /// Cuts a shape into boxes: each cut is a choice of box, dimension and place, as fractions of 256.
