@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod dtype;
+pub mod metadata;
 mod path;
 pub mod pickle;
 mod read_at;
@@ -14,6 +15,10 @@ pub mod torch_file;
 mod value;
 
 pub use dtype::{DType, swap_bytes};
+pub use metadata::{
+    Chunk, Entry, EntryKind, FileId, MemoryFormat, Metadata, MetadataError, StorageInfo, StorageMeta, TensorEntry,
+    TensorProperties,
+};
 pub use path::{KeyPath, PathSegment};
 pub use read_at::ReadAt;
 pub use record::{

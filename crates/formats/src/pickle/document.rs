@@ -326,6 +326,20 @@ impl<'a> Document<'a> {
         }
     }
 
+    /// The integer, if it is one and fits 64 bits without sign.
+    #[inline]
+    pub fn as_u64(&self, node: Node) -> Option<u64> {
+        match node.tag() {
+            Tag::Int => u64::try_from(node.as_small_int()).ok(),
+            Tag::WideInt => self
+                .tables
+                .wide_ints
+                .get(node.as_index())
+                .and_then(|b| u64::try_from(b).ok()),
+            _ => None,
+        }
+    }
+
     /// The elements, if it is a tuple or a `torch.Size`.
     #[inline]
     pub fn as_dims(&self, node: Node) -> Option<&[Node]> {
@@ -365,14 +379,6 @@ impl<'a> Document<'a> {
             }
             _ => None,
         }
-    }
-
-    /// Whether two nodes are the same list, dict, set or object.
-    pub(super) fn is_container(node: Node) -> bool {
-        matches!(
-            node.tag(),
-            Tag::Tuple | Tag::List | Tag::Dict | Tag::Set | Tag::FrozenSet | Tag::Object
-        )
     }
 
     /// Bytes of a string, bytes object or bytearray; empty for anything else.

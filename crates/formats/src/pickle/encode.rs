@@ -23,13 +23,6 @@ const INTERN_UP_TO: usize = 256;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slot(u32);
 
-impl Slot {
-    /// The slot `count` after this one, for values that are memoised one after the other.
-    pub(crate) fn plus(self, count: u32) -> Slot {
-        Slot(self.0.wrapping_add(count))
-    }
-}
-
 /// Writes one pickle of protocol 2 to 5, value by value.
 #[derive(Debug)]
 pub struct Encoder {
@@ -137,6 +130,14 @@ impl Encoder {
                 let [a, b, c, d] = slot.0.to_le_bytes();
                 self.out.extend_from_slice(&[op::LONG_BINGET, a, b, c, d]);
             }
+        }
+    }
+
+    /// What [`get`](Self::get) writes.
+    pub(crate) fn reference(slot: Slot) -> Vec<u8> {
+        match u8::try_from(slot.0) {
+            Ok(short) => vec![op::BINGET, short],
+            Err(_) => [&[op::LONG_BINGET][..], &slot.0.to_le_bytes()].concat(),
         }
     }
 
@@ -312,6 +313,13 @@ impl Encoder {
             self.get(slot);
             return;
         }
+        self.global_once(module, name);
+        let slot = self.memoize();
+        self.globals.insert(key, slot);
+    }
+
+    /// A class or function that the caller keeps account of.
+    pub(crate) fn global_once(&mut self, module: &str, name: &str) {
         if self.protocol >= 4 {
             self.str(module);
             self.str(name);
@@ -329,8 +337,6 @@ impl Encoder {
             self.out.extend_from_slice(name.as_bytes());
             self.out.push(b'\n');
         }
-        let slot = self.memoize();
-        self.globals.insert(key, slot);
     }
 
     /// Opens a stretch of values, to be closed by [`tuple`](Self::tuple) or one of the `…_items`.

@@ -4,6 +4,7 @@
 //! occur is a [`Policy`]; instances are data ([`Object`]). [`read_value`] and [`write_value`] are the way to and from
 //! plain values.
 
+mod carried;
 mod decode;
 mod document;
 mod encode;
@@ -13,13 +14,15 @@ mod globals;
 mod limits;
 mod memo;
 mod node;
-mod opcode;
+pub(crate) mod opcode;
 mod read_value;
 mod text;
 mod write_value;
 
+pub use carried::Carried;
 pub use decode::{decode, decode_with_limits};
 pub use document::{Document, Global, GlobalId, Made, Object, View};
+pub(crate) use encode::BATCH;
 pub use encode::{Encoder, Slot};
 pub use error::PickleError;
 pub use globals::{Policy, Unknown, modern_module};

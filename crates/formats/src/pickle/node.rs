@@ -80,7 +80,7 @@ const TAGS: [Tag; 24] = [
 ];
 
 impl Node {
-    pub(super) const ABSENT: Node = Node(Tag::Absent as u64);
+    pub(crate) const ABSENT: Node = Node(Tag::Absent as u64);
     pub(super) const NONE: Node = Node(Tag::None as u64);
     pub(super) const EMPTY_TUPLE: Node = Node(Tag::Tuple as u64);
 
@@ -129,6 +129,12 @@ impl Node {
         TAGS.get((self.0 & TAG_MASK) as usize)
             .copied()
             .unwrap_or(Tag::Absent)
+    }
+
+    /// Spreads the node over `bits` bits, for small caches keyed by nodes.
+    #[inline]
+    pub(crate) const fn spread(self, bits: u32) -> usize {
+        (self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - bits)) as usize
     }
 
     /// Whether this is a memo slot that can't be handed out as it is.

@@ -1,7 +1,7 @@
 //! The instructions of pickle protocols 0 to 5, under CPython's names.
 
 macro_rules! opcodes {
-    ($($name:ident = $value:literal),* $(,)?) => { $(pub(super) const $name: u8 = $value;)* };
+    ($($name:ident = $value:literal),* $(,)?) => { $(pub(crate) const $name: u8 = $value;)* };
 }
 
 opcodes! {
