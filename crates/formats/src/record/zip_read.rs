@@ -52,55 +52,34 @@ struct Window {
 impl Window {
     fn get(&self, offset: u64, length: u64) -> Option<&[u8]> {
         let start = usize::try_from(offset.checked_sub(self.start)?).ok()?;
-        self.bytes
-            .get(start..start.checked_add(usize::try_from(length).ok()?)?)
+        self.bytes.get(start..start.checked_add(usize::try_from(length).ok()?)?)
     }
 }
 
 impl std::fmt::Debug for Directory<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Directory")
-            .field("entries", &self.entries)
-            .finish_non_exhaustive()
+        f.debug_struct("Directory").field("entries", &self.entries).finish_non_exhaustive()
     }
 }
 
 impl<'a> Directory<'a> {
-    pub(crate) fn open(
-        src: &'a dyn ReadAt,
-        offset: u64,
-        length: u64,
-    ) -> Result<Directory<'a>, RecordError> {
+    pub(crate) fn open(src: &'a dyn ReadAt, offset: u64, length: u64) -> Result<Directory<'a>, RecordError> {
         let file_len = src.len();
         let end = match offset.checked_add(length) {
             Some(end) if end <= file_len => end,
             _ => {
-                return Err(RecordError::OutsideFile {
-                    offset,
-                    length,
-                    file_len,
-                });
+                return Err(RecordError::OutsideFile { offset, length, file_len });
             }
         };
         let tail_len = length.min(FIRST_READ);
-        let tail = Window {
-            start: end - tail_len,
-            bytes: read_bytes(src, end - tail_len, tail_len)?,
-        };
+        let tail = Window { start: end - tail_len, bytes: read_bytes(src, end - tail_len, tail_len)? };
         let head = if tail_len == length {
             Window::default()
         } else {
             let head_len = (length - tail_len).min(HEAD_READ);
-            Window {
-                start: offset,
-                bytes: read_bytes(src, offset, head_len)?,
-            }
+            Window { start: offset, bytes: read_bytes(src, offset, head_len)? }
         };
-        let mut directory = Directory {
-            src,
-            windows: [tail, head],
-            entries: Vec::new(),
-        };
+        let mut directory = Directory { src, windows: [tail, head], entries: Vec::new() };
         directory.check_magic(offset, length)?;
         let located = directory.locate(offset, end)?;
         directory.parse(offset, &located)?;
@@ -123,8 +102,7 @@ impl<'a> Directory<'a> {
 
     fn array<const N: usize>(&self, offset: u64) -> Result<[u8; N], RecordError> {
         let bytes = self.read(offset, N as u64)?;
-        <[u8; N]>::try_from(bytes.as_slice())
-            .map_err(|_| RecordError::malformed("a short read", offset))
+        <[u8; N]>::try_from(bytes.as_slice()).map_err(|_| RecordError::malformed("a short read", offset))
     }
 
     /// Tells old torch files, which people do have, from garbage.
@@ -133,27 +111,21 @@ impl<'a> Directory<'a> {
         if first.starts_with(b"PK") {
             return Ok(());
         }
+        if first.is_empty() {
+            return Err(RecordError::malformed("it is empty", offset));
+        }
         // The magic number 0x1950a86a20f9469cfc6c as a pickled integer.
         let magic = b"\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
         if first.first() == Some(&0x80) && first.windows(magic.len()).any(|bytes| bytes == magic) {
-            return Err(RecordError::LegacyFormat {
-                kind: "a torch.save file in the format from before torch 1.6",
-            });
+            return Err(RecordError::LegacyFormat { kind: "a torch.save file in the format from before torch 1.6" });
         }
         if first.get(257..262) == Some(b"ustar") {
-            return Err(RecordError::LegacyFormat {
-                kind: "a tar file, as torch.save wrote before torch 0.1.10",
-            });
+            return Err(RecordError::LegacyFormat { kind: "a tar file, as torch.save wrote before torch 0.1.10" });
         }
         if first.first() == Some(&0x80) {
-            return Err(RecordError::LegacyFormat {
-                kind: "a bare pickle without an archive around it",
-            });
+            return Err(RecordError::LegacyFormat { kind: "a bare pickle without an archive around it" });
         }
-        Err(RecordError::malformed(
-            "it does not start with the signature of a zip entry",
-            offset,
-        ))
+        Err(RecordError::malformed("it does not start with the signature of a zip entry", offset))
     }
 
     /// Finds the central directory from the records at the end.
@@ -169,10 +141,7 @@ impl<'a> Directory<'a> {
             end_record: classic_at,
         };
         if disks != [0, 0] || counts[0] != counts[1] {
-            return Err(RecordError::malformed(
-                "an archive in several parts",
-                classic_at,
-            ));
+            return Err(RecordError::malformed("an archive in several parts", classic_at));
         }
         let locator_at = classic_at.checked_sub(20).filter(|&at| at >= offset);
         if let Some(locator_at) = locator_at {
@@ -184,14 +153,8 @@ impl<'a> Directory<'a> {
         located.start = located
             .start
             .checked_add(offset)
-            .filter(|&start| {
-                start
-                    .checked_add(located.len)
-                    .is_some_and(|end| end <= located.end_record)
-            })
-            .ok_or_else(|| {
-                RecordError::malformed("the directory lies outside the archive", classic_at)
-            })?;
+            .filter(|&start| start.checked_add(located.len).is_some_and(|end| end <= located.end_record))
+            .ok_or_else(|| RecordError::malformed("the directory lies outside the archive", classic_at))?;
         if located.len > MAX_DIRECTORY_LEN {
             return Err(RecordError::TooLarge {
                 entry: "central directory".to_owned(),
@@ -203,12 +166,7 @@ impl<'a> Directory<'a> {
     }
 
     fn find_end_record(&self, offset: u64, end: u64) -> Result<u64, RecordError> {
-        let missing = || {
-            RecordError::malformed(
-                "no end record, so the archive is cut short or not a zip",
-                end,
-            )
-        };
+        let missing = || RecordError::malformed("no end record, so the archive is cut short or not a zip", end);
         let at = end.checked_sub(22).filter(|&at| at >= offset);
         let at = at.ok_or_else(missing)?;
         if self.array::<4>(at)? == *b"PK\x05\x06" && self.array::<2>(at + 20)? == [0, 0] {
@@ -219,37 +177,22 @@ impl<'a> Directory<'a> {
         let bytes = self.read(start, search_len)?;
         for position in (0..=bytes.len().saturating_sub(22)).rev() {
             let candidate = &bytes[position..];
-            if candidate.starts_with(b"PK\x05\x06")
-                && usize::from(le16(candidate, 20)) == candidate.len() - 22
-            {
+            if candidate.starts_with(b"PK\x05\x06") && usize::from(le16(candidate, 20)) == candidate.len() - 22 {
                 return Ok(start + position as u64);
             }
         }
         Err(missing())
     }
 
-    fn zip64_end(
-        &self,
-        offset: u64,
-        locator_at: u64,
-        locator: &[u8; 20],
-        classic: &Located,
-    ) -> Result<Located, RecordError> {
-        let at = offset
-            .checked_add(le64(locator, 8))
-            .filter(|at| at.checked_add(56).is_some_and(|end| end <= locator_at));
+    fn zip64_end(&self, offset: u64, locator_at: u64, locator: &[u8; 20], classic: &Located) -> Result<Located, RecordError> {
+        let at = offset.checked_add(le64(locator, 8)).filter(|at| at.checked_add(56).is_some_and(|end| end <= locator_at));
         let bad = |reason| RecordError::malformed(reason, locator_at);
         let at = at.ok_or_else(|| bad("the zip64 end record lies outside the archive"))?;
         let record: [u8; 56] = self.array(at)?;
         if !record.starts_with(b"PK\x06\x06") {
             return Err(bad("no zip64 end record where its locator points"));
         }
-        let located = Located {
-            entries: le64(&record, 32),
-            len: le64(&record, 40),
-            start: le64(&record, 48),
-            end_record: at,
-        };
+        let located = Located { entries: le64(&record, 32), len: le64(&record, 40), start: le64(&record, 48), end_record: at };
         let alone = [le32(&record, 16), le32(&record, 20), le32(locator, 4)] == [0; 3];
         if !alone || le64(&record, 24) != located.entries {
             return Err(bad("an archive in several parts"));
@@ -268,24 +211,18 @@ impl<'a> Directory<'a> {
     fn parse(&mut self, offset: u64, located: &Located) -> Result<(), RecordError> {
         let bytes = self.read(located.start, located.len)?;
         if located.entries > located.len / 46 {
-            return Err(RecordError::malformed(
-                format!("{} entries don't fit the directory", located.entries),
-                located.start,
-            ));
+            return Err(RecordError::malformed(format!("{} entries don't fit the directory", located.entries), located.start));
         }
         let mut rest = bytes.as_slice();
         let mut entries = Vec::with_capacity(located.entries as usize);
         for _ in 0..located.entries {
             let at = located.start + (bytes.len() - rest.len()) as u64;
-            let (entry, len) = parse_central(rest, offset, at)?;
+            let (entry, len) = parse_central(rest, offset, at).map_err(|error| explain(error, &bytes))?;
             rest = rest.get(len..).unwrap_or_default();
             entries.push(entry);
         }
         if !rest.is_empty() {
-            return Err(RecordError::malformed(
-                "the directory has more than its entries",
-                located.start,
-            ));
+            return Err(RecordError::malformed("the directory has more than its entries", located.start));
         }
         prove_apart(&mut entries, located.start)?;
         self.entries = entries;
@@ -295,17 +232,13 @@ impl<'a> Directory<'a> {
     /// Where an entry's data starts in the source.
     pub(crate) fn data_offset(&self, entry: &ArchiveEntry) -> Result<u64, RecordError> {
         let header: [u8; LOCAL_HEADER as usize] = self.array(entry.header)?;
-        let bad = |reason: &str| {
-            RecordError::malformed(format!("entry {:?}: {reason}", entry.name), entry.header)
-        };
+        let bad = |reason: &str| RecordError::malformed(format!("entry {:?}: {reason}", entry.name), entry.header);
         if !header.starts_with(b"PK\x03\x04") {
             return Err(bad("no local header where the directory points"));
         }
         check_stored(&entry.name, le16(&header, 6), le16(&header, 8))?;
         let name_len = u64::from(le16(&header, 26));
-        if name_len != entry.name.len() as u64
-            || self.read(entry.header + LOCAL_HEADER, name_len)? != entry.name.as_bytes()
-        {
+        if name_len != entry.name.len() as u64 || self.read(entry.header + LOCAL_HEADER, name_len)? != entry.name.as_bytes() {
             return Err(bad("the local header has another name"));
         }
         let start = entry.header + LOCAL_HEADER + name_len + u64::from(le16(&header, 28));
@@ -337,8 +270,7 @@ fn parse_central(bytes: &[u8], offset: u64, at: u64) -> Result<(ArchiveEntry, us
     let name = bytes.get(46..name_end).ok_or_else(cut)?;
     let extra = bytes.get(name_end..extra_end).ok_or_else(cut)?;
     bytes.get(..len).ok_or_else(cut)?;
-    let name = str::from_utf8(name)
-        .map_err(|_| RecordError::malformed("an entry's name is not UTF-8", at))?;
+    let name = str::from_utf8(name).map_err(|_| RecordError::malformed("an entry's name is not UTF-8", at))?;
     check_stored(name, le16(header, 8), le16(header, 10))?;
 
     let bad = |reason: &str| RecordError::malformed(format!("entry {name:?}: {reason}"), at);
@@ -347,9 +279,7 @@ fn parse_central(bytes: &[u8], offset: u64, at: u64) -> Result<(ArchiveEntry, us
         if short != u32::MAX {
             return Ok(u64::from(short));
         }
-        let (value, rest) = wide
-            .split_first_chunk::<8>()
-            .ok_or_else(|| bad("its zip64 extra field is missing or short"))?;
+        let (value, rest) = wide.split_first_chunk::<8>().ok_or_else(|| bad("its zip64 extra field is missing or short"))?;
         wide = rest;
         Ok(u64::from_le_bytes(*value))
     };
@@ -362,9 +292,7 @@ fn parse_central(bytes: &[u8], offset: u64, at: u64) -> Result<(ArchiveEntry, us
     if ![0, u16::MAX].contains(&le16(header, 34)) {
         return Err(bad("it is in another part of the archive"));
     }
-    let header_at = local
-        .checked_add(offset)
-        .ok_or_else(|| bad("its position overflows"))?;
+    let header_at = local.checked_add(offset).ok_or_else(|| bad("its position overflows"))?;
     let crc32 = le32(header, 16);
     let entry = ArchiveEntry {
         name: name.to_owned(),
@@ -375,6 +303,17 @@ fn parse_central(bytes: &[u8], offset: u64, at: u64) -> Result<(ArchiveEntry, us
         limit: 0,
     };
     Ok((entry, len))
+}
+
+/// Says what an archive with compressed entries most likely is.
+fn explain(error: RecordError, directory: &[u8]) -> RecordError {
+    let constants = b"/constants.pkl";
+    match error {
+        RecordError::NotStored { entry, .. } if directory.windows(constants.len()).any(|name| name == constants) => {
+            RecordError::Unsupported { key: entry, what: "a TorchScript program (torch.jit.save)".to_owned() }
+        }
+        error => error,
+    }
 }
 
 fn zip64_extra(mut extra: &[u8]) -> Option<&[u8]> {
@@ -395,10 +334,7 @@ fn check_stored(name: &str, flags: u16, method: u16) -> Result<(), RecordError> 
         (0, method) => format!("compressed (zip method {method})"),
         _ => "encrypted".to_owned(),
     };
-    Err(RecordError::NotStored {
-        entry: name.to_owned(),
-        how,
-    })
+    Err(RecordError::NotStored { entry: name.to_owned(), how })
 }
 
 /// Checks that entries have distinct names, lie before the directory and don't overlap, and notes for each
@@ -407,10 +343,7 @@ fn prove_apart(entries: &mut [ArchiveEntry], directory: u64) -> Result<(), Recor
     let mut names = HashSet::with_capacity(entries.len());
     for entry in entries.iter() {
         if !names.insert(entry.name.as_str()) {
-            return Err(RecordError::malformed(
-                format!("entry {:?} occurs twice", entry.name),
-                entry.header,
-            ));
+            return Err(RecordError::malformed(format!("entry {:?} occurs twice", entry.name), entry.header));
         }
     }
     let mut order: Vec<usize> = (0..entries.len()).collect();
@@ -420,10 +353,8 @@ fn prove_apart(entries: &mut [ArchiveEntry], directory: u64) -> Result<(), Recor
         let limit = next.map_or(directory, |next| entries[next].header);
         let entry = &mut entries[index];
         entry.limit = limit;
-        let least_end = entry
-            .size
-            .checked_add(LOCAL_HEADER + entry.name.len() as u64)
-            .and_then(|len| len.checked_add(entry.header));
+        let least_end =
+            entry.size.checked_add(LOCAL_HEADER + entry.name.len() as u64).and_then(|len| len.checked_add(entry.header));
         if least_end.is_none_or(|end| end > limit) {
             return Err(match next {
                 Some(next) => RecordError::Overlap {
@@ -431,10 +362,7 @@ fn prove_apart(entries: &mut [ArchiveEntry], directory: u64) -> Result<(), Recor
                     second: entries[next].name.clone(),
                     offset: entries[next].header,
                 },
-                None => RecordError::malformed(
-                    format!("entry {:?} reaches past the archive's data", entry.name),
-                    entry.header,
-                ),
+                None => RecordError::malformed(format!("entry {:?} reaches past the archive's data", entry.name), entry.header),
             });
         }
         next = Some(index);
@@ -443,22 +371,13 @@ fn prove_apart(entries: &mut [ArchiveEntry], directory: u64) -> Result<(), Recor
 }
 
 fn le16(bytes: &[u8], at: usize) -> u16 {
-    bytes
-        .get(at..)
-        .and_then(<[u8]>::first_chunk)
-        .map_or(0, |value| u16::from_le_bytes(*value))
+    bytes.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |value| u16::from_le_bytes(*value))
 }
 
 fn le32(bytes: &[u8], at: usize) -> u32 {
-    bytes
-        .get(at..)
-        .and_then(<[u8]>::first_chunk)
-        .map_or(0, |value| u32::from_le_bytes(*value))
+    bytes.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |value| u32::from_le_bytes(*value))
 }
 
 fn le64(bytes: &[u8], at: usize) -> u64 {
-    bytes
-        .get(at..)
-        .and_then(<[u8]>::first_chunk)
-        .map_or(0, |value| u64::from_le_bytes(*value))
+    bytes.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |value| u64::from_le_bytes(*value))
 }

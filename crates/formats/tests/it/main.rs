@@ -5,3 +5,4 @@ mod record_read;
 mod record_write;
 mod safetensors;
 mod support;
+mod torch_file;

@@ -13,23 +13,13 @@ pub(crate) fn record(spec: &RecordSpec<'_>, data: &[u8]) -> Vec<u8> {
     assert_eq!(frame.data_offset() % 64, 0);
     assert_eq!(frame.data_offset(), frame.head.len() as u64);
     assert_eq!(frame.data_len(), data.len() as u64);
-    let whole = [
-        frame.head.as_slice(),
-        data,
-        &frame.tail(crc32fast::hash(data)),
-    ]
-    .concat();
+    let whole = [frame.head.as_slice(), data, &frame.tail(crc32fast::hash(data))].concat();
     assert_eq!(frame.total_len(), whole.len() as u64);
     whole
 }
 
 fn spec<'a>(dtype: DType, shape: &'a [u64]) -> RecordSpec<'a> {
-    RecordSpec {
-        dtype,
-        shape,
-        requires_grad: false,
-        note: None,
-    }
+    RecordSpec { dtype, shape, requires_grad: false, note: None }
 }
 
 /// The bytes that the fixtures' script puts into its tensors.
@@ -47,19 +37,13 @@ fn plain_records_have_torchs_own_bytes() {
         let file = case["file"].as_str().unwrap();
         let dtype = DType::from_name(case["dtype"].as_str().unwrap()).unwrap();
         let shape: Vec<u64> = serde_json::from_value(case["shape"].clone()).unwrap();
-        let spec = RecordSpec {
-            requires_grad: case["requires_grad"].as_bool().unwrap(),
-            ..spec(dtype, &shape)
-        };
+        let spec = RecordSpec { requires_grad: case["requires_grad"].as_bool().unwrap(), ..spec(dtype, &shape) };
         let len = shape.iter().product::<u64>() * dtype.size();
         let ours = record(&spec, &counting(dtype, len));
         let theirs = read_fixture(&format!("records/plain/{file}"));
         assert!(ours == theirs, "{file} differs");
     }
-    assert_eq!(
-        pickle_record(b"\x80\x02K\x05.", None).unwrap(),
-        read_fixture("records/plain/five.pt")
-    );
+    assert_eq!(pickle_record(b"\x80\x02K\x05.", None).unwrap(), read_fixture("records/plain/five.pt"));
 }
 
 #[test]
@@ -70,10 +54,7 @@ fn past_4_gib_head_and_tail_are_torchs_own_bytes() {
     // The CRC of that many zeros, which torch computed, stands right behind the data.
     let crc32 = u32::from_le_bytes(*tail[4..].first_chunk().unwrap());
     assert_eq!(frame.tail(crc32), tail);
-    assert_eq!(
-        frame.total_len(),
-        frame.head.len() as u64 + (1 << 32) + 5 + tail.len() as u64
-    );
+    assert_eq!(frame.total_len(), frame.head.len() as u64 + (1 << 32) + 5 + tail.len() as u64);
 }
 
 /// A record whose data is a hole: head and tail in memory, any length between.
@@ -106,26 +87,11 @@ impl ReadAt for Hollow {
 #[test]
 fn every_size_around_the_zip64_limits_reads_back() {
     let limit = u64::from(u32::MAX);
-    let sizes = (limit - 1200..limit + 3).step_by(7).chain([
-        limit - 1,
-        limit,
-        limit + 1,
-        1 << 33,
-        1 << 45,
-        (1 << 62) + 1,
-    ]);
+    let sizes = (limit - 1200..limit + 3).step_by(7).chain([limit - 1, limit, limit + 1, 1 << 33, 1 << 45, (1 << 62) + 1]);
     for size in sizes {
         let note: &[u8] = b"far away";
-        let frame = RecordFrame::new(&RecordSpec {
-            note: Some(note),
-            ..spec(DType::Int8, &[size])
-        })
-        .unwrap();
-        let hollow = Hollow {
-            tail: frame.tail(0x1234_5678),
-            head: frame.head.clone(),
-            data_len: size,
-        };
+        let frame = RecordFrame::new(&RecordSpec { note: Some(note), ..spec(DType::Int8, &[size]) }).unwrap();
+        let hollow = Hollow { tail: frame.tail(0x1234_5678), head: frame.head.clone(), data_len: size };
         assert_eq!(hollow.len(), frame.total_len(), "{size}");
         let archive = TorchArchive::open_file(&hollow).unwrap();
         let entry = archive.entry("data/0").unwrap();
@@ -140,13 +106,7 @@ fn every_size_around_the_zip64_limits_reads_back() {
 
 #[test]
 fn shapes_that_no_file_can_hold_are_refused() {
-    for shape in [
-        &[u64::MAX][..],
-        &[1 << 40, 1 << 40],
-        &[1 << 40, 0, 1 << 40],
-        &[1 << 62, 2],
-        &[1; 65],
-    ] {
+    for shape in [&[u64::MAX][..], &[1 << 40, 1 << 40], &[1 << 40, 0, 1 << 40], &[1 << 62, 2], &[1; 65]] {
         let error = RecordFrame::new(&spec(DType::Float64, shape)).unwrap_err();
         assert!(error.to_string().contains("too large"), "{error}");
     }
@@ -156,13 +116,7 @@ fn shapes_that_no_file_can_hold_are_refused() {
 fn the_zip_crate_reads_our_records() {
     let note = b"{\"key\": \"model.weight\"}";
     let data = counting(DType::Float32, 24);
-    let bytes = record(
-        &RecordSpec {
-            note: Some(note),
-            ..spec(DType::Float32, &[2, 3])
-        },
-        &data,
-    );
+    let bytes = record(&RecordSpec { note: Some(note), ..spec(DType::Float32, &[2, 3]) }, &data);
     let mut archive = zip::ZipArchive::new(std::io::Cursor::new(bytes)).unwrap();
     assert_eq!(archive.len(), 8);
     // Reading to the end makes the crate compare checksums.
@@ -187,10 +141,7 @@ fn torch_loads_our_records_and_maps_them() {
             let len = shape.iter().product::<u64>() * dtype.size();
             let name = shape.iter().map(|size| format!("_{size}"));
             let name = format!("{}{}.pt", dtype.name(), name.collect::<String>());
-            let spec = RecordSpec {
-                note: Some(b"a note"),
-                ..spec(dtype, shape)
-            };
+            let spec = RecordSpec { note: Some(b"a note"), ..spec(dtype, shape) };
             let bytes = record(&spec, &counting(dtype, len));
             fs::write(folder.path().join(name), bytes).unwrap();
         }

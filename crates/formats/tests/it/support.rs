@@ -10,9 +10,7 @@ use sha2::{Digest, Sha256};
 
 /// A path below this crate's `tests` folder.
 pub(crate) fn fixture(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests")
-        .join(path)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(path)
 }
 
 pub(crate) fn read_fixture(path: &str) -> Vec<u8> {
@@ -77,31 +75,16 @@ pub(crate) fn torch_python() -> Option<PathBuf> {
         Some(python) => PathBuf::from(python),
         None => root.join(".venv/bin/python"),
     };
-    let works = Command::new(&python)
-        .args(["-c", "import torch"])
-        .output()
-        .is_ok_and(|output| output.status.success());
+    let works = Command::new(&python).args(["-c", "import torch"]).output().is_ok_and(|output| output.status.success());
     if !works {
-        println!(
-            "skipped: {} has no torch; set RESHARD_PYTHON to a Python that has",
-            python.display()
-        );
+        println!("skipped: {} has no torch; set RESHARD_PYTHON to a Python that has", python.display());
     }
     works.then_some(python)
 }
 
 /// Runs a Python program and returns what it printed.
 pub(crate) fn run_python(python: &Path, program: &str, args: &[&Path]) -> String {
-    let output = Command::new(python)
-        .arg("-c")
-        .arg(program)
-        .args(args)
-        .output()
-        .unwrap();
-    assert!(
-        output.status.success(),
-        "python failed:\n{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    let output = Command::new(python).arg("-c").arg(program).args(args).output().unwrap();
+    assert!(output.status.success(), "python failed:\n{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }

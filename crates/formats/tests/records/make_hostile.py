@@ -107,9 +107,9 @@ def doubled(depth):
 
 
 def archives():
-    yield "empty", b"", "no end record"
+    yield "empty", b"", "empty"
     yield "garbage", bytes(range(256)) * 4, "signature"
-    yield "only_end", archive(), "signature"
+    yield "only_end", archive(), "folder"
     yield "cut", archive(*good())[:-1], "no end record"
     yield "long_comment", archive(*good(), end=b"x" * 70)[:-1], "no end record"
     yield "size_past_archive", archive(*good(size=1 << 20)), "archive/data/0", "past the archive"

@@ -79,8 +79,9 @@ def rank_main(rank, out):
     }
     for name, options in modes.items():
         if name == "consolidated":
-            # Torch 2.13 fails to consolidate integers: it asks torch.finfo for the size of every type.
-            del sharded["blocks.0.steps"]
+            # Torch 2.13 fails to consolidate integers (it asks torch.finfo for the size of every type) and makes
+            # zeros of zero-dim tensors.
+            del sharded["blocks.0.steps"], sharded["blocks.0.scale"]
             options["fqn_to_index_mapping"] = {key: FILES[key] for key in sharded}
         dcp.save(dict(sharded), storage_writer=HuggingFaceStorageWriter(str(out / name), **options))
     if rank == 0:
