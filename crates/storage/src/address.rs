@@ -57,10 +57,7 @@ const REMOTE: &[(&str, &str, Scheme)] = &[
 impl Address {
     /// Understands a path, `file://`, `memory://`, `s3://`, `gs://`, `az://`, `http://` or `https://`.
     pub fn parse(text: &str) -> Result<Address> {
-        let bad = |reason: &str| StorageError::BadAddress {
-            address: text.to_owned(),
-            reason: reason.to_owned(),
-        };
+        let bad = |reason: &str| StorageError::BadAddress { address: text.to_owned(), reason: reason.to_owned() };
         if text.is_empty() {
             return Err(bad("it is empty"));
         }
@@ -74,9 +71,7 @@ impl Address {
         if scheme == "file" {
             let path = rest.strip_prefix("localhost").unwrap_or(rest);
             if !path.starts_with('/') {
-                return Err(bad(
-                    "a file:// address needs an absolute path, as in file:///data/run",
-                ));
+                return Err(bad("a file:// address needs an absolute path, as in file:///data/run"));
             }
             let path = percent_decode(path).ok_or_else(|| bad("its percent-encoding is broken"))?;
             if path.contains('\0') {
@@ -85,9 +80,7 @@ impl Address {
             return Ok(Address(Inner::Local(PathBuf::from(path))));
         }
         let Some(&(_, prefix, kind)) = REMOTE.iter().find(|(name, ..)| *name == scheme) else {
-            return Err(bad(
-                "its scheme is none of file, s3, gs, az, http, https, memory",
-            ));
+            return Err(bad("its scheme is none of file, s3, gs, az, http, https, memory"));
         };
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         if authority.is_empty() {
@@ -103,12 +96,7 @@ impl Address {
         if kind == Scheme::Http && path.contains(['?', '#']) {
             return Err(bad("a query or fragment cannot be joined with file names"));
         }
-        Ok(Address(Inner::Remote {
-            scheme: kind,
-            prefix,
-            authority: authority.to_owned(),
-            path: parts.join("/"),
-        }))
+        Ok(Address(Inner::Remote { scheme: kind, prefix, authority: authority.to_owned(), path: parts.join("/") }))
     }
 
     /// A place on the local file system.
@@ -153,17 +141,9 @@ impl Address {
         crate::check_relative(relative)?;
         Ok(Address(match &self.0 {
             Inner::Local(path) => Inner::Local(path.join(relative)),
-            Inner::Remote {
-                scheme,
-                prefix,
-                authority,
-                path,
-            } => Inner::Remote {
-                scheme: *scheme,
-                prefix,
-                authority: authority.clone(),
-                path: crate::path::join(path, relative),
-            },
+            Inner::Remote { scheme, prefix, authority, path } => {
+                Inner::Remote { scheme: *scheme, prefix, authority: authority.clone(), path: crate::path::join(path, relative) }
+            }
         }))
     }
 
@@ -172,20 +152,11 @@ impl Address {
         match &self.0 {
             Inner::Local(path) => {
                 let parent = path.parent()?;
-                let parent = if parent.as_os_str().is_empty() {
-                    Path::new(".")
-                } else {
-                    parent
-                };
+                let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
                 Some(Address::local(parent))
             }
             Inner::Remote { path, .. } if path.is_empty() => None,
-            Inner::Remote {
-                scheme,
-                prefix,
-                authority,
-                path,
-            } => Some(Address(Inner::Remote {
+            Inner::Remote { scheme, prefix, authority, path } => Some(Address(Inner::Remote {
                 scheme: *scheme,
                 prefix,
                 authority: authority.clone(),
@@ -208,18 +179,8 @@ impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Inner::Local(path) => write!(f, "{}", path.display()),
-            Inner::Remote {
-                prefix,
-                authority,
-                path,
-                ..
-            } if path.is_empty() => write!(f, "{prefix}://{authority}"),
-            Inner::Remote {
-                prefix,
-                authority,
-                path,
-                ..
-            } => write!(f, "{prefix}://{authority}/{path}"),
+            Inner::Remote { prefix, authority, path, .. } if path.is_empty() => write!(f, "{prefix}://{authority}"),
+            Inner::Remote { prefix, authority, path, .. } => write!(f, "{prefix}://{authority}/{path}"),
         }
     }
 }
@@ -242,11 +203,8 @@ impl FromStr for Address {
 fn split_scheme(text: &str) -> Option<(&str, &str)> {
     let (scheme, rest) = text.split_once("://")?;
     let mut letters = scheme.chars();
-    let starts_well = letters
-        .next()
-        .is_some_and(|first| first.is_ascii_alphabetic());
-    let goes_on_well =
-        letters.all(|letter| letter.is_ascii_alphanumeric() || "+-.".contains(letter));
+    let starts_well = letters.next().is_some_and(|first| first.is_ascii_alphabetic());
+    let goes_on_well = letters.all(|letter| letter.is_ascii_alphanumeric() || "+-.".contains(letter));
     (starts_well && goes_on_well).then_some((scheme, rest))
 }
 
@@ -292,20 +250,8 @@ mod tests {
 
     #[test]
     fn addresses_that_make_no_sense_are_refused() {
-        for text in [
-            "",
-            "ftp://x/y",
-            "s3://",
-            "s3:///key",
-            "file://relative",
-            "file:///%zz",
-            "s3://b/../c",
-            "s3://u:p@b/c",
-        ] {
-            assert!(
-                matches!(Address::parse(text), Err(StorageError::BadAddress { .. })),
-                "{text:?}"
-            );
+        for text in ["", "ftp://x/y", "s3://", "s3:///key", "file://relative", "file:///%zz", "s3://b/../c", "s3://u:p@b/c"] {
+            assert!(matches!(Address::parse(text), Err(StorageError::BadAddress { .. })), "{text:?}");
         }
     }
 
@@ -319,9 +265,6 @@ mod tests {
             assert!(root.join("../x").is_err());
         }
         assert_eq!(Address::parse("s3://bucket").unwrap().parent(), None);
-        assert_eq!(
-            Address::parse("x").unwrap().parent().unwrap().to_string(),
-            "."
-        );
+        assert_eq!(Address::parse("x").unwrap().parent().unwrap().to_string(), ".");
     }
 }

@@ -16,42 +16,21 @@ type Case = fn(Make<'_>);
 /// Every rule, by name.
 pub const CASES: &[(&str, Case)] = &[
     ("nothing is there at first", nothing_is_there_at_first),
-    (
-        "paths outside of the root are refused",
-        paths_outside_are_refused,
-    ),
+    ("paths outside of the root are refused", paths_outside_are_refused),
     ("what is written is read", what_is_written_is_read),
     ("many threads write one file", many_threads_write_one_file),
-    (
-        "ordered backends refuse disorder",
-        ordered_backends_refuse_disorder,
-    ),
+    ("ordered backends refuse disorder", ordered_backends_refuse_disorder),
     ("a large file survives", a_large_file_survives),
-    (
-        "existing files are not overwritten",
-        existing_files_are_not_overwritten,
-    ),
+    ("existing files are not overwritten", existing_files_are_not_overwritten),
     ("declared lengths are checked", declared_lengths_are_checked),
     ("an aborted file is gone", an_aborted_file_is_gone),
-    (
-        "publishing creates or replaces",
-        publishing_creates_or_replaces,
-    ),
+    ("publishing creates or replaces", publishing_creates_or_replaces),
     ("one of many creators wins", one_of_many_creators_wins),
-    (
-        "a reader never sees half a publication",
-        a_reader_never_sees_half_a_publication,
-    ),
-    (
-        "listings are complete, sorted and inside",
-        listings_are_complete,
-    ),
+    ("a reader never sees half a publication", a_reader_never_sees_half_a_publication),
+    ("listings are complete, sorted and inside", listings_are_complete),
     ("reads past the end fail", reads_past_the_end_fail),
     ("ranges may be in any order", ranges_may_be_in_any_order),
-    (
-        "links and copies are equal and independent",
-        links_and_copies,
-    ),
+    ("links and copies are equal and independent", links_and_copies),
     ("deleting is idempotent", deleting_is_idempotent),
 ];
 
@@ -78,19 +57,14 @@ fn pattern(length: usize, seed: u64) -> Vec<u8> {
 }
 
 fn write(store: &dyn Store, path: &str, bytes: &[u8]) {
-    let writer = store
-        .create_writer(path, &WriteOptions::with_length(bytes.len() as u64))
-        .unwrap();
+    let writer = store.create_writer(path, &WriteOptions::with_length(bytes.len() as u64)).unwrap();
     writer.write_at(0, &[IoSlice::new(bytes)]).unwrap();
     writer.finish(true).unwrap();
 }
 
 fn names_path<T: std::fmt::Debug>(result: Result<T, StorageError>, path: &str) -> StorageError {
     let error = result.expect_err("this must fail");
-    assert!(
-        error.to_string().contains(path),
-        "the error does not name {path:?}: {error}"
-    );
+    assert!(error.to_string().contains(path), "the error does not name {path:?}: {error}");
     error
 }
 
@@ -116,31 +90,15 @@ fn paths_outside_are_refused(make: Make<'_>) {
     let store = make("outside");
     store.prepare().unwrap();
     store.publish("inside", b"x", Publish::Create).unwrap();
-    for path in [
-        "",
-        "..",
-        "../outside/inside",
-        "/etc/hostname",
-        "a/../inside",
-        "a//b",
-        "./inside",
-        "inside/",
-    ] {
+    for path in ["", "..", "../outside/inside", "/etc/hostname", "a/../inside", "a//b", "./inside", "inside/"] {
         let refused = |result: Result<(), StorageError>| {
-            assert!(
-                matches!(result, Err(StorageError::BadPath { .. })),
-                "{path:?}: {result:?}"
-            );
+            assert!(matches!(result, Err(StorageError::BadPath { .. })), "{path:?}: {result:?}");
         };
         refused(store.size(path).map(|_| ()));
         refused(store.exists(path).map(|_| ()));
         refused(store.read(path, 10).map(|_| ()));
         refused(store.open_reader(path).map(|_| ()));
-        refused(
-            store
-                .create_writer(path, &WriteOptions::default())
-                .map(|_| ()),
-        );
+        refused(store.create_writer(path, &WriteOptions::default()).map(|_| ()));
         refused(store.publish(path, b"x", Publish::Replace));
         refused(store.publish(path, b"x", Publish::Create));
         refused(store.delete(path));
@@ -154,13 +112,8 @@ fn what_is_written_is_read(make: Make<'_>) {
     let store = make("written");
     store.prepare().unwrap();
     let bytes = pattern(100_003, 1);
-    for (name, declared) in [
-        ("declared", Some(bytes.len() as u64)),
-        ("deep/er/undeclared", None),
-    ] {
-        let writer = store
-            .create_writer(name, &WriteOptions { length: declared })
-            .unwrap();
+    for (name, declared) in [("declared", Some(bytes.len() as u64)), ("deep/er/undeclared", None)] {
+        let writer = store.create_writer(name, &WriteOptions { length: declared }).unwrap();
         assert!(writer.path().contains(name));
         let mut offset = 0;
         // Several parts per write, empty ones among them, at offsets that no block starts at.
@@ -177,21 +130,11 @@ fn what_is_written_is_read(make: Make<'_>) {
         assert!(store.exists(name).unwrap());
         assert_eq!(store.read(name, bytes.len() as u64).unwrap(), bytes);
         let error = names_path(store.read(name, bytes.len() as u64 - 1), name);
-        assert!(
-            matches!(error, StorageError::TooLarge { size: 100_003, .. }),
-            "{error}"
-        );
+        assert!(matches!(error, StorageError::TooLarge { size: 100_003, .. }), "{error}");
         let reader = store.open_reader(name).unwrap();
         assert_eq!(reader.len(), bytes.len() as u64);
         assert!(reader.path().contains(name) && !reader.is_empty());
-        for (offset, length) in [
-            (0, 100_003),
-            (1, 5),
-            (4_096, 8_192),
-            (99_999, 4),
-            (50_000, 0),
-            (100_003, 0),
-        ] {
+        for (offset, length) in [(0, 100_003), (1, 5), (4_096, 8_192), (99_999, 4), (50_000, 0), (100_003, 0)] {
             let mut back = vec![0; length];
             reader.read_at(offset as u64, &mut back).unwrap();
             assert_eq!(back, bytes[offset..offset + length]);
@@ -199,11 +142,7 @@ fn what_is_written_is_read(make: Make<'_>) {
     }
     for sync in [false, true] {
         let name = format!("empty-{sync}");
-        store
-            .create_writer(&name, &WriteOptions::with_length(0))
-            .unwrap()
-            .finish(sync)
-            .unwrap();
+        store.create_writer(&name, &WriteOptions::with_length(0)).unwrap().finish(sync).unwrap();
         assert_eq!(store.read(&name, 0).unwrap(), b"");
         assert!(store.open_reader(&name).unwrap().is_empty());
     }
@@ -216,9 +155,7 @@ fn many_threads_write_one_file(make: Make<'_>) {
     }
     store.prepare().unwrap();
     let bytes = pattern(1 << 20, 2);
-    let writer = store
-        .create_writer("file", &WriteOptions::with_length(bytes.len() as u64))
-        .unwrap();
+    let writer = store.create_writer("file", &WriteOptions::with_length(bytes.len() as u64)).unwrap();
     // Pieces of an odd size, dealt out to the threads, so that neighbours share blocks.
     let pieces: Vec<_> = bytes.chunks(4_999).enumerate().collect();
     std::thread::scope(|scope| {
@@ -226,9 +163,7 @@ fn many_threads_write_one_file(make: Make<'_>) {
             let (pieces, writer) = (&pieces, &writer);
             scope.spawn(move || {
                 for (index, piece) in pieces.iter().skip(thread).step_by(4).rev() {
-                    writer
-                        .write_at((index * 4_999) as u64, &[IoSlice::new(piece)])
-                        .unwrap();
+                    writer.write_at((index * 4_999) as u64, &[IoSlice::new(piece)]).unwrap();
                 }
             });
         }
@@ -249,27 +184,18 @@ fn many_threads_write_one_file(make: Make<'_>) {
 fn ordered_backends_refuse_disorder(make: Make<'_>) {
     let store = make("order");
     store.prepare().unwrap();
-    let writer = store
-        .create_writer("file", &WriteOptions::default())
-        .unwrap();
+    let writer = store.create_writer("file", &WriteOptions::default()).unwrap();
     writer.write_at(0, &[IoSlice::new(b"ab")]).unwrap();
     if store.capabilities().ordered_writes {
         for offset in [0, 3] {
             let error = names_path(writer.write_at(offset, &[IoSlice::new(b"x")]), "file");
-            assert!(
-                matches!(error, StorageError::OutOfOrder { expected: 2, .. }),
-                "{error}"
-            );
+            assert!(matches!(error, StorageError::OutOfOrder { expected: 2, .. }), "{error}");
         }
     } else {
         writer.write_at(4, &[IoSlice::new(b"ef")]).unwrap();
     }
     writer.write_at(2, &[IoSlice::new(b"cd")]).unwrap();
-    assert!(
-        writer
-            .write_at(u64::MAX - 1, &[IoSlice::new(b"xyz")])
-            .is_err()
-    );
+    assert!(writer.write_at(u64::MAX - 1, &[IoSlice::new(b"xyz")]).is_err());
     writer.finish(true).unwrap();
     assert!(b"abcdef".starts_with(&store.read("file", 10).unwrap()));
 }
@@ -278,26 +204,15 @@ fn a_large_file_survives(make: Make<'_>) {
     let store = make("large");
     store.prepare().unwrap();
     let bytes = pattern((21 << 20) + 12_345, 3);
-    let writer = store
-        .create_writer("file", &WriteOptions::with_length(bytes.len() as u64))
-        .unwrap();
+    let writer = store.create_writer("file", &WriteOptions::with_length(bytes.len() as u64)).unwrap();
     let mut offset = 0;
     for piece in bytes.chunks((3 << 20) + 17) {
-        writer
-            .write_at(
-                offset,
-                &[IoSlice::new(&piece[..64]), IoSlice::new(&piece[64..])],
-            )
-            .unwrap();
+        writer.write_at(offset, &[IoSlice::new(&piece[..64]), IoSlice::new(&piece[64..])]).unwrap();
         offset += piece.len() as u64;
     }
     writer.finish(true).unwrap();
     let mut back = vec![0; bytes.len()];
-    store
-        .open_reader("file")
-        .unwrap()
-        .read_at(0, &mut back)
-        .unwrap();
+    store.open_reader("file").unwrap().read_at(0, &mut back).unwrap();
     assert!(back == bytes, "a large file came back changed");
 }
 
@@ -307,11 +222,7 @@ fn existing_files_are_not_overwritten(make: Make<'_>) {
     write(&*store, "file", b"old");
     let again = store
         .create_writer("file", &WriteOptions::default())
-        .and_then(|writer| {
-            writer
-                .write_at(0, &[IoSlice::new(b"new")])
-                .and_then(|()| writer.finish(true))
-        });
+        .and_then(|writer| writer.write_at(0, &[IoSlice::new(b"new")]).and_then(|()| writer.finish(true)));
     assert!(names_path(again, "file").is_already_exists());
     assert_eq!(store.read("file", 10).unwrap(), b"old");
 }
@@ -319,33 +230,17 @@ fn existing_files_are_not_overwritten(make: Make<'_>) {
 fn declared_lengths_are_checked(make: Make<'_>) {
     let store = make("lengths");
     store.prepare().unwrap();
-    let writer = store
-        .create_writer("file", &WriteOptions::with_length(10))
-        .unwrap();
+    let writer = store.create_writer("file", &WriteOptions::with_length(10)).unwrap();
     writer.write_at(0, &[IoSlice::new(b"short")]).unwrap();
     let error = names_path(writer.finish(true), "file");
-    assert!(
-        matches!(
-            error,
-            StorageError::WrongLength {
-                declared: 10,
-                written: 5,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, StorageError::WrongLength { declared: 10, written: 5, .. }), "{error}");
 }
 
 fn an_aborted_file_is_gone(make: Make<'_>) {
     let store = make("aborted");
     store.prepare().unwrap();
-    let writer = store
-        .create_writer("folder/file", &WriteOptions::with_length(12 << 20))
-        .unwrap();
-    writer
-        .write_at(0, &[IoSlice::new(&pattern(11 << 20, 4))])
-        .unwrap();
+    let writer = store.create_writer("folder/file", &WriteOptions::with_length(12 << 20)).unwrap();
+    writer.write_at(0, &[IoSlice::new(&pattern(11 << 20, 4))]).unwrap();
     writer.abort();
     assert!(store.list("").unwrap().is_empty());
     write(&*store, "folder/file", b"again");
@@ -356,28 +251,13 @@ fn publishing_creates_or_replaces(make: Make<'_>) {
     let store = make("publish");
     store.prepare().unwrap();
     store.publish(".metadata", b"one", Publish::Create).unwrap();
-    assert!(
-        names_path(
-            store.publish(".metadata", b"two", Publish::Create),
-            ".metadata"
-        )
-        .is_already_exists()
-    );
+    assert!(names_path(store.publish(".metadata", b"two", Publish::Create), ".metadata").is_already_exists());
     assert_eq!(store.read(".metadata", 10).unwrap(), b"one");
-    store
-        .publish(".metadata", b"three", Publish::Replace)
-        .unwrap();
+    store.publish(".metadata", b"three", Publish::Replace).unwrap();
     assert_eq!(store.read(".metadata", 10).unwrap(), b"three");
-    store
-        .publish("new/folder/file", b"", Publish::Replace)
-        .unwrap();
+    store.publish("new/folder/file", b"", Publish::Replace).unwrap();
     assert_eq!(store.read("new/folder/file", 10).unwrap(), b"");
-    let left: Vec<_> = store
-        .list("")
-        .unwrap()
-        .into_iter()
-        .filter(|file| is_staged(&file.path))
-        .collect();
+    let left: Vec<_> = store.list("").unwrap().into_iter().filter(|file| is_staged(&file.path)).collect();
     assert!(left.is_empty(), "{left:?}");
 }
 
@@ -405,10 +285,7 @@ fn one_of_many_creators_wins(make: Make<'_>) {
                 })
             })
             .collect();
-        racers
-            .into_iter()
-            .filter_map(|racer| racer.join().unwrap())
-            .collect()
+        racers.into_iter().filter_map(|racer| racer.join().unwrap()).collect()
     });
     // A server that checks and then writes can let two in; whoever is told that it won must at least be one of them.
     assert!(!winners.is_empty());
@@ -423,9 +300,7 @@ fn a_reader_never_sees_half_a_publication(make: Make<'_>) {
     let store = make("half");
     store.prepare().unwrap();
     let versions = [pattern(50_000, 5), pattern(70_000, 6)];
-    store
-        .publish("file", &versions[0], Publish::Replace)
-        .unwrap();
+    store.publish("file", &versions[0], Publish::Replace).unwrap();
     if !store.capabilities().atomic_replace {
         return;
     }
@@ -433,19 +308,13 @@ fn a_reader_never_sees_half_a_publication(make: Make<'_>) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for round in 0..20 {
-                store
-                    .publish("file", &versions[round % 2], Publish::Replace)
-                    .unwrap();
+                store.publish("file", &versions[round % 2], Publish::Replace).unwrap();
             }
             done.store(true, std::sync::atomic::Ordering::SeqCst);
         });
         while !done.load(std::sync::atomic::Ordering::SeqCst) {
             let seen = store.read("file", 1 << 20).unwrap();
-            assert!(
-                versions.contains(&seen),
-                "{} bytes that nobody published",
-                seen.len()
-            );
+            assert!(versions.contains(&seen), "{} bytes that nobody published", seen.len());
         }
     });
 }
@@ -457,18 +326,9 @@ fn listings_are_complete(make: Make<'_>) {
     }
     sibling.publish("other", b"x", Publish::Create).unwrap();
     for path in ["b", "a/z", "a/b/c", "a.txt", "ab/c"] {
-        store
-            .publish(path, path.as_bytes(), Publish::Create)
-            .unwrap();
+        store.publish(path, path.as_bytes(), Publish::Create).unwrap();
     }
-    let listed = |prefix: &str| -> Vec<String> {
-        store
-            .list(prefix)
-            .unwrap()
-            .into_iter()
-            .map(|file| file.path)
-            .collect()
-    };
+    let listed = |prefix: &str| -> Vec<String> { store.list(prefix).unwrap().into_iter().map(|file| file.path).collect() };
     assert_eq!(listed(""), ["a.txt", "a/b/c", "a/z", "ab/c", "b"]);
     assert_eq!(listed("a"), ["a.txt", "a/b/c", "a/z", "ab/c"]);
     assert_eq!(listed("a/"), ["a/b/c", "a/z"]);
@@ -488,26 +348,11 @@ fn reads_past_the_end_fail(make: Make<'_>) {
     let reader = store.open_reader("file").unwrap();
     for (offset, length) in [(10, 1), (5, 6), (11, 0), (u64::MAX, 1), (u64::MAX, 0)] {
         let error = names_path(reader.read_at(offset, &mut vec![0; length]), "file");
-        assert!(
-            matches!(error, StorageError::OutOfRange { size: 10, .. }),
-            "{error}"
-        );
+        assert!(matches!(error, StorageError::OutOfRange { size: 10, .. }), "{error}");
         let mut buf = vec![0; length];
         let mut good = [0];
-        let mut ranges = [
-            RangeRead {
-                offset: 0,
-                buf: &mut good,
-            },
-            RangeRead {
-                offset,
-                buf: &mut buf,
-            },
-        ];
-        assert!(matches!(
-            reader.read_ranges(&mut ranges),
-            Err(StorageError::OutOfRange { .. })
-        ));
+        let mut ranges = [RangeRead { offset: 0, buf: &mut good }, RangeRead { offset, buf: &mut buf }];
+        assert!(matches!(reader.read_ranges(&mut ranges), Err(StorageError::OutOfRange { .. })));
     }
 }
 
@@ -519,32 +364,16 @@ fn ranges_may_be_in_any_order(make: Make<'_>) {
     let reader = store.open_reader("file").unwrap();
     let check = |wanted: &[(usize, usize)]| {
         let mut bufs: Vec<Vec<u8>> = wanted.iter().map(|&(_, length)| vec![0; length]).collect();
-        let mut ranges: Vec<RangeRead<'_>> = wanted
-            .iter()
-            .zip(&mut bufs)
-            .map(|(&(offset, _), buf)| RangeRead {
-                offset: offset as u64,
-                buf,
-            })
-            .collect();
+        let mut ranges: Vec<RangeRead<'_>> =
+            wanted.iter().zip(&mut bufs).map(|(&(offset, _), buf)| RangeRead { offset: offset as u64, buf }).collect();
         reader.read_ranges(&mut ranges).unwrap();
         for (&(offset, length), buf) in wanted.iter().zip(&bufs) {
-            assert!(
-                *buf == bytes[offset..offset + length],
-                "{length} bytes at {offset}"
-            );
+            assert!(*buf == bytes[offset..offset + length], "{length} bytes at {offset}");
         }
     };
     check(&[]);
     check(&[(5, 0), (5, 10), (15, 0), (15, 5), (20, 1)]);
-    check(&[
-        (100, 50),
-        (0, 10),
-        (90, 30),
-        (100, 50),
-        (bytes.len() - 3, 3),
-        (120, 1),
-    ]);
+    check(&[(100, 50), (0, 10), (90, 30), (100, 50), (bytes.len() - 3, 3), (120, 1)]);
     check(&[(0, bytes.len()), (3 << 20, 5 << 20)]);
     let adjacent: Vec<_> = (0..3_000).map(|index| (index * 13, 13)).collect();
     check(&adjacent);
@@ -562,14 +391,8 @@ fn links_and_copies(make: Make<'_>) {
     store.link_or_copy("file", &*store, "folder/near").unwrap();
     store.link_or_copy("file", &*other, "far").unwrap();
     let memory = MemoryStore::new();
-    assert_eq!(
-        store.link_or_copy("file", &memory, "copy").unwrap(),
-        Linked::Copied
-    );
-    assert_eq!(
-        memory.link_or_copy("copy", &*other, "back").unwrap(),
-        Linked::Copied
-    );
+    assert_eq!(store.link_or_copy("file", &memory, "copy").unwrap(), Linked::Copied);
+    assert_eq!(memory.link_or_copy("copy", &*other, "back").unwrap(), Linked::Copied);
     other.sync().unwrap();
     assert!(names_path(store.link_or_copy("file", &*other, "far"), "far").is_already_exists());
     store.delete("file").unwrap();

@@ -54,14 +54,7 @@ pub enum Operation {
 impl Operation {
     /// Whether the operation changes what is stored.
     pub fn is_mutating(self) -> bool {
-        !matches!(
-            self,
-            Operation::Open
-                | Operation::List
-                | Operation::Size
-                | Operation::Read
-                | Operation::OpenReader
-        )
+        !matches!(self, Operation::Open | Operation::List | Operation::Size | Operation::Read | Operation::OpenReader)
     }
 }
 
@@ -247,30 +240,14 @@ pub enum StorageError {
 
 impl StorageError {
     /// Classifies an error of the operating system.
-    pub fn from_io(
-        operation: Operation,
-        path: impl Into<String>,
-        source: io::Error,
-    ) -> StorageError {
+    pub fn from_io(operation: Operation, path: impl Into<String>, source: io::Error) -> StorageError {
         let path = path.into();
         match source.kind() {
             io::ErrorKind::NotFound => StorageError::NotFound { path, operation },
             io::ErrorKind::AlreadyExists => StorageError::AlreadyExists { path, operation },
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => StorageError::NoSpace {
-                path,
-                operation,
-                source,
-            },
-            io::ErrorKind::PermissionDenied => StorageError::PermissionDenied {
-                path,
-                operation,
-                source: Box::new(source),
-            },
-            _ => StorageError::Io {
-                path,
-                operation,
-                source,
-            },
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => StorageError::NoSpace { path, operation, source },
+            io::ErrorKind::PermissionDenied => StorageError::PermissionDenied { path, operation, source: Box::new(source) },
+            _ => StorageError::Io { path, operation, source },
         }
     }
 
@@ -323,14 +300,10 @@ mod tests {
     #[test]
     fn full_disks_and_quotas_are_told_apart_from_other_failures() {
         for (code, full) in [(28, true), (122, true), (5, false)] {
-            let error =
-                StorageError::from_io(Operation::Write, "a/b", io::Error::from_raw_os_error(code));
+            let error = StorageError::from_io(Operation::Write, "a/b", io::Error::from_raw_os_error(code));
             assert_eq!(error.is_no_space(), full, "{error:?}");
             assert_eq!(error.path(), "a/b");
-            assert!(
-                error.to_string().contains("write") && error.to_string().contains("a/b"),
-                "{error}"
-            );
+            assert!(error.to_string().contains("write") && error.to_string().contains("a/b"), "{error}");
         }
     }
 }

@@ -8,8 +8,8 @@ use std::time::SystemTime;
 
 use crate::store::{check_range, total};
 use crate::{
-    Capabilities, FileInfo, Linked, Operation, Origin, Publish, PublishObserver, Reader, Result,
-    StorageError, Store, WriteOptions, Writer, check_relative,
+    Capabilities, FileInfo, Linked, Operation, Origin, Publish, PublishObserver, Reader, Result, StorageError, Store,
+    WriteOptions, Writer, check_relative,
 };
 
 static SHARED: LazyLock<Mutex<HashMap<String, Arc<Space>>>> = LazyLock::new(Mutex::default);
@@ -29,27 +29,18 @@ struct File {
 
 impl File {
     fn new(bytes: Vec<u8>) -> Arc<File> {
-        Arc::new(File {
-            bytes: RwLock::new(bytes),
-            created: SystemTime::now(),
-        })
+        Arc::new(File { bytes: RwLock::new(bytes), created: SystemTime::now() })
     }
 
     fn len(&self) -> u64 {
-        self.bytes
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .len() as u64
+        self.bytes.read().unwrap_or_else(PoisonError::into_inner).len() as u64
     }
 }
 
 impl Space {
     fn new() -> Arc<Space> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        Arc::new(Space {
-            id: NEXT.fetch_add(1, Ordering::Relaxed),
-            files: RwLock::default(),
-        })
+        Arc::new(Space { id: NEXT.fetch_add(1, Ordering::Relaxed), files: RwLock::default() })
     }
 }
 
@@ -63,34 +54,20 @@ pub struct MemoryStore {
 
 /// Forgets the shared memory of this name; stores opened before keep it.
 pub fn forget(name: &str) {
-    SHARED
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .remove(name);
+    SHARED.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
 }
 
 impl MemoryStore {
     /// A store that nobody else sees.
     pub fn new() -> MemoryStore {
-        MemoryStore {
-            space: Space::new(),
-            name: "private".to_owned(),
-            root: String::new(),
-        }
+        MemoryStore { space: Space::new(), name: "private".to_owned(), root: String::new() }
     }
 
     /// The store below `root` in the memory that this process shares by `name`.
     pub fn shared(name: &str, root: &str) -> MemoryStore {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        let space = shared
-            .entry(name.to_owned())
-            .or_insert_with(Space::new)
-            .clone();
-        MemoryStore {
-            space,
-            name: name.to_owned(),
-            root: root.to_owned(),
-        }
+        let space = shared.entry(name.to_owned()).or_insert_with(Space::new).clone();
+        MemoryStore { space, name: name.to_owned(), root: root.to_owned() }
     }
 
     fn key(&self, path: &str) -> Result<String> {
@@ -100,11 +77,7 @@ impl MemoryStore {
 
     /// What every key below the root starts with.
     fn folder(&self) -> String {
-        if self.root.is_empty() {
-            String::new()
-        } else {
-            format!("{}/", self.root)
-        }
+        if self.root.is_empty() { String::new() } else { format!("{}/", self.root) }
     }
 
     fn shown(&self, path: &str) -> String {
@@ -113,32 +86,15 @@ impl MemoryStore {
 
     fn file(&self, operation: Operation, path: &str) -> Result<Arc<File>> {
         let key = self.key(path)?;
-        let files = self
-            .space
-            .files
-            .read()
-            .unwrap_or_else(PoisonError::into_inner);
-        files
-            .get(&key)
-            .cloned()
-            .ok_or_else(|| StorageError::NotFound {
-                path: self.shown(path),
-                operation,
-            })
+        let files = self.space.files.read().unwrap_or_else(PoisonError::into_inner);
+        files.get(&key).cloned().ok_or_else(|| StorageError::NotFound { path: self.shown(path), operation })
     }
 
     fn insert_new(&self, operation: Operation, path: &str, file: Arc<File>) -> Result<()> {
         let key = self.key(path)?;
-        let mut files = self
-            .space
-            .files
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut files = self.space.files.write().unwrap_or_else(PoisonError::into_inner);
         if files.contains_key(&key) {
-            return Err(StorageError::AlreadyExists {
-                path: self.shown(path),
-                operation,
-            });
+            return Err(StorageError::AlreadyExists { path: self.shown(path), operation });
         }
         files.insert(key, file);
         Ok(())
@@ -153,19 +109,11 @@ impl Default for MemoryStore {
 
 impl Store for MemoryStore {
     fn describe(&self) -> String {
-        format!(
-            "memory://{}",
-            crate::path::join(&self.name, &self.root).trim_end_matches('/')
-        )
+        format!("memory://{}", crate::path::join(&self.name, &self.root).trim_end_matches('/'))
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            ordered_writes: false,
-            atomic_replace: true,
-            put_if_absent: true,
-            hard_links: true,
-        }
+        Capabilities { ordered_writes: false, atomic_replace: true, put_if_absent: true, hard_links: true }
     }
 
     fn prepare(&self) -> Result<()> {
@@ -175,28 +123,17 @@ impl Store for MemoryStore {
     fn list(&self, prefix: &str) -> Result<Vec<FileInfo>> {
         let folder = self.folder();
         let start = format!("{folder}{prefix}");
-        let files = self
-            .space
-            .files
-            .read()
-            .unwrap_or_else(PoisonError::into_inner);
+        let files = self.space.files.read().unwrap_or_else(PoisonError::into_inner);
         Ok(files
             .range(start.clone()..)
             .take_while(|(key, _)| key.starts_with(&start))
-            .map(|(key, file)| FileInfo {
-                path: key[folder.len()..].to_owned(),
-                size: file.len(),
-                modified: Some(file.created),
-            })
+            .map(|(key, file)| FileInfo { path: key[folder.len()..].to_owned(), size: file.len(), modified: Some(file.created) })
             .collect())
     }
 
     fn list_children(&self) -> Result<Vec<String>> {
-        let mut children: Vec<String> = self
-            .list("")?
-            .iter()
-            .filter_map(|file| file.path.split_once('/').map(|(child, _)| child.to_owned()))
-            .collect();
+        let mut children: Vec<String> =
+            self.list("")?.iter().filter_map(|file| file.path.split_once('/').map(|(child, _)| child.to_owned())).collect();
         children.sort();
         children.dedup();
         Ok(children)
@@ -211,22 +148,14 @@ impl Store for MemoryStore {
         let bytes = file.bytes.read().unwrap_or_else(PoisonError::into_inner);
         let size = bytes.len() as u64;
         if size > limit {
-            return Err(StorageError::TooLarge {
-                path: self.shown(path),
-                size,
-                limit,
-            });
+            return Err(StorageError::TooLarge { path: self.shown(path), size, limit });
         }
         Ok(bytes.clone())
     }
 
     fn open_reader(&self, path: &str) -> Result<Arc<dyn Reader>> {
         let file = self.file(Operation::OpenReader, path)?;
-        Ok(Arc::new(MemoryReader {
-            path: self.shown(path),
-            len: file.len(),
-            file,
-        }))
+        Ok(Arc::new(MemoryReader { path: self.shown(path), len: file.len(), file }))
     }
 
     fn create_writer(&self, path: &str, options: &WriteOptions) -> Result<Box<dyn Writer>> {
@@ -241,24 +170,14 @@ impl Store for MemoryStore {
         }))
     }
 
-    fn publish_observed(
-        &self,
-        path: &str,
-        bytes: &[u8],
-        mode: Publish,
-        observer: &dyn PublishObserver,
-    ) -> Result<()> {
+    fn publish_observed(&self, path: &str, bytes: &[u8], mode: Publish, observer: &dyn PublishObserver) -> Result<()> {
         let key = self.key(path)?;
         observer.before(Operation::Publish, path)?;
         let file = File::new(bytes.to_vec());
         match mode {
             Publish::Create => self.insert_new(Operation::Publish, path, file),
             Publish::Replace => {
-                self.space
-                    .files
-                    .write()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .insert(key, file);
+                self.space.files.write().unwrap_or_else(PoisonError::into_inner).insert(key, file);
                 Ok(())
             }
         }
@@ -266,30 +185,19 @@ impl Store for MemoryStore {
 
     fn delete(&self, path: &str) -> Result<()> {
         let key = self.key(path)?;
-        self.space
-            .files
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&key);
+        self.space.files.write().unwrap_or_else(PoisonError::into_inner).remove(&key);
         Ok(())
     }
 
     fn delete_root(&self) -> Result<()> {
         let folder = self.folder();
-        let mut files = self
-            .space
-            .files
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut files = self.space.files.write().unwrap_or_else(PoisonError::into_inner);
         files.retain(|key, _| !key.starts_with(&folder));
         Ok(())
     }
 
     fn origin(&self, path: &str) -> Result<Origin> {
-        Ok(Origin::Memory {
-            space: self.space.id,
-            key: self.key(path)?,
-        })
+        Ok(Origin::Memory { space: self.space.id, key: self.key(path)? })
     }
 
     fn adopt(&self, origin: &Origin, to: &str) -> Result<Option<Linked>> {
@@ -300,18 +208,11 @@ impl Store for MemoryStore {
             return Ok(None);
         }
         let file = {
-            let files = self
-                .space
-                .files
-                .read()
-                .unwrap_or_else(PoisonError::into_inner);
-            files
-                .get(key)
-                .cloned()
-                .ok_or_else(|| StorageError::NotFound {
-                    path: format!("memory://{}/{key}", self.name),
-                    operation: Operation::Link,
-                })?
+            let files = self.space.files.read().unwrap_or_else(PoisonError::into_inner);
+            files.get(key).cloned().ok_or_else(|| StorageError::NotFound {
+                path: format!("memory://{}/{key}", self.name),
+                operation: Operation::Link,
+            })?
         };
         self.insert_new(Operation::Link, to, file)?;
         Ok(Some(Linked::HardLink))
@@ -339,11 +240,7 @@ impl Reader for MemoryReader {
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        let bytes = self
-            .file
-            .bytes
-            .read()
-            .unwrap_or_else(PoisonError::into_inner);
+        let bytes = self.file.bytes.read().unwrap_or_else(PoisonError::into_inner);
         check_range(&self.path, offset, buf.len(), bytes.len() as u64)?;
         buf.copy_from_slice(&bytes[offset as usize..offset as usize + buf.len()]);
         Ok(())
@@ -365,9 +262,7 @@ impl Writer for MemoryWriter {
     }
 
     fn write_at(&self, offset: u64, parts: &[IoSlice<'_>]) -> Result<()> {
-        let end = offset
-            .checked_add(total(parts))
-            .filter(|end| isize::try_from(*end).is_ok());
+        let end = offset.checked_add(total(parts)).filter(|end| isize::try_from(*end).is_ok());
         let Some(end) = end else {
             return Err(StorageError::NoSpace {
                 path: self.path.clone(),
@@ -375,11 +270,7 @@ impl Writer for MemoryWriter {
                 source: std::io::ErrorKind::FileTooLarge.into(),
             });
         };
-        let mut bytes = self
-            .file
-            .bytes
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut bytes = self.file.bytes.write().unwrap_or_else(PoisonError::into_inner);
         if bytes.len() < end as usize {
             bytes.resize(end as usize, 0);
         }
@@ -394,11 +285,9 @@ impl Writer for MemoryWriter {
     fn finish(self: Box<Self>, _sync: bool) -> Result<()> {
         let written = self.file.len();
         match self.declared {
-            Some(declared) if declared != written => Err(StorageError::WrongLength {
-                path: self.path.clone(),
-                declared,
-                written,
-            }),
+            Some(declared) if declared != written => {
+                Err(StorageError::WrongLength { path: self.path.clone(), declared, written })
+            }
             _ => Ok(()),
         }
     }

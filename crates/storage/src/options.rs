@@ -38,6 +38,8 @@ pub struct StoreOptions {
     pub direct_io: bool,
     /// Reserve the space of a file whose length is known before writing it.
     pub preallocate: bool,
+    /// Start writing to the device while a file is still being written, so that its sync at the end is short.
+    pub early_writeback: bool,
     /// Let symbolic links inside a local root lead outside of it (the Hugging Face cache is made of such links).
     pub follow_symlinks: bool,
     /// How many bytes of one file may be on their way to an object store at once.
@@ -65,6 +67,7 @@ impl Default for StoreOptions {
         StoreOptions {
             direct_io: false,
             preallocate: true,
+            early_writeback: true,
             follow_symlinks: false,
             upload_budget: 64 << 20,
             part_size: 8 << 20,
@@ -85,20 +88,12 @@ pub fn open(address: &Address, options: &StoreOptions) -> Result<Arc<dyn Store>>
         Scheme::File => {
             let path = address
                 .local_path()
-                .ok_or_else(|| StorageError::BadAddress {
-                    address: address.to_string(),
-                    reason: "it has no path".to_owned(),
-                })?;
+                .ok_or_else(|| StorageError::BadAddress { address: address.to_string(), reason: "it has no path".to_owned() })?;
             Ok(Arc::new(LocalStore::new(path, options)?))
         }
-        Scheme::Memory => Ok(Arc::new(MemoryStore::shared(
-            address.authority(),
-            address.key(),
-        ))),
+        Scheme::Memory => Ok(Arc::new(MemoryStore::shared(address.authority(), address.key()))),
         #[cfg(feature = "object")]
-        _ => Ok(Arc::new(crate::object::ObjectBackend::open(
-            address, options,
-        )?)),
+        _ => Ok(Arc::new(crate::object::ObjectBackend::open(address, options)?)),
         #[cfg(not(feature = "object"))]
         _ => Err(StorageError::Unsupported {
             path: address.to_string(),

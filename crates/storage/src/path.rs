@@ -15,12 +15,7 @@ pub fn is_staged(path: &str) -> bool {
 
 /// Proves that a path stays below its root by its text alone: relative, no `..`, no empty or `.` parts, no NUL.
 pub fn check_relative(path: &str) -> Result<()> {
-    let bad = |reason| {
-        Err(StorageError::BadPath {
-            path: path.to_owned(),
-            reason,
-        })
-    };
+    let bad = |reason| Err(StorageError::BadPath { path: path.to_owned(), reason });
     if path.is_empty() {
         return bad("it is empty");
     }
@@ -52,27 +47,14 @@ pub(crate) fn staged_name(path: &str) -> String {
     let (folder, name) = split(path);
     let count = NEXT.fetch_add(1, Ordering::Relaxed);
     // The clock tells apart two machines with the same process id on one shared file system.
-    let clock = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |since| since.as_nanos() as u64);
-    let name = format!(
-        ".{name}.{}-{count}-{clock:x}{STAGED_SUFFIX}",
-        std::process::id()
-    );
-    if folder.is_empty() {
-        name
-    } else {
-        format!("{folder}/{name}")
-    }
+    let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+    let name = format!(".{name}.{}-{count}-{clock:x}{STAGED_SUFFIX}", std::process::id());
+    if folder.is_empty() { name } else { format!("{folder}/{name}") }
 }
 
 /// `folder/name`, or `name` when the folder is the root.
 pub(crate) fn join(folder: &str, name: &str) -> String {
-    if folder.is_empty() {
-        name.to_owned()
-    } else {
-        format!("{folder}/{name}")
-    }
+    if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") }
 }
 
 #[cfg(test)]
@@ -81,21 +63,8 @@ mod tests {
 
     #[test]
     fn paths_that_leave_the_root_are_refused() {
-        for path in [
-            "",
-            "/etc/passwd",
-            "../x",
-            "a/../../x",
-            "a/..",
-            "./a",
-            "a//b",
-            "a/",
-            "a\0b",
-        ] {
-            assert!(
-                matches!(check_relative(path), Err(StorageError::BadPath { .. })),
-                "{path:?}"
-            );
+        for path in ["", "/etc/passwd", "../x", "a/../../x", "a/..", "./a", "a//b", "a/", "a\0b"] {
+            assert!(matches!(check_relative(path), Err(StorageError::BadPath { .. })), "{path:?}");
         }
         for path in ["a", ".metadata", "a/b", "..a", "a..", "__0_0.distcp"] {
             assert!(check_relative(path).is_ok(), "{path:?}");

@@ -84,9 +84,7 @@ pub struct WriteOptions {
 impl WriteOptions {
     /// For a file of exactly this many bytes.
     pub fn with_length(length: u64) -> WriteOptions {
-        WriteOptions {
-            length: Some(length),
-        }
+        WriteOptions { length: Some(length) }
     }
 }
 
@@ -161,13 +159,7 @@ pub trait Store: Send + Sync + Debug {
     }
 
     /// [`Store::publish`], with a look (and a veto) before each of its steps.
-    fn publish_observed(
-        &self,
-        path: &str,
-        bytes: &[u8],
-        mode: Publish,
-        observer: &dyn PublishObserver,
-    ) -> Result<()>;
+    fn publish_observed(&self, path: &str, bytes: &[u8], mode: Publish, observer: &dyn PublishObserver) -> Result<()>;
 
     /// Deletes a file. A missing one is fine.
     fn delete(&self, path: &str) -> Result<()>;
@@ -257,9 +249,7 @@ pub(crate) fn copy_through(from: &dyn Reader, to_store: &dyn Store, to: &str) ->
     let mut offset = 0;
     while offset < length {
         let part = &mut buffer[..(length - offset).min(STEP) as usize];
-        let step = from
-            .read_at(offset, part)
-            .and_then(|()| writer.write_at(offset, &[IoSlice::new(part)]));
+        let step = from.read_at(offset, part).and_then(|()| writer.write_at(offset, &[IoSlice::new(part)]));
         if let Err(error) = step {
             if !error.is_crash() {
                 writer.abort();
@@ -276,12 +266,7 @@ pub(crate) fn check_range(path: &str, offset: u64, length: usize, size: u64) -> 
     let length = length as u64;
     match offset.checked_add(length) {
         Some(end) if end <= size => Ok(()),
-        _ => Err(StorageError::OutOfRange {
-            path: path.to_owned(),
-            offset,
-            length,
-            size,
-        }),
+        _ => Err(StorageError::OutOfRange { path: path.to_owned(), offset, length, size }),
     }
 }
 

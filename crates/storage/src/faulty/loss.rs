@@ -44,11 +44,7 @@ impl Tracker {
     pub(super) fn created(&mut self, store: &Arc<dyn Store>, path: &str, content_synced: bool) {
         // Objects appear whole and durable; there is nothing to lose.
         if !store.capabilities().ordered_writes {
-            let tracked = Tracked {
-                store: store.clone(),
-                content_synced,
-                name_synced: false,
-            };
+            let tracked = Tracked { store: store.clone(), content_synced, name_synced: false };
             self.0.insert((store.describe(), path.to_owned()), tracked);
         }
     }

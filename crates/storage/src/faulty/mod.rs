@@ -151,10 +151,7 @@ impl Faults {
     /// One fault, at one step.
     pub fn at(step: u64, fault: Fault) -> Faults {
         let faults = Faults::new();
-        faults.add(Rule {
-            when: When::Step(step),
-            fault,
-        });
+        faults.add(Rule { when: When::Step(step), fault });
         faults
     }
 
@@ -216,10 +213,7 @@ impl Faults {
     }
 
     fn tracker(&self) -> std::sync::MutexGuard<'_, Tracker> {
-        self.0
-            .tracker
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.0.tracker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn stop_at(&self, step: u64) {
@@ -237,11 +231,7 @@ impl Faults {
     /// Fails if the world has stopped.
     fn check_alive(&self, operation: Operation, path: &str) -> Result<()> {
         match self.crashed() {
-            Some(step) => Err(StorageError::Crashed {
-                path: path.to_owned(),
-                operation,
-                step,
-            }),
+            Some(step) => Err(StorageError::Crashed { path: path.to_owned(), operation, step }),
             None => Ok(()),
         }
     }
@@ -255,18 +245,10 @@ impl Faults {
                 return Ok(Decision::default());
             }
             let number = state.log.len() as u64;
-            state.log.push(Step {
-                number,
-                operation,
-                path: path.to_owned(),
-                bytes,
-            });
+            state.log.push(Step { number, operation, path: path.to_owned(), bytes });
             (number, due(&mut state.rules, number, operation, path))
         };
-        let mut decision = Decision {
-            number,
-            ..Decision::default()
-        };
+        let mut decision = Decision { number, ..Decision::default() };
         for fault in due {
             match fault {
                 Fault::Delay(time) => std::thread::sleep(time),
@@ -274,16 +256,10 @@ impl Faults {
                 Fault::FailLate(failure) => decision.late = Some(failure),
                 Fault::ShortWrite => decision.half = Some(Half::Fail),
                 Fault::LostWrite => decision.half = Some(Half::Pretend),
-                Fault::CrashInside if operation == Operation::Write => {
-                    decision.half = Some(Half::Crash)
-                }
+                Fault::CrashInside if operation == Operation::Write => decision.half = Some(Half::Crash),
                 Fault::Crash | Fault::CrashInside => {
                     self.stop_at(number);
-                    return Err(StorageError::Crashed {
-                        path: path.to_owned(),
-                        operation,
-                        step: number,
-                    });
+                    return Err(StorageError::Crashed { path: path.to_owned(), operation, step: number });
                 }
                 Fault::FlipBit(bit) => decision.flip = Some(bit),
             }
@@ -292,12 +268,7 @@ impl Faults {
     }
 
     /// One operation that neither writes nor reads bytes of its own.
-    fn run<T>(
-        &self,
-        operation: Operation,
-        path: &str,
-        work: impl FnOnce() -> Result<T>,
-    ) -> Result<T> {
+    fn run<T>(&self, operation: Operation, path: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let decision = self.decide(operation, path, 0)?;
         if decision.half == Some(Half::Fail) {
             return Err(short_write(operation, path));
@@ -324,13 +295,8 @@ fn due(rules: &mut [(Rule, u64)], number: u64, operation: Operation, path: &str)
         let matches = match &rule.when {
             When::Always => true,
             When::Step(step) => *step == number,
-            When::Nth {
-                operation: wanted,
-                path: part,
-                nth,
-            } => {
-                let hit =
-                    wanted.is_none_or(|wanted| wanted == operation) && path.contains(part.as_str());
+            When::Nth { operation: wanted, path: part, nth } => {
+                let hit = wanted.is_none_or(|wanted| wanted == operation) && path.contains(part.as_str());
                 *hits += u64::from(hit);
                 hit && *hits == nth + 1
             }
@@ -344,17 +310,11 @@ fn due(rules: &mut [(Rule, u64)], number: u64, operation: Operation, path: &str)
 
 impl Failure {
     fn error(self, operation: Operation, path: &str, step: u64) -> StorageError {
-        let real = |errno: rustix::io::Errno| {
-            StorageError::from_io(operation, path, io::Error::from(errno))
-        };
+        let real = |errno: rustix::io::Errno| StorageError::from_io(operation, path, io::Error::from(errno));
         match self {
             Failure::Device => real(rustix::io::Errno::IO),
             Failure::NoSpace => real(rustix::io::Errno::NOSPC),
-            Failure::Marked => StorageError::Injected {
-                path: path.to_owned(),
-                operation,
-                step,
-            },
+            Failure::Marked => StorageError::Injected { path: path.to_owned(), operation, step },
         }
     }
 }

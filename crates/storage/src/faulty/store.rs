@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::{Decision, Failure, Faults, Half, flip, short_write};
 use crate::store::total;
 use crate::{
-    Capabilities, FileInfo, Linked, Operation, Origin, Publish, PublishObserver, RangeRead, Reader,
-    Result, Store, WriteOptions, Writer,
+    Capabilities, FileInfo, Linked, Operation, Origin, Publish, PublishObserver, RangeRead, Reader, Result, Store, WriteOptions,
+    Writer,
 };
 
 #[derive(Debug)]
@@ -37,28 +37,23 @@ impl Store for Faulty {
     }
 
     fn prepare(&self) -> Result<()> {
-        self.faults
-            .run(Operation::Prepare, "", || self.inner.prepare())
+        self.faults.run(Operation::Prepare, "", || self.inner.prepare())
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<FileInfo>> {
-        self.faults
-            .run(Operation::List, prefix, || self.inner.list(prefix))
+        self.faults.run(Operation::List, prefix, || self.inner.list(prefix))
     }
 
     fn list_children(&self) -> Result<Vec<String>> {
-        self.faults
-            .run(Operation::List, "", || self.inner.list_children())
+        self.faults.run(Operation::List, "", || self.inner.list_children())
     }
 
     fn size(&self, path: &str) -> Result<u64> {
-        self.faults
-            .run(Operation::Size, path, || self.inner.size(path))
+        self.faults.run(Operation::Size, path, || self.inner.size(path))
     }
 
     fn exists(&self, path: &str) -> Result<bool> {
-        self.faults
-            .run(Operation::Size, path, || self.inner.exists(path))
+        self.faults.run(Operation::Size, path, || self.inner.exists(path))
     }
 
     fn read(&self, path: &str, limit: u64) -> Result<Vec<u8>> {
@@ -72,14 +67,8 @@ impl Store for Faulty {
     }
 
     fn open_reader(&self, path: &str) -> Result<Arc<dyn Reader>> {
-        let inner = self
-            .faults
-            .run(Operation::OpenReader, path, || self.inner.open_reader(path))?;
-        Ok(Arc::new(FaultyReader {
-            inner,
-            relative: path.to_owned(),
-            faults: self.faults.clone(),
-        }))
+        let inner = self.faults.run(Operation::OpenReader, path, || self.inner.open_reader(path))?;
+        Ok(Arc::new(FaultyReader { inner, relative: path.to_owned(), faults: self.faults.clone() }))
     }
 
     fn create_writer(&self, path: &str, options: &WriteOptions) -> Result<Box<dyn Writer>> {
@@ -88,32 +77,13 @@ impl Store for Faulty {
             self.faults.tracker().created(&self.inner, path, false);
             Ok(writer)
         })?;
-        Ok(Box::new(FaultyWriter {
-            inner,
-            store: self.inner.clone(),
-            relative: path.to_owned(),
-            faults: self.faults.clone(),
-        }))
+        Ok(Box::new(FaultyWriter { inner, store: self.inner.clone(), relative: path.to_owned(), faults: self.faults.clone() }))
     }
 
-    fn publish_observed(
-        &self,
-        path: &str,
-        bytes: &[u8],
-        mode: Publish,
-        observer: &dyn PublishObserver,
-    ) -> Result<()> {
-        let watcher = Watcher {
-            store: self,
-            length: bytes.len() as u64,
-            outer: observer,
-            seen: Mutex::default(),
-        };
+    fn publish_observed(&self, path: &str, bytes: &[u8], mode: Publish, observer: &dyn PublishObserver) -> Result<()> {
+        let watcher = Watcher { store: self, length: bytes.len() as u64, outer: observer, seen: Mutex::default() };
         let done = self.inner.publish_observed(path, bytes, mode, &watcher);
-        let seen = watcher
-            .seen
-            .into_inner()
-            .unwrap_or_else(PoisonError::into_inner);
+        let seen = watcher.seen.into_inner().unwrap_or_else(PoisonError::into_inner);
         if let Err(error) = done {
             if !error.is_crash()
                 && let Some(staged) = &seen.staged
@@ -203,9 +173,7 @@ impl PublishObserver for Watcher<'_> {
         }
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.flip = seen.flip.or(decision.flip);
-        seen.late = seen.late.or(decision
-            .late
-            .map(|failure| (failure, operation, decision.number)));
+        seen.late = seen.late.or(decision.late.map(|failure| (failure, operation, decision.number)));
         let inner = &self.store.inner;
         match operation {
             Operation::Stage => {
@@ -248,9 +216,7 @@ impl Reader for FaultyReader {
 
     fn read_ranges(&self, ranges: &mut [RangeRead<'_>]) -> Result<()> {
         let wanted = ranges.iter().map(|range| range.buf.len() as u64).sum();
-        let decision = self
-            .faults
-            .decide(Operation::Read, &self.relative, wanted)?;
+        let decision = self.faults.decide(Operation::Read, &self.relative, wanted)?;
         match &mut *ranges {
             // What a single read is for the backend stays one.
             [only] => self.inner.read_at(only.offset, only.buf)?,
@@ -269,8 +235,7 @@ impl Reader for FaultyReader {
                 bit -= bits;
             }
         }
-        self.faults
-            .settle(&decision, Operation::Read, &self.relative)
+        self.faults.settle(&decision, Operation::Read, &self.relative)
     }
 }
 
@@ -292,8 +257,7 @@ impl FaultyWriter {
         let Some(half) = decision.half else {
             return self.inner.write_at(offset, &[IoSlice::new(&bytes)]);
         };
-        self.inner
-            .write_at(offset, &[IoSlice::new(&bytes[..bytes.len() / 2])])?;
+        self.inner.write_at(offset, &[IoSlice::new(&bytes[..bytes.len() / 2])])?;
         match half {
             Half::Pretend => Ok(()),
             Half::Fail => Err(short_write(Operation::Write, &self.relative)),
@@ -311,25 +275,17 @@ impl Writer for FaultyWriter {
     }
 
     fn write_at(&self, offset: u64, parts: &[IoSlice<'_>]) -> Result<()> {
-        let decision = self
-            .faults
-            .decide(Operation::Write, &self.relative, total(parts))?;
+        let decision = self.faults.decide(Operation::Write, &self.relative, total(parts))?;
         if decision.half.is_some() || decision.flip.is_some() {
             self.write_changed(&decision, offset, parts)?;
         } else {
             self.inner.write_at(offset, parts)?;
         }
-        self.faults
-            .settle(&decision, Operation::Write, &self.relative)
+        self.faults.settle(&decision, Operation::Write, &self.relative)
     }
 
     fn finish(self: Box<Self>, sync: bool) -> Result<()> {
-        let FaultyWriter {
-            inner,
-            store,
-            relative,
-            faults,
-        } = *self;
+        let FaultyWriter { inner, store, relative, faults } = *self;
         faults.run(Operation::Finish, &relative, || {
             inner.finish(sync)?;
             if sync {
@@ -340,12 +296,7 @@ impl Writer for FaultyWriter {
     }
 
     fn abort(self: Box<Self>) {
-        let FaultyWriter {
-            inner,
-            store,
-            relative,
-            faults,
-        } = *self;
+        let FaultyWriter { inner, store, relative, faults } = *self;
         // After a crash nobody is there to clean up; a failed abort leaves its file, too.
         let _ = faults.run(Operation::Abort, &relative, || {
             inner.abort();

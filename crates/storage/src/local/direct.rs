@@ -31,10 +31,7 @@ struct Aligned {
 impl Aligned {
     fn new() -> Aligned {
         let bytes = vec![0; BUFFER + DIRECT_ALIGNMENT];
-        let start = bytes
-            .as_ptr()
-            .align_offset(DIRECT_ALIGNMENT)
-            .min(DIRECT_ALIGNMENT);
+        let start = bytes.as_ptr().align_offset(DIRECT_ALIGNMENT).min(DIRECT_ALIGNMENT);
         Aligned { bytes, start }
     }
 
@@ -65,9 +62,7 @@ pub(super) fn or_refused(opened: Result<OwnedFd>) -> Result<Option<OwnedFd>> {
 }
 
 fn refuses(code: Option<i32>) -> bool {
-    [Errno::INVAL, Errno::OPNOTSUPP, Errno::NOSYS]
-        .iter()
-        .any(|errno| code == Some(errno.raw_os_error()))
+    [Errno::INVAL, Errno::OPNOTSUPP, Errno::NOSYS].iter().any(|errno| code == Some(errno.raw_os_error()))
 }
 
 fn is_aligned(bytes: &[u8]) -> bool {
@@ -75,13 +70,7 @@ fn is_aligned(bytes: &[u8]) -> bool {
 }
 
 /// Fills `buf` without the page cache; `false` if the file system refuses, and the caller reads another way.
-pub(super) fn read(
-    file: &File,
-    offset: u64,
-    buf: &mut [u8],
-    path: &str,
-    size: u64,
-) -> Result<bool> {
+pub(super) fn read(file: &File, offset: u64, buf: &mut [u8], path: &str, size: u64) -> Result<bool> {
     let (mut offset, mut buf) = (offset, buf);
     while !buf.is_empty() {
         let skip = offset % ALIGNMENT;
@@ -92,8 +81,7 @@ pub(super) fn read(
             with_buffer(|buffer| {
                 let wanted = buf.len().saturating_add(skip as usize).min(BUFFER);
                 let wanted = wanted.next_multiple_of(DIRECT_ALIGNMENT);
-                let count =
-                    retry(|| rustix::io::pread(file, &mut buffer[..wanted], offset - skip))?;
+                let count = retry(|| rustix::io::pread(file, &mut buffer[..wanted], offset - skip))?;
                 let usable = count.saturating_sub(skip as usize).min(buf.len());
                 buf[..usable].copy_from_slice(&buffer[skip as usize..skip as usize + usable]);
                 Ok(usable)
@@ -103,12 +91,7 @@ pub(super) fn read(
             Ok(0) => {
                 let size = file.metadata().map_or(size, |metadata| metadata.len());
                 let length = buf.len() as u64;
-                return Err(StorageError::OutOfRange {
-                    path: path.to_owned(),
-                    offset,
-                    length,
-                    size,
-                });
+                return Err(StorageError::OutOfRange { path: path.to_owned(), offset, length, size });
             }
             Ok(count) => {
                 buf = &mut buf[count..];
@@ -116,11 +99,7 @@ pub(super) fn read(
             }
             Err(error) if refuses(Some(error.raw_os_error())) => return Ok(false),
             Err(error) => {
-                return Err(StorageError::from_io(
-                    Operation::Read,
-                    path,
-                    io::Error::from(error),
-                ));
+                return Err(StorageError::from_io(Operation::Read, path, io::Error::from(error)));
             }
         }
     }
@@ -129,19 +108,8 @@ pub(super) fn read(
 
 /// Writes all parts from `offset`: whole blocks by `direct`, the rest (and everything, if the file system refuses)
 /// by `cached`, which is the same file.
-pub(super) fn write(
-    direct: &File,
-    cached: &File,
-    offset: u64,
-    parts: &[IoSlice<'_>],
-    path: &str,
-) -> Result<()> {
-    let mut source = Parts {
-        parts,
-        part: 0,
-        at: 0,
-        left: crate::store::total(parts),
-    };
+pub(super) fn write(direct: &File, cached: &File, offset: u64, parts: &[IoSlice<'_>], path: &str) -> Result<()> {
+    let mut source = Parts { parts, part: 0, at: 0, left: crate::store::total(parts) };
     let mut offset = offset;
     // Up to the first block boundary.
     let head = ((ALIGNMENT - offset % ALIGNMENT) % ALIGNMENT).min(source.left);
@@ -165,13 +133,7 @@ pub(super) fn write(
     write_cached(cached, offset, &mut source, tail, path).map(|_| ())
 }
 
-fn write_cached(
-    cached: &File,
-    offset: u64,
-    source: &mut Parts<'_>,
-    length: u64,
-    path: &str,
-) -> Result<u64> {
+fn write_cached(cached: &File, offset: u64, source: &mut Parts<'_>, length: u64, path: &str) -> Result<u64> {
     let mut bytes = [0; DIRECT_ALIGNMENT];
     let bytes = &mut bytes[..length as usize];
     source.fill(bytes);
@@ -179,13 +141,7 @@ fn write_cached(
     Ok(offset + length)
 }
 
-fn write_blocks(
-    direct: &File,
-    cached: &File,
-    mut offset: u64,
-    mut bytes: &[u8],
-    path: &str,
-) -> Result<()> {
+fn write_blocks(direct: &File, cached: &File, mut offset: u64, mut bytes: &[u8], path: &str) -> Result<()> {
     while !bytes.is_empty() {
         match retry(|| rustix::io::pwrite(direct, bytes, offset)) {
             Ok(count) if count > 0 && count.is_multiple_of(DIRECT_ALIGNMENT) => {
@@ -198,11 +154,7 @@ fn write_blocks(
                 return write_full(cached, offset, bytes, path);
             }
             Err(error) => {
-                return Err(StorageError::from_io(
-                    Operation::Write,
-                    path,
-                    io::Error::from(error),
-                ));
+                return Err(StorageError::from_io(Operation::Write, path, io::Error::from(error)));
             }
         }
     }

@@ -15,9 +15,7 @@ use crate::{Linked, Operation, Result, StorageError, check_relative};
 /// Hard link, else reflink, else `copy_file_range`; `None` if the file system can do none of them.
 pub(super) fn link_or_clone(root: &Root, from: &Path, to: &str) -> Result<Option<Linked>> {
     check_relative(to)?;
-    let source_failed = |error: io::Error| {
-        StorageError::from_io(Operation::Link, from.display().to_string(), error)
-    };
+    let source_failed = |error: io::Error| StorageError::from_io(Operation::Link, from.display().to_string(), error);
     let source = File::open(from).map_err(source_failed)?;
     let (folder, name) = split(to);
     let folder = root.folder(Operation::Link, folder, true)?;
@@ -25,19 +23,11 @@ pub(super) fn link_or_clone(root: &Root, from: &Path, to: &str) -> Result<Option
     match rustix::fs::linkat(CWD, from, &folder, name, AtFlags::SYMLINK_FOLLOW) {
         Ok(()) => {
             // The bytes may be fresh; a link promises as much as a copy does.
-            retry(|| rustix::fs::fdatasync(&source))
-                .map_err(|error| source_failed(error.into()))?;
+            retry(|| rustix::fs::fdatasync(&source)).map_err(|error| source_failed(error.into()))?;
             return Ok(Some(Linked::HardLink));
         }
         // Another file system, too many links, or a file system (or a rule of the kernel) that has none.
-        Err(
-            Errno::XDEV
-            | Errno::MLINK
-            | Errno::PERM
-            | Errno::OPNOTSUPP
-            | Errno::NOSYS
-            | Errno::ACCESS,
-        ) => {}
+        Err(Errno::XDEV | Errno::MLINK | Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::ACCESS) => {}
         Err(error) => return Err(root.error(Operation::Link, to, error)),
     }
     let target = root.create(Operation::Link, to)?;

@@ -7,6 +7,7 @@ mod reader;
 mod root;
 mod staged;
 mod transfer;
+mod writeback;
 mod writer;
 
 use std::collections::BTreeSet;
@@ -20,8 +21,8 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::{
-    Capabilities, FileInfo, Linked, Operation, Origin, Publish, PublishObserver, Reader, Result,
-    StorageError, Store, StoreOptions, WriteOptions, Writer, check_relative,
+    Capabilities, FileInfo, Linked, Operation, Origin, Publish, PublishObserver, Reader, Result, StorageError, Store,
+    StoreOptions, WriteOptions, Writer, check_relative,
 };
 use root::Root;
 
@@ -35,28 +36,26 @@ pub struct LocalStore {
     dirty: Mutex<BTreeSet<PathBuf>>,
     direct_io: bool,
     preallocate: bool,
+    early_writeback: bool,
 }
 
 impl LocalStore {
     /// The store rooted at a folder, which need not exist yet.
     pub fn new(path: &Path, options: &StoreOptions) -> Result<LocalStore> {
         // A later change of the working directory must not move the store.
-        let path = std::path::absolute(path).map_err(|error| {
-            StorageError::from_io(Operation::Open, path.display().to_string(), error)
-        })?;
+        let path = std::path::absolute(path)
+            .map_err(|error| StorageError::from_io(Operation::Open, path.display().to_string(), error))?;
         Ok(LocalStore {
             root: Root::new(path, options.follow_symlinks),
             dirty: Mutex::default(),
             direct_io: options.direct_io,
             preallocate: options.preallocate,
+            early_writeback: options.early_writeback,
         })
     }
 
     fn mark_dirty(&self, folder: PathBuf) {
-        self.dirty
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(folder);
+        self.dirty.lock().unwrap_or_else(PoisonError::into_inner).insert(folder);
     }
 
     /// Remembers that the entry of `path` changed, and those of folders that may have been made for it.
@@ -74,34 +73,23 @@ impl LocalStore {
 
     fn open_file(&self, operation: Operation, path: &str) -> Result<(File, u64)> {
         // Without O_NONBLOCK, a FIFO put in place of a file would hang the reader forever.
-        let fd = self.root.open(
-            operation,
-            path,
-            OFlags::RDONLY | OFlags::NONBLOCK,
-            Mode::empty(),
-        )?;
+        let fd = self.root.open(operation, path, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty())?;
         let size = self.regular_size(operation, path, &fd)?;
         Ok((File::from(fd), size))
     }
 
     fn regular_size(&self, operation: Operation, path: &str, fd: &OwnedFd) -> Result<u64> {
-        let stat =
-            rustix::fs::fstat(fd).map_err(|error| self.root.error(operation, path, error))?;
+        let stat = rustix::fs::fstat(fd).map_err(|error| self.root.error(operation, path, error))?;
         if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::RegularFile {
             let source = io::Error::new(io::ErrorKind::InvalidInput, "not a regular file");
-            return Err(StorageError::from_io(
-                operation,
-                self.root.shown(path),
-                source,
-            ));
+            return Err(StorageError::from_io(operation, self.root.shown(path), source));
         }
         Ok(stat.st_size as u64)
     }
 
     fn walk(&self, folder: &str, prefix: &str, files: &mut Vec<FileInfo>) -> Result<()> {
         let full = self.root.full(folder);
-        let failed =
-            |error| StorageError::from_io(Operation::List, full.display().to_string(), error);
+        let failed = |error| StorageError::from_io(Operation::List, full.display().to_string(), error);
         let entries = match std::fs::read_dir(&full) {
             Ok(entries) => entries,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -137,11 +125,7 @@ impl LocalStore {
             };
             match metadata {
                 Ok(metadata) if metadata.is_file() => {
-                    files.push(FileInfo {
-                        path,
-                        size: metadata.len(),
-                        modified: metadata.modified().ok(),
-                    });
+                    files.push(FileInfo { path, size: metadata.len(), modified: metadata.modified().ok() });
                 }
                 Ok(_) => {}
                 // Deleted while we looked.
@@ -159,12 +143,7 @@ impl Store for LocalStore {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            ordered_writes: false,
-            atomic_replace: true,
-            put_if_absent: true,
-            hard_links: true,
-        }
+        Capabilities { ordered_writes: false, atomic_replace: true, put_if_absent: true, hard_links: true }
     }
 
     fn local_root(&self) -> Option<&Path> {
@@ -182,8 +161,7 @@ impl Store for LocalStore {
             self.mark_dirty(parent.to_owned());
             missing = parent;
         }
-        std::fs::create_dir_all(root)
-            .map_err(|error| StorageError::from_io(Operation::Prepare, self.describe(), error))
+        std::fs::create_dir_all(root).map_err(|error| StorageError::from_io(Operation::Prepare, self.describe(), error))
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<FileInfo>> {
@@ -213,20 +191,14 @@ impl Store for LocalStore {
     }
 
     fn size(&self, path: &str) -> Result<u64> {
-        let fd = self
-            .root
-            .open(Operation::Size, path, OFlags::PATH, Mode::empty())?;
+        let fd = self.root.open(Operation::Size, path, OFlags::PATH, Mode::empty())?;
         self.regular_size(Operation::Size, path, &fd)
     }
 
     fn read(&self, path: &str, limit: u64) -> Result<Vec<u8>> {
         let (file, size) = self.open_file(Operation::Read, path)?;
         if size > limit {
-            return Err(StorageError::TooLarge {
-                path: self.root.shown(path),
-                size,
-                limit,
-            });
+            return Err(StorageError::TooLarge { path: self.root.shown(path), size, limit });
         }
         let mut bytes = vec![0; size as usize];
         transfer::read_full(&file, 0, &mut bytes, &self.root.shown(path), size)?;
@@ -237,32 +209,18 @@ impl Store for LocalStore {
         let (file, size) = self.open_file(Operation::OpenReader, path)?;
         let direct = if self.direct_io {
             let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::DIRECT;
-            direct::or_refused(
-                self.root
-                    .open(Operation::OpenReader, path, flags, Mode::empty()),
-            )?
+            direct::or_refused(self.root.open(Operation::OpenReader, path, flags, Mode::empty()))?
         } else {
             None
         };
-        Ok(Arc::new(reader::LocalReader::new(
-            self.root.shown(path),
-            file,
-            direct.map(File::from),
-            size,
-        )))
+        Ok(Arc::new(reader::LocalReader::new(self.root.shown(path), file, direct.map(File::from), size)))
     }
 
     fn create_writer(&self, path: &str, options: &WriteOptions) -> Result<Box<dyn Writer>> {
         let file = self.root.create(Operation::Create, path)?;
         self.mark_entry(path);
-        let made = writer::LocalWriter::new(
-            &self.root,
-            path,
-            file,
-            options,
-            self.preallocate,
-            self.direct_io,
-        );
+        let how = writer::How { preallocate: self.preallocate, direct_io: self.direct_io, early_writeback: self.early_writeback };
+        let made = writer::LocalWriter::new(&self.root, path, file, options, how);
         match made {
             Ok(writer) => Ok(Box::new(writer)),
             Err(error) => {
@@ -273,13 +231,7 @@ impl Store for LocalStore {
         }
     }
 
-    fn publish_observed(
-        &self,
-        path: &str,
-        bytes: &[u8],
-        mode: Publish,
-        observer: &dyn PublishObserver,
-    ) -> Result<()> {
+    fn publish_observed(&self, path: &str, bytes: &[u8], mode: Publish, observer: &dyn PublishObserver) -> Result<()> {
         staged::publish(&self.root, path, bytes, mode, observer)?;
         self.mark_entry(path);
         observer.before(Operation::SyncFolder, path)?;
@@ -303,11 +255,7 @@ impl Store for LocalStore {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => {
-                return Err(StorageError::from_io(
-                    Operation::DeleteRoot,
-                    self.describe(),
-                    error,
-                ));
+                return Err(StorageError::from_io(Operation::DeleteRoot, self.describe(), error));
             }
         }
         if let Some(parent) = root.parent() {
@@ -317,9 +265,7 @@ impl Store for LocalStore {
     }
 
     fn origin(&self, path: &str) -> Result<Origin> {
-        let fd = self
-            .root
-            .open(Operation::Link, path, OFlags::PATH, Mode::empty())?;
+        let fd = self.root.open(Operation::Link, path, OFlags::PATH, Mode::empty())?;
         self.regular_size(Operation::Link, path, &fd)?;
         Ok(Origin::File(self.root.full(path)))
     }
@@ -337,8 +283,7 @@ impl Store for LocalStore {
     }
 
     fn sync(&self) -> Result<()> {
-        let folders =
-            std::mem::take(&mut *self.dirty.lock().unwrap_or_else(PoisonError::into_inner));
+        let folders = std::mem::take(&mut *self.dirty.lock().unwrap_or_else(PoisonError::into_inner));
         let mut rest = folders.into_iter();
         while let Some(folder) = rest.next() {
             if let Err(error) = sync_folder(&folder) {
@@ -354,13 +299,8 @@ impl Store for LocalStore {
 
 /// Makes a folder's entries durable. A folder that is gone has nothing to lose.
 fn sync_folder(folder: &Path) -> Result<()> {
-    let failed = |error: Errno| {
-        StorageError::from_io(
-            Operation::SyncFolder,
-            folder.display().to_string(),
-            io::Error::from(error),
-        )
-    };
+    let failed =
+        |error: Errno| StorageError::from_io(Operation::SyncFolder, folder.display().to_string(), io::Error::from(error));
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     match rustix::fs::open(folder, flags, Mode::empty()) {
         Ok(fd) => match transfer::retry(|| rustix::fs::fsync(&fd)) {

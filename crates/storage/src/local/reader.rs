@@ -18,12 +18,7 @@ pub(super) struct LocalReader {
 
 impl LocalReader {
     pub(super) fn new(path: String, file: File, direct: Option<File>, len: u64) -> LocalReader {
-        LocalReader {
-            path,
-            file,
-            direct,
-            len,
-        }
+        LocalReader { path, file, direct, len }
     }
 }
 
@@ -69,10 +64,7 @@ impl Reader for LocalReader {
                     }
                 }
                 group => {
-                    let mut bufs: Vec<_> = group
-                        .iter_mut()
-                        .map(|range| IoSliceMut::new(range.buf))
-                        .collect();
+                    let mut bufs: Vec<_> = group.iter_mut().map(|range| IoSliceMut::new(range.buf)).collect();
                     read_vectored(&self.file, start, &mut bufs, &self.path, self.len)?;
                 }
             }

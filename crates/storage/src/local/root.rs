@@ -24,10 +24,7 @@ pub(super) struct Root {
 
 impl Root {
     pub(super) fn new(path: PathBuf, follow_symlinks: bool) -> Root {
-        Root {
-            path,
-            follow_symlinks,
-        }
+        Root { path, follow_symlinks }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -36,11 +33,7 @@ impl Root {
 
     /// The full path, for messages and for the few calls that have no `…at` form.
     pub(super) fn full(&self, relative: &str) -> PathBuf {
-        if relative.is_empty() {
-            self.path.clone()
-        } else {
-            self.path.join(relative)
-        }
+        if relative.is_empty() { self.path.clone() } else { self.path.join(relative) }
     }
 
     pub(super) fn shown(&self, relative: &str) -> String {
@@ -52,13 +45,7 @@ impl Root {
     }
 
     /// Opens a file below the root.
-    pub(super) fn open(
-        &self,
-        operation: Operation,
-        relative: &str,
-        flags: OFlags,
-        mode: Mode,
-    ) -> Result<OwnedFd> {
+    pub(super) fn open(&self, operation: Operation, relative: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
         check_relative(relative)?;
         let root = self.open_root(operation)?;
         self.open_below(&root, operation, relative, flags | OFlags::CLOEXEC, mode)
@@ -86,12 +73,7 @@ impl Root {
     }
 
     /// Opens a folder below the root (`""` is the root itself), after making it if told to.
-    pub(super) fn folder(
-        &self,
-        operation: Operation,
-        relative: &str,
-        make: bool,
-    ) -> Result<OwnedFd> {
+    pub(super) fn folder(&self, operation: Operation, relative: &str, make: bool) -> Result<OwnedFd> {
         let root = self.open_root(operation)?;
         if relative.is_empty() {
             return Ok(root);
@@ -112,67 +94,46 @@ impl Root {
     }
 
     fn open_root(&self, operation: Operation) -> Result<OwnedFd> {
-        retry(|| rustix::fs::open(&self.path, FOLDER, Mode::empty()))
-            .map_err(|error| self.error(operation, "", error))
+        retry(|| rustix::fs::open(&self.path, FOLDER, Mode::empty())).map_err(|error| self.error(operation, "", error))
     }
 
-    fn open_below(
-        &self,
-        root: &OwnedFd,
-        operation: Operation,
-        relative: &str,
-        flags: OFlags,
-        mode: Mode,
-    ) -> Result<OwnedFd> {
+    fn open_below(&self, root: &OwnedFd, operation: Operation, relative: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
         let opened = if self.follow_symlinks {
             retry(|| rustix::fs::openat(root, relative, flags, mode))
         } else if has_openat2() {
             let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-            retry(
-                || match rustix::fs::openat2(root, relative, flags, mode, resolve) {
-                    // A rename elsewhere made the kernel unsure; it asks to try again.
-                    Err(Errno::AGAIN) => Err(Errno::INTR),
-                    done => done,
-                },
-            )
+            retry(|| match rustix::fs::openat2(root, relative, flags, mode, resolve) {
+                // A rename elsewhere made the kernel unsure; it asks to try again.
+                Err(Errno::AGAIN) => Err(Errno::INTR),
+                done => done,
+            })
         } else {
             open_without_links(root, relative, flags, mode)
         };
         opened.map_err(|error| match error {
-            Errno::XDEV | Errno::LOOP => StorageError::BadPath {
-                path: self.shown(relative),
-                reason: "a symbolic link leads outside of the root",
-            },
+            Errno::XDEV | Errno::LOOP => {
+                StorageError::BadPath { path: self.shown(relative), reason: "a symbolic link leads outside of the root" }
+            }
             error => self.error(operation, relative, error),
         })
     }
 }
 
 /// Opens part by part and refuses every symbolic link.
-fn open_without_links(
-    root: &OwnedFd,
-    relative: &str,
-    flags: OFlags,
-    mode: Mode,
-) -> rustix::io::Result<OwnedFd> {
+fn open_without_links(root: &OwnedFd, relative: &str, flags: OFlags, mode: Mode) -> rustix::io::Result<OwnedFd> {
     let mut at: Option<OwnedFd> = None;
     let (folder, name) = split(relative);
     for part in folder.split('/').filter(|part| !part.is_empty()) {
         let from = at.as_ref().unwrap_or(root).as_fd();
-        let next =
-            retry(|| rustix::fs::openat(from, part, FOLDER | OFlags::NOFOLLOW, Mode::empty()));
+        let next = retry(|| rustix::fs::openat(from, part, FOLDER | OFlags::NOFOLLOW, Mode::empty()));
         at = Some(next.map_err(|error| link_or(error, from, part))?);
     }
     let from = at.as_ref().unwrap_or(root).as_fd();
-    let fd = retry(|| rustix::fs::openat(from, name, flags | OFlags::NOFOLLOW, mode))
-        .map_err(|error| link_or(error, from, name))?;
+    let fd =
+        retry(|| rustix::fs::openat(from, name, flags | OFlags::NOFOLLOW, mode)).map_err(|error| link_or(error, from, name))?;
     // With O_PATH, O_NOFOLLOW opens the link itself.
     let kind = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode);
-    if kind == rustix::fs::FileType::Symlink {
-        Err(Errno::LOOP)
-    } else {
-        Ok(fd)
-    }
+    if kind == rustix::fs::FileType::Symlink { Err(Errno::LOOP) } else { Ok(fd) }
 }
 
 /// The kernel says "not a folder" of a link that it was told not to follow; say what it is.
@@ -181,12 +142,7 @@ fn link_or(error: Errno, folder: impl AsFd, name: &str) -> Errno {
         return error;
     }
     match rustix::fs::statat(folder, name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW) {
-        Ok(stat)
-            if rustix::fs::FileType::from_raw_mode(stat.st_mode)
-                == rustix::fs::FileType::Symlink =>
-        {
-            Errno::LOOP
-        }
+        Ok(stat) if rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::Symlink => Errno::LOOP,
         _ => error,
     }
 }
@@ -221,40 +177,25 @@ mod tests {
         let (_folder, root) = linked_root();
         let open = |path| root.open(Operation::Read, path, OFlags::RDONLY, Mode::empty());
         for path in ["out/secret", "leak"] {
-            assert!(
-                matches!(open(path), Err(StorageError::BadPath { .. })),
-                "{path}: {:?}",
-                open(path)
-            );
+            assert!(matches!(open(path), Err(StorageError::BadPath { .. })), "{path}: {:?}", open(path));
         }
         assert!(open("within").is_ok() || !has_openat2());
-        assert!(matches!(
-            root.create(Operation::Create, "out/new"),
-            Err(StorageError::BadPath { .. })
-        ));
-        assert!(matches!(
-            root.create(Operation::Create, "out/deep/new"),
-            Err(StorageError::BadPath { .. })
-        ));
-        assert!(matches!(
-            root.unlink(Operation::Delete, "out/secret"),
-            Err(StorageError::BadPath { .. })
-        ));
+        assert!(matches!(root.create(Operation::Create, "out/new"), Err(StorageError::BadPath { .. })));
+        assert!(matches!(root.create(Operation::Create, "out/deep/new"), Err(StorageError::BadPath { .. })));
+        assert!(matches!(root.unlink(Operation::Delete, "out/secret"), Err(StorageError::BadPath { .. })));
     }
 
     #[test]
     fn the_walk_without_openat2_refuses_the_same() {
         let (_folder, root) = linked_root();
         let fd = root.open_root(Operation::Read).unwrap();
-        let open =
-            |path| open_without_links(&fd, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+        let open = |path| open_without_links(&fd, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
         for path in ["out/secret", "leak", "within"] {
             assert_eq!(open(path).unwrap_err(), Errno::LOOP, "{path}");
         }
         assert!(open("sub/inside").is_ok());
         assert_eq!(open("sub/missing").unwrap_err(), Errno::NOENT);
-        let path_only =
-            open_without_links(&fd, "leak", OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+        let path_only = open_without_links(&fd, "leak", OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
         assert_eq!(path_only.unwrap_err(), Errno::LOOP);
     }
 
@@ -262,13 +203,7 @@ mod tests {
     fn following_links_is_a_choice() {
         let (_folder, root) = linked_root();
         let root = Root::new(root.path().to_owned(), true);
-        assert!(
-            root.open(Operation::Read, "leak", OFlags::RDONLY, Mode::empty())
-                .is_ok()
-        );
-        assert!(
-            root.open(Operation::Read, "../secret", OFlags::RDONLY, Mode::empty())
-                .is_err()
-        );
+        assert!(root.open(Operation::Read, "leak", OFlags::RDONLY, Mode::empty()).is_ok());
+        assert!(root.open(Operation::Read, "../secret", OFlags::RDONLY, Mode::empty()).is_err());
     }
 }

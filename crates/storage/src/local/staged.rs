@@ -20,13 +20,7 @@ use crate::{Operation, Publish, PublishObserver, Result, check_relative};
 /// 5. The caller syncs the folder; until then a crash may bring back the old state, whole.
 ///
 /// After a failure the staged file is removed; after a crash it stays, and the next sweep removes it.
-pub(super) fn publish(
-    root: &Root,
-    path: &str,
-    bytes: &[u8],
-    mode: Publish,
-    observer: &dyn PublishObserver,
-) -> Result<()> {
+pub(super) fn publish(root: &Root, path: &str, bytes: &[u8], mode: Publish, observer: &dyn PublishObserver) -> Result<()> {
     check_relative(path)?;
     let staged = staged_name(path);
     observer.before(Operation::Stage, &staged)?;
@@ -35,8 +29,7 @@ pub(super) fn publish(
         observer.before(Operation::WriteStaged, &staged)?;
         write_vectored(&file, 0, &[IoSlice::new(bytes)], &root.shown(&staged))?;
         observer.before(Operation::SyncStaged, &staged)?;
-        retry(|| rustix::fs::fsync(&file))
-            .map_err(|error| root.error(Operation::SyncStaged, &staged, error))?;
+        retry(|| rustix::fs::fsync(&file)).map_err(|error| root.error(Operation::SyncStaged, &staged, error))?;
         observer.before(Operation::Publish, path)?;
         rename(root, &staged, path, mode)
     })();
@@ -56,8 +49,7 @@ fn rename(root: &Root, staged: &str, path: &str, mode: Publish) -> Result<()> {
     let renamed = match mode {
         Publish::Replace => rustix::fs::renameat(&folder, staged, &folder, name),
         Publish::Create => {
-            match rustix::fs::renameat_with(&folder, staged, &folder, name, RenameFlags::NOREPLACE)
-            {
+            match rustix::fs::renameat_with(&folder, staged, &folder, name, RenameFlags::NOREPLACE) {
                 // File systems without the flag (NFS among them) can make a second name, and that fails if it is taken.
                 Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
                     rustix::fs::linkat(&folder, staged, &folder, name, AtFlags::empty())

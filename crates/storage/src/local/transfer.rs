@@ -26,13 +26,7 @@ fn failed(operation: Operation, path: &str, error: Errno) -> StorageError {
 }
 
 /// Fills `buf` from `offset`. `size` is what the file should have, for the message if it has less.
-pub(super) fn read_full(
-    file: &File,
-    mut offset: u64,
-    mut buf: &mut [u8],
-    path: &str,
-    size: u64,
-) -> Result<()> {
+pub(super) fn read_full(file: &File, mut offset: u64, mut buf: &mut [u8], path: &str, size: u64) -> Result<()> {
     while !buf.is_empty() {
         match retry(|| rustix::io::pread(file, &mut *buf, offset)) {
             Ok(0) => return Err(ended(file, path, offset, buf.len(), size)),
@@ -47,13 +41,7 @@ pub(super) fn read_full(
 }
 
 /// Fills all buffers, one after the other, from `offset`.
-pub(super) fn read_vectored(
-    file: &File,
-    mut offset: u64,
-    mut bufs: &mut [IoSliceMut<'_>],
-    path: &str,
-    size: u64,
-) -> Result<()> {
+pub(super) fn read_vectored(file: &File, mut offset: u64, mut bufs: &mut [IoSliceMut<'_>], path: &str, size: u64) -> Result<()> {
     // Drops empty buffers in front: a call with only those would return 0, which means the end of the file.
     IoSliceMut::advance_slices(&mut bufs, 0);
     while !bufs.is_empty() {
@@ -74,12 +62,7 @@ pub(super) fn read_vectored(
 }
 
 /// Writes all parts, one after the other, from `offset`.
-pub(super) fn write_vectored(
-    file: &File,
-    mut offset: u64,
-    parts: &[IoSlice<'_>],
-    path: &str,
-) -> Result<()> {
+pub(super) fn write_vectored(file: &File, mut offset: u64, parts: &[IoSlice<'_>], path: &str) -> Result<()> {
     let mut rest;
     let mut rest: &mut [IoSlice<'_>] = match parts {
         [] => return Ok(()),
@@ -126,12 +109,7 @@ fn wrote_nothing(path: &str) -> StorageError {
 /// The file ended early: it shrank since it was opened.
 fn ended(file: &File, path: &str, offset: u64, length: usize, size: u64) -> StorageError {
     let size = file.metadata().map_or(size, |metadata| metadata.len());
-    StorageError::OutOfRange {
-        path: path.to_owned(),
-        offset,
-        length: length as u64,
-        size,
-    }
+    StorageError::OutOfRange { path: path.to_owned(), offset, length: length as u64, size }
 }
 
 #[cfg(test)]
@@ -158,15 +136,9 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         write_full(&file, 0, b"abc", "x").unwrap();
         let error = read_full(&file, 1, &mut [0; 4], "x", 9).unwrap_err();
-        assert!(
-            matches!(error, StorageError::OutOfRange { size: 3, .. }),
-            "{error}"
-        );
+        assert!(matches!(error, StorageError::OutOfRange { size: 3, .. }), "{error}");
         let (mut one, mut two) = ([0; 2], [0; 2]);
         let mut bufs = [IoSliceMut::new(&mut one), IoSliceMut::new(&mut two)];
-        assert!(matches!(
-            read_vectored(&file, 0, &mut bufs, "x", 9),
-            Err(StorageError::OutOfRange { .. })
-        ));
+        assert!(matches!(read_vectored(&file, 0, &mut bufs, "x", 9), Err(StorageError::OutOfRange { .. })));
     }
 }

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::direct;
 use super::root::Root;
 use super::transfer::{retry, write_vectored};
+use super::{direct, writeback};
 use crate::store::total;
 use crate::{Operation, Result, StorageError, WriteOptions, Writer};
 
@@ -23,22 +23,28 @@ pub(super) struct LocalWriter {
     declared: Option<u64>,
     /// One past the last byte written so far.
     end: AtomicU64,
+    early_writeback: bool,
+    /// How many bytes went to the page cache so far.
+    cached: AtomicU64,
+}
+
+/// How much goes to the page cache between two starts of writing it back.
+const WRITEBACK_STEP: u64 = 32 << 20;
+
+/// The store's settings for its writers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct How {
+    pub(super) preallocate: bool,
+    pub(super) direct_io: bool,
+    pub(super) early_writeback: bool,
 }
 
 impl LocalWriter {
-    pub(super) fn new(
-        root: &Root,
-        relative: &str,
-        file: File,
-        options: &WriteOptions,
-        preallocate: bool,
-        direct_io: bool,
-    ) -> Result<LocalWriter> {
-        if let (true, Some(length)) = (preallocate, options.length) {
-            reserve(&file, length)
-                .map_err(|error| root.error(Operation::Preallocate, relative, error))?;
+    pub(super) fn new(root: &Root, relative: &str, file: File, options: &WriteOptions, how: How) -> Result<LocalWriter> {
+        if let (true, Some(length)) = (how.preallocate, options.length) {
+            reserve(&file, length).map_err(|error| root.error(Operation::Preallocate, relative, error))?;
         }
-        let direct = if direct_io {
+        let direct = if how.direct_io {
             let flags = OFlags::RDWR | OFlags::DIRECT;
             direct::or_refused(root.open(Operation::Create, relative, flags, Mode::empty()))?
         } else {
@@ -52,7 +58,21 @@ impl LocalWriter {
             direct: direct.map(File::from),
             declared: options.length,
             end: AtomicU64::new(0),
+            early_writeback: how.early_writeback,
+            cached: AtomicU64::new(0),
         })
+    }
+}
+
+impl LocalWriter {
+    /// Once per [`WRITEBACK_STEP`] bytes, by whichever thread crosses it.
+    fn start_writeback(&self, length: u64) {
+        if self.early_writeback {
+            let before = self.cached.fetch_add(length, Ordering::Relaxed);
+            if before / WRITEBACK_STEP != (before + length) / WRITEBACK_STEP {
+                writeback::start(&self.file);
+            }
+        }
     }
 }
 
@@ -74,20 +94,17 @@ impl Writer for LocalWriter {
     }
 
     fn write_at(&self, offset: u64, parts: &[IoSlice<'_>]) -> Result<()> {
-        let end = offset
-            .checked_add(total(parts))
-            .filter(|end| i64::try_from(*end).is_ok());
+        let end = offset.checked_add(total(parts)).filter(|end| i64::try_from(*end).is_ok());
         let Some(end) = end else {
             let source = io::ErrorKind::FileTooLarge.into();
-            return Err(StorageError::from_io(
-                Operation::Write,
-                self.path.as_str(),
-                source,
-            ));
+            return Err(StorageError::from_io(Operation::Write, self.path.as_str(), source));
         };
         match &self.direct {
             Some(direct) => direct::write(direct, &self.file, offset, parts, &self.path)?,
-            None => write_vectored(&self.file, offset, parts, &self.path)?,
+            None => {
+                write_vectored(&self.file, offset, parts, &self.path)?;
+                self.start_writeback(end - offset);
+            }
         }
         self.end.fetch_max(end, Ordering::Relaxed);
         Ok(())
@@ -98,11 +115,7 @@ impl Writer for LocalWriter {
         if let Some(declared) = self.declared
             && declared != written
         {
-            return Err(StorageError::WrongLength {
-                path: self.path,
-                declared,
-                written,
-            });
+            return Err(StorageError::WrongLength { path: self.path, declared, written });
         }
         if sync {
             // Never repeated after a failure: the kernel may have dropped the pages, and a second call would then

@@ -27,9 +27,7 @@ pub(super) fn connect(address: &Address, options: &StoreOptions) -> Result<Arc<d
 #[cfg(feature = "s3")]
 fn s3(address: &Address, options: &StoreOptions) -> Result<Arc<dyn ObjectStore>> {
     use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
-    let mut builder = AmazonS3Builder::from_env()
-        .with_bucket_name(address.authority())
-        .with_retry(retries(options));
+    let mut builder = AmazonS3Builder::from_env().with_bucket_name(address.authority()).with_retry(retries(options));
     for (name, value) in &options.settings {
         builder = builder.with_config(setting::<AmazonS3ConfigKey>(address, name)?, value);
     }
@@ -51,9 +49,7 @@ fn s3(address: &Address, options: &StoreOptions) -> Result<Arc<dyn ObjectStore>>
 #[cfg(feature = "gs")]
 fn gs(address: &Address, options: &StoreOptions) -> Result<Arc<dyn ObjectStore>> {
     use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
-    let mut builder = GoogleCloudStorageBuilder::from_env()
-        .with_bucket_name(address.authority())
-        .with_retry(retries(options));
+    let mut builder = GoogleCloudStorageBuilder::from_env().with_bucket_name(address.authority()).with_retry(retries(options));
     for (name, value) in &options.settings {
         builder = builder.with_config(setting::<GoogleConfigKey>(address, name)?, value);
     }
@@ -61,8 +57,7 @@ fn gs(address: &Address, options: &StoreOptions) -> Result<Arc<dyn ObjectStore>>
         builder = builder.with_config(GoogleConfigKey::BaseUrl, endpoint);
     }
     if let Some(allow) = plain_http(options, options.endpoint.as_deref()) {
-        builder =
-            builder.with_client_options(object_store::ClientOptions::new().with_allow_http(allow));
+        builder = builder.with_client_options(object_store::ClientOptions::new().with_allow_http(allow));
     }
     built(address, builder.build())
 }
@@ -70,9 +65,7 @@ fn gs(address: &Address, options: &StoreOptions) -> Result<Arc<dyn ObjectStore>>
 #[cfg(feature = "az")]
 fn az(address: &Address, options: &StoreOptions) -> Result<Arc<dyn ObjectStore>> {
     use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
-    let mut builder = MicrosoftAzureBuilder::from_env()
-        .with_container_name(address.authority())
-        .with_retry(retries(options));
+    let mut builder = MicrosoftAzureBuilder::from_env().with_container_name(address.authority()).with_retry(retries(options));
     for (name, value) in &options.settings {
         builder = builder.with_config(setting::<AzureConfigKey>(address, name)?, value);
     }
@@ -98,52 +91,28 @@ fn http(address: &Address, options: &StoreOptions) -> Result<Arc<dyn ObjectStore
         client = client.with_config(setting::<ClientConfigKey>(address, name)?, value);
     }
     // Whoever wrote `http://` in the address has said so.
-    client = client.with_allow_http(
-        options
-            .allow_http
-            .unwrap_or_else(|| server.starts_with("http://")),
-    );
-    built(
-        address,
-        HttpBuilder::new()
-            .with_url(server)
-            .with_client_options(client)
-            .with_retry(retries(options))
-            .build(),
-    )
+    client = client.with_allow_http(options.allow_http.unwrap_or_else(|| server.starts_with("http://")));
+    built(address, HttpBuilder::new().with_url(server).with_client_options(client).with_retry(retries(options)).build())
 }
 
-fn built<S: ObjectStore>(
-    address: &Address,
-    made: object_store::Result<S>,
-) -> Result<Arc<dyn ObjectStore>> {
+fn built<S: ObjectStore>(address: &Address, made: object_store::Result<S>) -> Result<Arc<dyn ObjectStore>> {
     match made {
         Ok(client) => Ok(Arc::new(client)),
-        Err(error) => Err(super::classify(
-            Operation::Open,
-            &address.to_string(),
-            error,
-        )),
+        Err(error) => Err(super::classify(Operation::Open, &address.to_string(), error)),
     }
 }
 
 fn setting<K: std::str::FromStr>(address: &Address, name: &str) -> Result<K> {
-    name.to_ascii_lowercase()
-        .parse()
-        .map_err(|_| StorageError::Unsupported {
-            path: address.to_string(),
-            operation: Operation::Open,
-            reason: format!("there is no setting {name:?}"),
-        })
+    name.to_ascii_lowercase().parse().map_err(|_| StorageError::Unsupported {
+        path: address.to_string(),
+        operation: Operation::Open,
+        reason: format!("there is no setting {name:?}"),
+    })
 }
 
 fn retries(options: &StoreOptions) -> RetryConfig {
     RetryConfig {
-        backoff: BackoffConfig {
-            init_backoff: options.retry.first_backoff,
-            max_backoff: options.retry.max_backoff,
-            base: 2.0,
-        },
+        backoff: BackoffConfig { init_backoff: options.retry.first_backoff, max_backoff: options.retry.max_backoff, base: 2.0 },
         max_retries: options.retry.max_retries,
         retry_timeout: options.retry.timeout,
     }
@@ -166,20 +135,11 @@ mod tests {
     #[test]
     fn plain_http_is_allowed_by_itself_only_on_this_machine() {
         let options = StoreOptions::default();
-        assert_eq!(
-            plain_http(&options, Some("http://127.0.0.1:9000")),
-            Some(true)
-        );
+        assert_eq!(plain_http(&options, Some("http://127.0.0.1:9000")), Some(true));
         assert_eq!(plain_http(&options, Some("http://localhost/x")), Some(true));
-        assert_eq!(
-            plain_http(&options, Some("http://127.0.0.1.example.com:80")),
-            None
-        );
+        assert_eq!(plain_http(&options, Some("http://127.0.0.1.example.com:80")), None);
         assert_eq!(plain_http(&options, None), None);
-        let refused = StoreOptions {
-            allow_http: Some(false),
-            ..StoreOptions::default()
-        };
+        let refused = StoreOptions { allow_http: Some(false), ..StoreOptions::default() };
         assert_eq!(plain_http(&refused, Some("http://localhost")), Some(false));
     }
 
@@ -187,10 +147,7 @@ mod tests {
     fn a_setting_that_does_not_exist_is_named() {
         let address = Address::parse("s3://bucket").unwrap();
         let settings = vec![("no_such_thing".to_owned(), String::new())];
-        let options = StoreOptions {
-            settings,
-            ..StoreOptions::default()
-        };
+        let options = StoreOptions { settings, ..StoreOptions::default() };
         let error = connect(&address, &options).unwrap_err();
         assert!(error.to_string().contains("no_such_thing"), "{error}");
     }

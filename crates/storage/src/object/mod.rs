@@ -14,8 +14,8 @@ use object_store::path::Path as Key;
 use object_store::{CopyOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 
 use crate::{
-    Address, Capabilities, FileInfo, Linked, Operation, Origin, Publish, PublishObserver, Reader,
-    Result, Scheme, StorageError, Store, StoreOptions, WriteOptions, Writer, check_relative,
+    Address, Capabilities, FileInfo, Linked, Operation, Origin, Publish, PublishObserver, Reader, Result, Scheme, StorageError,
+    Store, StoreOptions, WriteOptions, Writer, check_relative,
 };
 use runtime::wait;
 
@@ -40,12 +40,8 @@ impl ObjectBackend {
         let handle = runtime::handle()?;
         let _inside = handle.enter();
         let client = connect::connect(address, options)?;
-        let service = format!(
-            "{:?}:{}:{}",
-            address.scheme(),
-            address.authority(),
-            options.endpoint.as_deref().unwrap_or_default()
-        );
+        let service =
+            format!("{:?}:{}:{}", address.scheme(), address.authority(), options.endpoint.as_deref().unwrap_or_default());
         Ok(ObjectBackend {
             client,
             address: address.clone(),
@@ -57,10 +53,8 @@ impl ObjectBackend {
 
     fn key(&self, path: &str) -> Result<Key> {
         check_relative(path)?;
-        Key::parse(crate::path::join(self.address.key(), path)).map_err(|_| StorageError::BadPath {
-            path: path.to_owned(),
-            reason: "it is no valid object key",
-        })
+        Key::parse(crate::path::join(self.address.key(), path))
+            .map_err(|_| StorageError::BadPath { path: path.to_owned(), reason: "it is no valid object key" })
     }
 
     fn shown(&self, path: &str) -> String {
@@ -76,32 +70,20 @@ impl ObjectBackend {
         };
         Key::parse(text)
             .map(Some)
-            .map_err(|_| StorageError::BadPath {
-                path: folder.to_owned(),
-                reason: "it is no valid object key",
-            })
+            .map_err(|_| StorageError::BadPath { path: folder.to_owned(), reason: "it is no valid object key" })
     }
 
     /// The path below the root of a key of a listing.
     fn relative(&self, key: &Key) -> Option<String> {
         let root = self.address.key();
-        let below = if root.is_empty() {
-            key.as_ref()
-        } else {
-            key.as_ref().strip_prefix(root)?.strip_prefix('/')?
-        };
+        let below = if root.is_empty() { key.as_ref() } else { key.as_ref().strip_prefix(root)?.strip_prefix('/')? };
         (!below.is_empty()).then(|| below.to_owned())
     }
 
     fn head(&self, operation: Operation, path: &str) -> Result<object_store::ObjectMeta> {
         let (client, key, shown) = (self.client.clone(), self.key(path)?, self.shown(path));
         let task_path = shown.clone();
-        wait(operation, &shown, async move {
-            client
-                .head(&key)
-                .await
-                .map_err(|error| classify(operation, &task_path, error))
-        })
+        wait(operation, &shown, async move { client.head(&key).await.map_err(|error| classify(operation, &task_path, error)) })
     }
 
     fn put(&self, path: &str, bytes: &[u8], mode: PutMode) -> Result<()> {
@@ -109,22 +91,15 @@ impl ObjectBackend {
         let payload = PutPayload::from(bytes.to_vec());
         let task_path = shown.clone();
         wait(Operation::Publish, &shown, async move {
-            let options = PutOptions {
-                mode,
-                ..PutOptions::default()
-            };
+            let options = PutOptions { mode, ..PutOptions::default() };
             let put = client.put_opts(&key, payload, options).await;
-            put.map(|_| ())
-                .map_err(|error| classify(Operation::Publish, &task_path, error))
+            put.map(|_| ()).map_err(|error| classify(Operation::Publish, &task_path, error))
         })
     }
 
     fn refuse_existing(&self, operation: Operation, path: &str) -> Result<()> {
         match self.head(operation, path) {
-            Ok(_) => Err(StorageError::AlreadyExists {
-                path: self.shown(path),
-                operation,
-            }),
+            Ok(_) => Err(StorageError::AlreadyExists { path: self.shown(path), operation }),
             Err(StorageError::NotFound { .. }) => Ok(()),
             Err(error) => Err(error),
         }
@@ -163,11 +138,7 @@ impl Store for ObjectBackend {
             .into_iter()
             .filter_map(|meta| {
                 let path = self.relative(&meta.location)?;
-                path.starts_with(prefix).then(|| FileInfo {
-                    path,
-                    size: meta.size,
-                    modified: Some(meta.last_modified.into()),
-                })
+                path.starts_with(prefix).then(|| FileInfo { path, size: meta.size, modified: Some(meta.last_modified.into()) })
             })
             .collect();
         files.sort_by(|left, right| left.path.cmp(&right.path));
@@ -180,15 +151,10 @@ impl Store for ObjectBackend {
         let task_path = shown.clone();
         let folders = wait(operation, &shown, async move {
             let listing = client.list_with_delimiter(key.as_ref()).await;
-            listing
-                .map(|listing| listing.common_prefixes)
-                .map_err(|error| classify(operation, &task_path, error))
+            listing.map(|listing| listing.common_prefixes).map_err(|error| classify(operation, &task_path, error))
         })
         .or_else(empty_if_missing)?;
-        let mut children: Vec<String> = folders
-            .iter()
-            .filter_map(|folder| self.relative(folder))
-            .collect();
+        let mut children: Vec<String> = folders.iter().filter_map(|folder| self.relative(folder)).collect();
         children.sort();
         Ok(children)
     }
@@ -201,17 +167,13 @@ impl Store for ObjectBackend {
         let (client, key, shown) = (self.client.clone(), self.key(path)?, self.shown(path));
         let task_path = shown.clone();
         let retries = self.options.retry.clone();
-        wait(Operation::Read, &shown, async move {
-            read::whole(&*client, &key, limit, &retries, &task_path).await
-        })
+        wait(Operation::Read, &shown, async move { read::whole(&*client, &key, limit, &retries, &task_path).await })
     }
 
     fn open_reader(&self, path: &str) -> Result<Arc<dyn Reader>> {
         let meta = self.head(Operation::OpenReader, path)?;
         // A weak or missing tag cannot be matched; a web server's is too often weak behind a proxy.
-        let tag = meta
-            .e_tag
-            .filter(|tag| !tag.starts_with("W/") && self.address.scheme() != Scheme::Http);
+        let tag = meta.e_tag.filter(|tag| !tag.starts_with("W/") && self.address.scheme() != Scheme::Http);
         Ok(Arc::new(read::ObjectReader::new(
             self.client.clone(),
             self.key(path)?,
@@ -236,13 +198,7 @@ impl Store for ObjectBackend {
         )))
     }
 
-    fn publish_observed(
-        &self,
-        path: &str,
-        bytes: &[u8],
-        mode: Publish,
-        observer: &dyn PublishObserver,
-    ) -> Result<()> {
+    fn publish_observed(&self, path: &str, bytes: &[u8], mode: Publish, observer: &dyn PublishObserver) -> Result<()> {
         check_relative(path)?;
         observer.before(Operation::Publish, path)?;
         if mode == Publish::Replace {
@@ -265,12 +221,12 @@ impl Store for ObjectBackend {
         let operation = Operation::Delete;
         let (client, key, shown) = (self.client.clone(), self.key(path)?, self.shown(path));
         let task_path = shown.clone();
-        let deleted = wait(operation, &shown, async move {
-            client
-                .delete(&key)
-                .await
-                .map_err(|error| classify(operation, &task_path, error))
-        });
+        let deleted =
+            wait(
+                operation,
+                &shown,
+                async move { client.delete(&key).await.map_err(|error| classify(operation, &task_path, error)) },
+            );
         match deleted {
             Err(StorageError::NotFound { .. }) => Ok(()),
             done => done,
@@ -289,10 +245,7 @@ impl Store for ObjectBackend {
         let (client, shown) = (self.client.clone(), self.describe());
         let task_path = shown.clone();
         wait(operation, &shown, async move {
-            let found = client
-                .list(Some(&prefix))
-                .map_ok(|meta| meta.location)
-                .boxed();
+            let found = client.list(Some(&prefix)).map_ok(|meta| meta.location).boxed();
             let mut deleted = client.delete_stream(found);
             while let Some(done) = deleted.next().await {
                 match done {
@@ -305,10 +258,7 @@ impl Store for ObjectBackend {
     }
 
     fn origin(&self, path: &str) -> Result<Origin> {
-        Ok(Origin::Object {
-            service: self.service.clone(),
-            key: self.key(path)?.to_string(),
-        })
+        Ok(Origin::Object { service: self.service.clone(), key: self.key(path)?.to_string() })
     }
 
     fn adopt(&self, origin: &Origin, to: &str) -> Result<Option<Linked>> {
@@ -324,19 +274,13 @@ impl Store for ObjectBackend {
         let client = self.client.clone();
         let (task_path, key) = (shown.clone(), key.clone());
         wait(operation, &shown, async move {
-            let source = Key::parse(&key).map_err(|_| StorageError::BadPath {
-                path: key,
-                reason: "it is no valid object key",
-            })?;
+            let source =
+                Key::parse(&key).map_err(|_| StorageError::BadPath { path: key, reason: "it is no valid object key" })?;
             let failed = |error| classify(operation, &task_path, error);
             if client.head(&source).await.map_err(failed)?.size > MAX_SERVER_COPY {
                 return Ok(None);
             }
-            match client
-                .copy_opts(&source, &target, CopyOptions::default())
-                .await
-                .map_err(failed)
-            {
+            match client.copy_opts(&source, &target, CopyOptions::default()).await.map_err(failed) {
                 Ok(()) => Ok(Some(Linked::ServerCopy)),
                 Err(StorageError::Unsupported { .. }) => Ok(None),
                 Err(error) => Err(error),
@@ -350,11 +294,7 @@ impl Store for ObjectBackend {
 }
 
 fn empty_if_missing<T>(error: StorageError) -> Result<Vec<T>> {
-    if error.is_not_found() {
-        Ok(Vec::new())
-    } else {
-        Err(error)
-    }
+    if error.is_not_found() { Ok(Vec::new()) } else { Err(error) }
 }
 
 /// Sorts a client's error by what a caller would do about it.
@@ -365,42 +305,24 @@ fn classify(operation: Operation, path: &str, error: object_store::Error) -> Sto
         Error::NotFound { .. } => StorageError::NotFound { path, operation },
         Error::AlreadyExists { .. } => StorageError::AlreadyExists { path, operation },
         Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
-            StorageError::PermissionDenied {
-                path,
-                operation,
-                source: Box::new(error),
-            }
+            StorageError::PermissionDenied { path, operation, source: Box::new(error) }
         }
-        Error::NotSupported { .. } | Error::NotImplemented { .. } => StorageError::Unsupported {
-            path,
-            operation,
-            reason: error.to_string(),
-        },
+        Error::NotSupported { .. } | Error::NotImplemented { .. } => {
+            StorageError::Unsupported { path, operation, reason: error.to_string() }
+        }
         error => {
             // Services have no common code for a full disk; these are those of WebDAV, MinIO and Ceph.
             let text = error.to_string();
             let full = ["507 Insufficient Storage", "StorageFull", "QuotaExceeded"];
             if full.iter().any(|mark| text.contains(mark)) {
                 let source = std::io::Error::new(std::io::ErrorKind::StorageFull, error);
-                return StorageError::NoSpace {
-                    path,
-                    operation,
-                    source,
-                };
+                return StorageError::NoSpace { path, operation, source };
             }
             // A server that does not know a conditional header may say so by 501.
             if text.contains("501 Not Implemented") {
-                return StorageError::Unsupported {
-                    path,
-                    operation,
-                    reason: text,
-                };
+                return StorageError::Unsupported { path, operation, reason: text };
             }
-            StorageError::Object {
-                path,
-                operation,
-                source: Box::new(error),
-            }
+            StorageError::Object { path, operation, source: Box::new(error) }
         }
     }
 }

@@ -110,12 +110,7 @@ struct Source {
 
 impl Source {
     /// Sends one range piece by piece, and goes on where it stopped when the connection breaks.
-    async fn send(
-        &self,
-        range: Range<u64>,
-        room: &Semaphore,
-        sender: &mpsc::Sender<Arrival>,
-    ) -> Result<()> {
+    async fn send(&self, range: Range<u64>, room: &Semaphore, sender: &mpsc::Sender<Arrival>) -> Result<()> {
         let mut at = range.start;
         let mut tries = 0;
         loop {
@@ -134,19 +129,10 @@ impl Source {
         }
     }
 
-    async fn send_some(
-        &self,
-        at: &mut u64,
-        end: u64,
-        room: &Semaphore,
-        sender: &mpsc::Sender<Arrival>,
-    ) -> Result<()> {
+    async fn send_some(&self, at: &mut u64, end: u64, room: &Semaphore, sender: &mpsc::Sender<Arrival>) -> Result<()> {
         let failed = |error| classify(Operation::Read, &self.path, error);
-        let options = GetOptions {
-            range: Some(GetRange::Bounded(*at..end)),
-            if_match: self.tag.clone(),
-            ..GetOptions::default()
-        };
+        let options =
+            GetOptions { range: Some(GetRange::Bounded(*at..end)), if_match: self.tag.clone(), ..GetOptions::default() };
         let answer = self.client.get_opts(&self.key, options).await;
         let answer = answer.map_err(|error| match error {
             object_store::Error::Precondition { .. } => StorageError::Unsupported {
@@ -177,54 +163,29 @@ impl Source {
                 return Ok(());
             }
         }
-        if *at < end {
-            Err(self.short(*at, end, *at))
-        } else {
-            Ok(())
-        }
+        if *at < end { Err(self.short(*at, end, *at)) } else { Ok(()) }
     }
 
     fn short(&self, at: u64, end: u64, got: u64) -> StorageError {
-        let source =
-            format!("asked for bytes {at}..{end}, the answer stopped at or started from {got}");
-        StorageError::Object {
-            path: self.path.clone(),
-            operation: Operation::Read,
-            source: source.into(),
-        }
+        let source = format!("asked for bytes {at}..{end}, the answer stopped at or started from {got}");
+        StorageError::Object { path: self.path.clone(), operation: Operation::Read, source: source.into() }
     }
 }
 
 /// The pause before try number `tries`, doubling.
 fn pause(retry: &Retry, tries: usize) -> std::time::Duration {
-    retry
-        .first_backoff
-        .saturating_mul(1 << tries.min(16))
-        .min(retry.max_backoff)
+    retry.first_backoff.saturating_mul(1 << tries.min(16)).min(retry.max_backoff)
 }
 
 /// A whole object of at most `limit` bytes, in one request.
-pub(super) async fn whole(
-    client: &dyn ObjectStore,
-    key: &Key,
-    limit: u64,
-    retry: &Retry,
-    path: &str,
-) -> Result<Vec<u8>> {
+pub(super) async fn whole(client: &dyn ObjectStore, key: &Key, limit: u64, retry: &Retry, path: &str) -> Result<Vec<u8>> {
     let mut tries = 0;
     loop {
         let failed = |error| classify(Operation::Read, path, error);
-        let answer = client
-            .get_opts(key, GetOptions::default())
-            .await
-            .map_err(failed)?;
+        let answer = client.get_opts(key, GetOptions::default()).await.map_err(failed)?;
         let size = answer.meta.size;
         if size > limit {
-            return Err(StorageError::TooLarge {
-                path: path.to_owned(),
-                size,
-                limit,
-            });
+            return Err(StorageError::TooLarge { path: path.to_owned(), size, limit });
         }
         match answer.bytes().await.map_err(failed) {
             Ok(bytes) => return Ok(bytes.into()),
@@ -240,9 +201,7 @@ fn plan(wanted: &[Range<u64>], gap: u64) -> Vec<Range<u64>> {
     let mut merged: Vec<Range<u64>> = Vec::new();
     for range in wanted.iter().filter(|range| range.start < range.end) {
         match merged.last_mut() {
-            Some(last) if range.start <= last.end.saturating_add(gap) => {
-                last.end = last.end.max(range.end)
-            }
+            Some(last) if range.start <= last.end.saturating_add(gap) => last.end = last.end.max(range.end),
             _ => merged.push(range.clone()),
         }
     }
@@ -277,12 +236,8 @@ impl Reader for ObjectReader {
         }
         let mut order: Vec<usize> = (0..ranges.len()).collect();
         order.sort_by_key(|&index| ranges[index].offset);
-        let wanted: Vec<Range<u64>> = order
-            .iter()
-            .map(|&index| {
-                ranges[index].offset..ranges[index].offset + ranges[index].buf.len() as u64
-            })
-            .collect();
+        let wanted: Vec<Range<u64>> =
+            order.iter().map(|&index| ranges[index].offset..ranges[index].offset + ranges[index].buf.len() as u64).collect();
         // The furthest end of all ranges up to each one: lets a lookup stop although ranges may overlap.
         let furthest: Vec<u64> = wanted
             .iter()
@@ -303,8 +258,7 @@ impl Reader for ObjectReader {
                 if from < to {
                     let source = &bytes[(from - position) as usize..(to - position) as usize];
                     let target = &mut ranges[order[slot]].buf;
-                    target[(from - range.start) as usize..(to - range.start) as usize]
-                        .copy_from_slice(source);
+                    target[(from - range.start) as usize..(to - range.start) as usize].copy_from_slice(source);
                 }
             }
         })

@@ -45,16 +45,10 @@ pub(super) fn wait<T: Send + 'static>(
         // The receiver is gone only if the caller is.
         let _ = sender.send(future.await);
     });
-    receiver
-        .recv()
-        .unwrap_or_else(|_| Err(lost(operation, path)))
+    receiver.recv().unwrap_or_else(|_| Err(lost(operation, path)))
 }
 
 /// A task ended without an answer: it panicked.
 pub(super) fn lost(operation: Operation, path: &str) -> StorageError {
-    StorageError::Object {
-        path: path.to_owned(),
-        operation,
-        source: "the request's task ended without an answer".into(),
-    }
+    StorageError::Object { path: path.to_owned(), operation, source: "the request's task ended without an answer".into() }
 }

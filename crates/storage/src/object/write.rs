@@ -57,10 +57,7 @@ impl Flight {
     fn enter(&self, length: u64, budget: u64) -> Result<()> {
         let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
         while now.failure.is_none() && now.parts > 0 && now.bytes + length > budget {
-            now = self
-                .changed
-                .wait(now)
-                .unwrap_or_else(PoisonError::into_inner);
+            now = self.changed.wait(now).unwrap_or_else(PoisonError::into_inner);
         }
         if let Some(failure) = now.failure.take() {
             return Err(failure);
@@ -85,10 +82,7 @@ impl Flight {
     fn land(&self) -> Result<()> {
         let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
         while now.parts > 0 {
-            now = self
-                .changed
-                .wait(now)
-                .unwrap_or_else(PoisonError::into_inner);
+            now = self.changed.wait(now).unwrap_or_else(PoisonError::into_inner);
         }
         now.failure.take().map_or(Ok(()), Err)
     }
@@ -110,10 +104,7 @@ impl Landing {
 
 impl Drop for Landing {
     fn drop(&mut self) {
-        let done = self
-            .done
-            .take()
-            .unwrap_or_else(|| Err(super::runtime::lost(Operation::Write, &self.path)));
+        let done = self.done.take().unwrap_or_else(|| Err(super::runtime::lost(Operation::Write, &self.path)));
         self.flight.leave(self.length, done);
     }
 }
@@ -135,12 +126,7 @@ impl ObjectWriter {
             has_multipart,
             budget: options.upload_budget,
             part_size: first_part_size(options.part_size, declared),
-            state: Mutex::new(State {
-                next: 0,
-                part: Vec::new(),
-                sent_parts: 0,
-                upload: None,
-            }),
+            state: Mutex::new(State { next: 0, part: Vec::new(), sent_parts: 0, upload: None }),
             flight: Arc::default(),
         }
     }
@@ -148,11 +134,7 @@ impl ObjectWriter {
     /// How large the next part gets. Of a file whose length nobody declared, later parts are larger, so that 10,000 of
     /// them always suffice.
     fn next_part_size(&self, sent_parts: u64) -> u64 {
-        if self.declared.is_some() {
-            self.part_size
-        } else {
-            self.part_size << (sent_parts / 1000).min(6)
-        }
+        if self.declared.is_some() { self.part_size } else { self.part_size << (sent_parts / 1000).min(6) }
     }
 
     /// Sends the collected part on its way.
@@ -161,21 +143,13 @@ impl ObjectWriter {
             return Err(StorageError::Unsupported {
                 path: self.path.clone(),
                 operation: Operation::Write,
-                reason: format!(
-                    "this service takes files of at most {} bytes (the upload budget)",
-                    self.budget
-                ),
+                reason: format!("this service takes files of at most {} bytes (the upload budget)", self.budget),
             });
         }
         let part = std::mem::take(&mut state.part);
         let length = part.len() as u64;
         self.flight.enter(length, self.budget)?;
-        let mut landing = Landing {
-            flight: self.flight.clone(),
-            length,
-            path: self.path.clone(),
-            done: None,
-        };
+        let mut landing = Landing { flight: self.flight.clone(), length, path: self.path.clone(), done: None };
         let upload = match &mut state.upload {
             Some(upload) => upload,
             None => match self.start() {
@@ -188,9 +162,7 @@ impl ObjectWriter {
         };
         let sending = upload.put_part(PutPayload::from(part));
         handle()?.spawn(async move {
-            let done = sending
-                .await
-                .map_err(|error| classify(Operation::Write, &landing.path, error));
+            let done = sending.await.map_err(|error| classify(Operation::Write, &landing.path, error));
             landing.finish(done);
         });
         state.sent_parts += 1;
@@ -200,10 +172,7 @@ impl ObjectWriter {
     fn start(&self) -> Result<Box<dyn MultipartUpload>> {
         let (client, key, path) = (self.client.clone(), self.key.clone(), self.path.clone());
         wait(Operation::Create, &self.path, async move {
-            client
-                .put_multipart(&key)
-                .await
-                .map_err(|error| classify(Operation::Create, &path, error))
+            client.put_multipart(&key).await.map_err(|error| classify(Operation::Create, &path, error))
         })
     }
 
@@ -213,10 +182,7 @@ impl ObjectWriter {
         let Some(mut upload) = upload else { return };
         let path = self.path.clone();
         let aborted = wait(Operation::Abort, &self.path, async move {
-            upload
-                .abort()
-                .await
-                .map_err(|error| classify(Operation::Abort, &path, error))
+            upload.abort().await.map_err(|error| classify(Operation::Abort, &path, error))
         });
         if let Err(error) = aborted {
             tracing::warn!(path = %self.path, %error, "could not abort an upload");
@@ -227,11 +193,7 @@ impl ObjectWriter {
         if let Some(declared) = self.declared
             && declared != state.next
         {
-            return Err(StorageError::WrongLength {
-                path: self.path.clone(),
-                declared,
-                written: state.next,
-            });
+            return Err(StorageError::WrongLength { path: self.path.clone(), declared, written: state.next });
         }
         if state.upload.is_none() {
             return self.put_whole(std::mem::take(&mut state.part));
@@ -246,8 +208,7 @@ impl ObjectWriter {
         let path = self.path.clone();
         wait(Operation::Finish, &self.path, async move {
             let done = upload.complete().await;
-            done.map(|_| ())
-                .map_err(|error| classify(Operation::Finish, &path, error))
+            done.map(|_| ()).map_err(|error| classify(Operation::Finish, &path, error))
         })
     }
 
@@ -255,25 +216,16 @@ impl ObjectWriter {
     fn put_whole(&self, bytes: Vec<u8>) -> Result<()> {
         let (client, key, path) = (self.client.clone(), self.key.clone(), self.path.clone());
         wait(Operation::Finish, &self.path, async move {
-            let options = PutOptions {
-                mode: PutMode::Overwrite,
-                ..PutOptions::default()
-            };
-            let done = client
-                .put_opts(&key, PutPayload::from(bytes), options)
-                .await;
-            done.map(|_| ())
-                .map_err(|error| classify(Operation::Finish, &path, error))
+            let options = PutOptions { mode: PutMode::Overwrite, ..PutOptions::default() };
+            let done = client.put_opts(&key, PutPayload::from(bytes), options).await;
+            done.map(|_| ()).map_err(|error| classify(Operation::Finish, &path, error))
         })
     }
 }
 
 /// At least what S3 takes, and large enough for a file of the declared length.
 fn first_part_size(wanted: u64, declared: Option<u64>) -> u64 {
-    let enough = declared
-        .unwrap_or(0)
-        .div_ceil(MAX_PARTS)
-        .next_multiple_of(1 << 20);
+    let enough = declared.unwrap_or(0).div_ceil(MAX_PARTS).next_multiple_of(1 << 20);
     wanted.max(MIN_PART).max(enough)
 }
 
@@ -285,31 +237,19 @@ impl Writer for ObjectWriter {
     fn write_at(&self, offset: u64, parts: &[IoSlice<'_>]) -> Result<()> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if offset != state.next {
-            return Err(StorageError::OutOfOrder {
-                path: self.path.clone(),
-                offset,
-                expected: state.next,
-            });
+            return Err(StorageError::OutOfOrder { path: self.path.clone(), offset, expected: state.next });
         }
         for bytes in parts {
             let mut rest: &[u8] = bytes;
             while !rest.is_empty() {
-                let limit = if self.has_multipart {
-                    self.next_part_size(state.sent_parts)
-                } else {
-                    self.budget
-                };
+                let limit = if self.has_multipart { self.next_part_size(state.sent_parts) } else { self.budget };
                 if state.part.len() as u64 >= limit {
                     self.send_part(&mut state)?;
                     continue;
                 }
                 if state.part.capacity() == 0 {
-                    let left = self
-                        .declared
-                        .map_or(limit, |declared| declared.saturating_sub(state.next));
-                    state
-                        .part
-                        .reserve_exact(limit.min(left.max(rest.len() as u64)) as usize);
+                    let left = self.declared.map_or(limit, |declared| declared.saturating_sub(state.next));
+                    state.part.reserve_exact(limit.min(left.max(rest.len() as u64)) as usize);
                 }
                 let count = rest.len().min((limit - state.part.len() as u64) as usize);
                 state.part.extend_from_slice(&rest[..count]);
@@ -330,12 +270,7 @@ impl Writer for ObjectWriter {
     }
 
     fn abort(self: Box<Self>) {
-        let upload = self
-            .state
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .upload
-            .take();
+        let upload = self.state.lock().unwrap_or_else(PoisonError::into_inner).upload.take();
         self.give_up(upload);
     }
 }

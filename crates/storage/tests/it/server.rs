@@ -24,14 +24,8 @@ impl Server {
         service.set_auth(SimpleAuth::from_single("key", "secret"));
         let service = service.build();
 
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build()
-            .unwrap();
-        let listener = runtime
-            .block_on(tokio::net::TcpListener::bind("127.0.0.1:0"))
-            .unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         runtime.spawn(async move {
             while let Ok((socket, _)) = listener.accept().await {
@@ -42,11 +36,7 @@ impl Server {
                 });
             }
         });
-        Server {
-            endpoint,
-            folder,
-            _runtime: runtime,
-        }
+        Server { endpoint, folder, _runtime: runtime }
     }
 
     pub(crate) fn options(&self) -> StoreOptions {
@@ -56,14 +46,8 @@ impl Server {
             region: Some("us-east-1".to_owned()),
             part_size: 5 << 20,
             upload_budget: 12 << 20,
-            retry: Retry {
-                max_retries: 2,
-                ..Retry::default()
-            },
-            settings: vec![
-                setting("aws_access_key_id", "key"),
-                setting("aws_secret_access_key", "secret"),
-            ],
+            retry: Retry { max_retries: 2, ..Retry::default() },
+            settings: vec![setting("aws_access_key_id", "key"), setting("aws_secret_access_key", "secret")],
             ..StoreOptions::default()
         }
     }
