@@ -168,7 +168,15 @@ fn small() -> ReportData {
     }
     // A flat parameter's shard: three boxes a rank, no grid; and one with a hole.
     let row = |r: u64, from: u64, rows: u64, cols: u64| (vec![r, from], vec![rows, cols]);
-    let flat = [row(0, 0, 5, 512), row(5, 0, 1, 200), row(5, 200, 1, 312), row(6, 0, 7, 512), row(13, 0, 1, 64), row(13, 64, 1, 448), row(14, 0, 2, 512)];
+    let flat = [
+        row(0, 0, 5, 512),
+        row(5, 0, 1, 200),
+        row(5, 200, 1, 312),
+        row(6, 0, 7, 512),
+        row(13, 0, 1, 64),
+        row(13, 64, 1, 448),
+        row(14, 0, 2, 512),
+    ];
     put(&mut builder, "model.adapters.flat_shard", "float32", &[16, 512], 32_768, &flat, &[0, 0, 1, 1, 1, 2, 2]);
     put(&mut builder, "model.adapters.with_a_gap", "float32", &[16, 512], 32_768, &flat[..4], &[0, 0, 1, 1]);
 
@@ -194,7 +202,12 @@ fn small() -> ReportData {
         });
     }
     builder.optimizer(Optimizer { name: Some("AdamW".to_owned()), groups });
-    for (key, kind, text) in [("step", "int", "48000"), ("tokens_seen", "int", "201326592000"), ("lr_scheduler.last_epoch", "int", "48000"), ("config.rope_theta", "float", "500000.0")] {
+    for (key, kind, text) in [
+        ("step", "int", "48000"),
+        ("tokens_seen", "int", "201326592000"),
+        ("lr_scheduler.last_epoch", "int", "48000"),
+        ("config.rope_theta", "float", "500000.0"),
+    ] {
         builder.value(PlainValue { key: key.to_owned(), kind: kind.to_owned(), text: text.to_owned() });
     }
     builder.diff(Diff {
@@ -206,7 +219,12 @@ fn small() -> ReportData {
         tolerance: Some(1e-6),
         changed,
         only_a: vec![8, 9],
-        only_b: vec![OtherTensor { key: "model.adapters.lora_a".to_owned(), dtype: "bfloat16".to_owned(), shape: vec![16, 4096], bytes: 131_072 }],
+        only_b: vec![OtherTensor {
+            key: "model.adapters.lora_a".to_owned(),
+            dtype: "bfloat16".to_owned(),
+            shape: vec![16, 4096],
+            bytes: 131_072,
+        }],
         plain: vec![ChangedValue { key: "step".to_owned(), a: Some("48000".to_owned()), b: Some("49000".to_owned()) }],
     });
     builder.finish()
@@ -220,7 +238,14 @@ fn big() -> ReportData {
         health: Health {
             state: HealthState::Warning,
             summary: "2 files are larger than their records need.".to_owned(),
-            findings: (0..2).map(|n| Finding { text: "The file ends with bytes that no record uses.".to_owned(), file: Some(format!("__{n}_0.distcp")), offset: Some(1 << 33), key: None }).collect(),
+            findings: (0..2)
+                .map(|n| Finding {
+                    text: "The file ends with bytes that no record uses.".to_owned(),
+                    file: Some(format!("__{n}_0.distcp")),
+                    offset: Some(1 << 33),
+                    key: None,
+                })
+                .collect(),
         },
         ..Checkpoint::default()
     });
@@ -278,7 +303,15 @@ fn hostile() -> ReportData {
         health: Health {
             state: HealthState::Damaged,
             summary: HOSTILE[1].to_owned(),
-            findings: HOSTILE.iter().map(|key| Finding { text: (*key).to_owned(), key: Some((*key).to_owned()), file: Some((*key).to_owned()), offset: Some(u64::MAX) }).collect(),
+            findings: HOSTILE
+                .iter()
+                .map(|key| Finding {
+                    text: (*key).to_owned(),
+                    key: Some((*key).to_owned()),
+                    file: Some((*key).to_owned()),
+                    offset: Some(u64::MAX),
+                })
+                .collect(),
         },
         ..Checkpoint::default()
     });
@@ -307,7 +340,17 @@ impl LiveSource for Invented {
             sample: Some(Sample {
                 slice: "[:6, :6]".to_owned(),
                 rows: (0..6)
-                    .map(|r| (0..6).map(|c| if r == 2 && c == 3 { SampleValue::Text("nan".to_owned()) } else { SampleValue::Number(random.normal()) }).collect())
+                    .map(|r| {
+                        (0..6)
+                            .map(|c| {
+                                if r == 2 && c == 3 {
+                                    SampleValue::Text("nan".to_owned())
+                                } else {
+                                    SampleValue::Number(random.normal())
+                                }
+                            })
+                            .collect()
+                    })
                     .collect(),
             }),
             ..TensorDetail::default()

@@ -3,9 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::data::{
-    Checkpoint, Cuts, Diff, FileInfo, Optimizer, PlainValue, ReportData, SCHEMA, Stats, Tiling,
-};
+use super::data::{Checkpoint, Cuts, Diff, FileInfo, Optimizer, PlainValue, ReportData, SCHEMA, Stats, Tiling};
 
 /// Past this many chunks the page leaves out where each one lies in its file.
 const MOST_PLACES: usize = 60_000;
@@ -51,14 +49,7 @@ pub struct ReportBuilder {
 impl ReportBuilder {
     /// Starts a report on a checkpoint.
     pub fn new(checkpoint: Checkpoint) -> Self {
-        Self {
-            data: ReportData {
-                schema: SCHEMA,
-                checkpoint,
-                ..ReportData::default()
-            },
-            ..Self::default()
-        }
+        Self { data: ReportData { schema: SCHEMA, checkpoint, ..ReportData::default() }, ..Self::default() }
     }
 
     /// Adds a data file and gives its number.
@@ -73,18 +64,11 @@ impl ReportBuilder {
         let mut chunks: Vec<&ChunkInput<'_>> = tensor.chunks.iter().collect();
         // The order in which a grid is read, so that its chunks need no coordinates of their own.
         chunks.sort_by_key(|chunk| chunk.offsets);
-        let tiling = Tiling {
-            shape: tensor.shape.to_vec(),
-            cuts: cuts(tensor.shape, &chunks),
-        };
+        let tiling = Tiling { shape: tensor.shape.to_vec(), cuts: cuts(tensor.shape, &chunks) };
         let tiling = intern(&mut self.tilings, &mut self.data.tilings, tiling);
         let files = chunks.iter().map(|chunk| chunk.file).collect();
         let holders = intern(&mut self.holders, &mut self.data.holders, files);
-        let dtype = intern(
-            &mut self.dtypes,
-            &mut self.data.dtypes,
-            tensor.dtype.to_owned(),
-        );
+        let dtype = intern(&mut self.dtypes, &mut self.data.dtypes, tensor.dtype.to_owned());
 
         let columns = &mut self.data.tensors;
         columns.key.push(tensor.key.to_owned());
@@ -98,10 +82,7 @@ impl ReportBuilder {
         if self.places > MOST_PLACES {
             self.data.places.clear();
         } else if !chunks.is_empty()
-            && let Some(places) = chunks
-                .iter()
-                .map(|chunk| chunk.place)
-                .collect::<Option<Vec<_>>>()
+            && let Some(places) = chunks.iter().map(|chunk| chunk.place).collect::<Option<Vec<_>>>()
         {
             let flat = places.into_iter().flat_map(|(at, len)| [at, len]).collect();
             self.data.places.insert(number, flat);
@@ -149,11 +130,7 @@ fn last_index(len: usize) -> u32 {
     u32::try_from(len.saturating_sub(1)).unwrap_or(u32::MAX)
 }
 
-fn intern<T: Clone + Eq + std::hash::Hash>(
-    known: &mut HashMap<T, u32>,
-    table: &mut Vec<T>,
-    item: T,
-) -> u32 {
+fn intern<T: Clone + Eq + std::hash::Hash>(known: &mut HashMap<T, u32>, table: &mut Vec<T>, item: T) -> u32 {
     if let Some(&row) = known.get(&item) {
         return row;
     }
@@ -187,10 +164,7 @@ fn grid(shape: &[u64], chunks: &[&ChunkInput<'_>]) -> Option<Vec<Vec<u64>>> {
     let mut cuts = Vec::with_capacity(shape.len());
     let mut cells: usize = 1;
     for (dim, &size) in shape.iter().enumerate() {
-        let mut starts = chunks
-            .iter()
-            .map(|chunk| chunk.offsets.get(dim).copied())
-            .collect::<Option<Vec<u64>>>()?;
+        let mut starts = chunks.iter().map(|chunk| chunk.offsets.get(dim).copied()).collect::<Option<Vec<u64>>>()?;
         starts.sort_unstable();
         starts.dedup();
         if starts.first() != Some(&0) || starts.last() >= Some(&size) {
@@ -231,22 +205,16 @@ mod tests {
     use super::*;
 
     fn add(builder: &mut ReportBuilder, key: &str, shape: &[u64], boxes: &[(&[u64], &[u64], u32)]) -> u32 {
-        let chunks: Vec<_> = boxes
-            .iter()
-            .map(|&(offsets, sizes, file)| ChunkInput { offsets, sizes, file, place: Some((7, 9)) })
-            .collect();
+        let chunks: Vec<_> =
+            boxes.iter().map(|&(offsets, sizes, file)| ChunkInput { offsets, sizes, file, place: Some((7, 9)) }).collect();
         builder.tensor(TensorInput { key, dtype: "float32", shape, bytes: 4, chunks: &chunks })
     }
 
     #[test]
     fn a_grid_in_any_order_is_kept_as_cuts_and_shared() {
         let mut builder = ReportBuilder::new(Checkpoint::default());
-        let cells: [(&[u64], &[u64], u32); 4] = [
-            (&[0, 0], &[3, 4], 0),
-            (&[0, 4], &[3, 2], 1),
-            (&[3, 0], &[2, 4], 2),
-            (&[3, 4], &[2, 2], 3),
-        ];
+        let cells: [(&[u64], &[u64], u32); 4] =
+            [(&[0, 0], &[3, 4], 0), (&[0, 4], &[3, 2], 1), (&[3, 0], &[2, 4], 2), (&[3, 4], &[2, 2], 3)];
         let mut shuffled = cells;
         shuffled.swap(0, 3);
         shuffled.swap(1, 2);
@@ -262,8 +230,7 @@ mod tests {
 
     #[test]
     fn what_is_not_a_grid_is_kept_as_boxes() {
-        let flat: [(&[u64], &[u64], u32); 3] =
-            [(&[0, 0], &[1, 6], 0), (&[1, 0], &[1, 2], 0), (&[1, 2], &[1, 4], 1)];
+        let flat: [(&[u64], &[u64], u32); 3] = [(&[0, 0], &[1, 6], 0), (&[1, 0], &[1, 2], 0), (&[1, 2], &[1, 4], 1)];
         let gap: [(&[u64], &[u64], u32); 2] = [(&[0, 0], &[2, 2], 0), (&[0, 4], &[2, 2], 1)];
         let overlap: [(&[u64], &[u64], u32); 2] = [(&[0, 0], &[2, 4], 0), (&[0, 2], &[2, 4], 1)];
         let empty: [(&[u64], &[u64], u32); 2] = [(&[0, 0], &[2, 6], 0), (&[2, 0], &[0, 6], 1)];

@@ -41,8 +41,7 @@ pub fn render(data: &ReportData) -> Result<String, RenderError> {
     let json = script_safe_json(data)?;
     let title = escape_text(&data.checkpoint.name);
     let policy = policy(data.live);
-    let mut page =
-        String::with_capacity(HTML.len() + CSS.len() + SCRIPT.len() + json.len() + policy.len() + 64);
+    let mut page = String::with_capacity(HTML.len() + CSS.len() + SCRIPT.len() + json.len() + policy.len() + 64);
     // One pass over the markup, so that a placeholder inside the data is just text.
     let mut rest = HTML;
     while let Some((before, after)) = rest.split_once("{{") {
@@ -113,10 +112,7 @@ fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for triple in bytes.chunks(3) {
-        let word = triple
-            .iter()
-            .enumerate()
-            .fold(0_u32, |word, (i, &byte)| word | u32::from(byte) << (16 - 8 * i));
+        let word = triple.iter().enumerate().fold(0_u32, |word, (i, &byte)| word | u32::from(byte) << (16 - 8 * i));
         for i in 0..4 {
             if i <= triple.len() {
                 let digit = (word >> (18 - 6 * i)) & 63;
@@ -135,17 +131,8 @@ mod tests {
     use crate::report::{Checkpoint, ReportBuilder, TensorInput};
 
     fn page_with(key: &str) -> (ReportData, String) {
-        let mut builder = ReportBuilder::new(Checkpoint {
-            name: key.to_owned(),
-            ..Checkpoint::default()
-        });
-        builder.tensor(TensorInput {
-            key,
-            dtype: "float32",
-            shape: &[],
-            bytes: 4,
-            chunks: &[],
-        });
+        let mut builder = ReportBuilder::new(Checkpoint { name: key.to_owned(), ..Checkpoint::default() });
+        builder.tensor(TensorInput { key, dtype: "float32", shape: &[], bytes: 4, chunks: &[] });
         let data = builder.finish();
         let page = render(&data).unwrap();
         (data, page)

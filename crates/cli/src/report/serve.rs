@@ -4,14 +4,17 @@
 //! by pointing its own name here), takes only GET and HEAD, and bounds the size, the time and the number of requests.
 //! Every connection carries one request. It is written on `std::net`: two routes do not earn a framework.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::data::{ReportData, TensorDetail};
-use super::render::{RenderError, policy, render};
+use super::render::{RenderError, render};
+use http::{Answer, Head, Request, query_value};
+
+mod http;
 
 /// What the server asks for a tensor.
 pub trait LiveSource: Send + Sync {
@@ -34,12 +37,7 @@ pub struct ServeOptions {
 
 impl Default for ServeOptions {
     fn default() -> Self {
-        Self {
-            port: 0,
-            request_limit: 64 << 10,
-            timeout: Duration::from_secs(10),
-            connections: 32,
-        }
+        Self { port: 0, request_limit: 64 << 10, timeout: Duration::from_secs(10), connections: 32 }
     }
 }
 
@@ -97,12 +95,8 @@ impl StopHandle {
 impl Server {
     /// Listens on loopback; connections wait until [`run`](Server::run).
     pub fn bind(data: &ReportData, source: Arc<dyn LiveSource>, options: ServeOptions) -> Result<Self, ServeError> {
-        let page = if data.live {
-            render(data)
-        } else {
-            render(&ReportData { live: true, ..data.clone() })
-        }
-        .map_err(ServeError::Page)?;
+        let page = if data.live { render(data) } else { render(&ReportData { live: true, ..data.clone() }) }
+            .map_err(ServeError::Page)?;
         let listen = |source| ServeError::Listen { port: options.port, source };
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, options.port)).map_err(listen)?;
         let address = listener.local_addr().map_err(listen)?;
@@ -125,10 +119,7 @@ impl Server {
 
     /// What stops this server.
     pub fn stop_handle(&self) -> StopHandle {
-        StopHandle {
-            shared: Arc::clone(&self.shared),
-            address: self.address,
-        }
+        StopHandle { shared: Arc::clone(&self.shared), address: self.address }
     }
 
     /// Answers requests until stopped; returns when the last one under way is answered.
@@ -186,7 +177,7 @@ impl Shared {
     fn answer(&self, mut stream: TcpStream) -> io::Result<()> {
         stream.set_write_timeout(Some(self.options.timeout))?;
         stream.set_nodelay(true)?;
-        let answer = match self.read_head(&mut stream)? {
+        let answer = match Head::read(&mut stream, self.options.request_limit, self.options.timeout, &self.stopping)? {
             Head::Whole(head) => self.route(&head),
             Head::TooLong => Answer::error(431, "the request is too long"),
             Head::Late => Answer::error(408, "the request took too long"),
@@ -194,38 +185,6 @@ impl Shared {
         };
         answer.write(&mut stream)?;
         finish(stream)
-    }
-
-    /// Reads up to the empty line. The deadline is for the whole head, so a trickle of bytes cannot hold a connection.
-    fn read_head(&self, stream: &mut TcpStream) -> io::Result<Head> {
-        let deadline = Instant::now() + self.options.timeout;
-        let mut head = Vec::with_capacity(2048);
-        let mut part = [0_u8; 4096];
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(Head::Late);
-            }
-            stream.set_read_timeout(Some(left))?;
-            let count = match stream.read(&mut part) {
-                Ok(0) => return Ok(Head::Closed),
-                Ok(count) => count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-                    return Ok(Head::Late);
-                }
-                Err(error) => return Err(error),
-            };
-            let searched = head.len().saturating_sub(3);
-            head.extend_from_slice(&part[..count]);
-            if let Some(end) = head[searched..].windows(4).position(|four| four == b"\r\n\r\n") {
-                head.truncate(searched + end);
-                return Ok(Head::Whole(head));
-            }
-            if head.len() >= self.options.request_limit {
-                return Ok(Head::TooLong);
-            }
-        }
     }
 
     fn route(&self, head: &[u8]) -> Answer {
@@ -267,135 +226,6 @@ impl Shared {
     }
 }
 
-enum Head {
-    Whole(Vec<u8>),
-    TooLong,
-    Late,
-    Closed,
-}
-
-struct Request<'a> {
-    method: &'a str,
-    target: &'a str,
-    host: Option<&'a str>,
-    fetch_site: Option<&'a str>,
-}
-
-impl<'a> Request<'a> {
-    fn parse(head: &'a [u8]) -> Option<Self> {
-        let mut lines = std::str::from_utf8(head).ok()?.split("\r\n");
-        let mut words = lines.next()?.split(' ');
-        let (method, target, version) = (words.next()?, words.next()?, words.next()?);
-        if words.next().is_some() || !version.starts_with("HTTP/1.") || !target.starts_with('/') {
-            return None;
-        }
-        let mut request = Self { method, target, host: None, fetch_site: None };
-        for line in lines {
-            let (name, value) = line.split_once(':')?;
-            let value = Some(value.trim());
-            if name.eq_ignore_ascii_case("host") {
-                // Two hosts: whoever sent this wants them read differently by different readers.
-                if request.host.is_some() {
-                    return None;
-                }
-                request.host = value;
-            } else if name.eq_ignore_ascii_case("sec-fetch-site") {
-                request.fetch_site = value;
-            }
-        }
-        Some(request)
-    }
-}
-
-/// The value of a query's field, as forms write it.
-fn query_value(query: &str, field: &str) -> Option<String> {
-    let value = query
-        .split('&')
-        .find_map(|pair| pair.split_once('=').filter(|(name, _)| *name == field))?
-        .1;
-    let mut bytes = Vec::with_capacity(value.len());
-    let mut rest = value.bytes();
-    while let Some(byte) = rest.next() {
-        bytes.push(match byte {
-            b'+' => b' ',
-            b'%' => {
-                let (high, low) = (char::from(rest.next()?), char::from(rest.next()?));
-                u8::try_from(high.to_digit(16)? * 16 + low.to_digit(16)?).ok()?
-            }
-            byte => byte,
-        });
-    }
-    String::from_utf8(bytes).ok()
-}
-
-struct Answer {
-    status: u16,
-    kind: &'static str,
-    extra: String,
-    length: usize,
-    body: Vec<u8>,
-}
-
-impl Answer {
-    fn new(status: u16, kind: &'static str, body: Vec<u8>) -> Self {
-        Self { status, kind, extra: String::new(), length: body.len(), body }
-    }
-
-    fn page(page: String) -> Self {
-        let mut answer = Self::new(200, "text/html; charset=utf-8", page.into_bytes());
-        answer.extra = format!(
-            "Content-Security-Policy: {}; frame-ancestors 'none'\r\nX-Frame-Options: DENY\r\n",
-            policy(true)
-        );
-        answer
-    }
-
-    fn json(status: u16, value: &impl serde::Serialize) -> Self {
-        match serde_json::to_vec(value) {
-            Ok(body) => Self::new(status, "application/json", body),
-            Err(_) => Self::new(500, "application/json", b"{\"error\":\"the answer is not JSON\"}".to_vec()),
-        }
-    }
-
-    fn error(status: u16, message: &str) -> Self {
-        Self::json(status, &serde_json::json!({ "error": message }))
-    }
-
-    fn with_allow(mut self) -> Self {
-        self.extra.push_str("Allow: GET, HEAD\r\n");
-        self
-    }
-
-    fn without_body(mut self) -> Self {
-        self.body.clear();
-        self
-    }
-
-    fn write(&self, stream: &mut TcpStream) -> io::Result<()> {
-        let reason = match self.status {
-            200 => "OK",
-            400 => "Bad Request",
-            403 => "Forbidden",
-            404 => "Not Found",
-            405 => "Method Not Allowed",
-            408 => "Request Timeout",
-            421 => "Misdirected Request",
-            431 => "Request Header Fields Too Large",
-            503 => "Service Unavailable",
-            _ => "Internal Server Error",
-        };
-        let head = format!(
-            "HTTP/1.1 {} {reason}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n\
-             Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\n\
-             Cross-Origin-Resource-Policy: same-origin\r\n{}\r\n",
-            self.status, self.kind, self.length, self.extra
-        );
-        stream.write_all(head.as_bytes())?;
-        stream.write_all(&self.body)?;
-        stream.flush()
-    }
-}
-
 fn answer_busy(mut stream: TcpStream, options: &ServeOptions) -> io::Result<()> {
     // This runs where connections are accepted, so it may take only a moment.
     let moment = Duration::from_millis(50);
@@ -422,6 +252,9 @@ fn finish(mut stream: TcpStream) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::time::Instant;
+
     use super::*;
 
     struct Echo;
@@ -492,9 +325,8 @@ mod tests {
             assert!(send(port, &twice).contains(" 400 "));
             let own = format!("GET / HTTP/1.1\r\nhost: LocalHost:{port}\r\n\r\n");
             assert!(send(port, &own).contains(" 200 "));
-            let foreign = format!(
-                "GET /api/tensor?key=a HTTP/1.1\r\nHost: localhost:{port}\r\nSec-Fetch-Site: cross-site\r\n\r\n"
-            );
+            let foreign =
+                format!("GET /api/tensor?key=a HTTP/1.1\r\nHost: localhost:{port}\r\nSec-Fetch-Site: cross-site\r\n\r\n");
             assert!(send(port, &foreign).contains(" 403 "));
         });
     }
@@ -512,11 +344,7 @@ mod tests {
 
     #[test]
     fn long_and_slow_requests_end() {
-        let options = ServeOptions {
-            request_limit: 8192,
-            timeout: Duration::from_millis(200),
-            ..ServeOptions::default()
-        };
+        let options = ServeOptions { request_limit: 8192, timeout: Duration::from_millis(200), ..ServeOptions::default() };
         with_server(options, |port, _| {
             let long = format!("GET /{} HTTP/1.1\r\n", "a".repeat(9000));
             assert!(send(port, &long).contains(" 431 "));
@@ -556,5 +384,15 @@ mod tests {
             handle.stop();
             assert!(asking.join().unwrap().contains(" 200 "));
         });
+    }
+
+    #[test]
+    fn an_idle_connection_does_not_hold_up_the_end() {
+        let start = with_server(ServeOptions::default(), |port, _| {
+            let idle = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+            assert!(get(port, "/").contains(" 200 "));
+            (idle, Instant::now())
+        });
+        assert!(start.1.elapsed() < Duration::from_secs(3));
     }
 }

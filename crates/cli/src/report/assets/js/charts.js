@@ -6,7 +6,10 @@ function summary() {
   $('name').textContent = checkpoint.name;
   $('location').textContent = checkpoint.location;
   const { health } = checkpoint;
-  const [word, icon] = { healthy: ['Healthy', 'm3.5 8.5 3 3 6-7'], warning: ['Worth a look', 'M8 3.5v5.5M8 12v.5'], damaged: ['Damaged', 'm4.5 4.5 7 7m0-7-7 7'], unchecked: ['Not checked', 'M4 8h8'] }[health.state];
+  const [word, icon] = {
+    healthy: ['Healthy', 'm3.5 8.5 3 3 6-7'], warning: ['Worth a look', 'M8 3.5v5.5M8 12v.5'],
+    damaged: ['Damaged', 'm4.5 4.5 7 7m0-7-7 7'], unchecked: ['Not checked', 'M4 8h8'],
+  }[health.state];
   fill($('health'), { 'data-state': health.state }, [
     el('p', { class: 'pill' }, svg('svg', { viewBox: '0 0 16 16', 'aria-hidden': 'true' }, svg('path', { d: icon })), word),
     el('p', { class: 'soft' }, health.summary)]);
@@ -54,19 +57,26 @@ const holdersChart = {
     const mean = groups.reduce((sum, group) => sum + group.bytes, 0) / groups.length;
     const lean = mean ? most / mean : 1;
     const note = el('p', { class: 'soft note' }, `${plural(groups.length, this.by)}, ${bytes(mean)} each on average; the largest holds ${lean.toFixed(2)} × that`);
-    const facts = (group) => [['Bytes', `${bytes(group.bytes)} · ${percent(group.bytes, total.stored)}`], ['Against mean', `${(group.bytes / (mean || 1)).toFixed(2)} ×`], ['Click', 'to list its tensors']];
+    const facts = (group) => [
+      ['Bytes', `${bytes(group.bytes)} · ${percent(group.bytes, total.stored)}`],
+      ['Against mean', `${(group.bytes / (mean || 1)).toFixed(2)} ×`], ['Click', 'to list its tensors'],
+    ];
     if (groups.length <= 16) {
       const name = Math.min(22, 4 + Math.max(...groups.map((group) => group.name.length)));
       $('files-body').replaceChildren(el('ul', { class: 'bars', css: { '--name': `${name}ch` } }, ...groups.map((group) => el('li', {}, el('button', {
         type: 'button', css: { '--hue': group.hue, '--part': String(group.bytes / most) },
         'aria-label': `${group.name}, ${bytes(group.bytes)}; list its tensors`,
         on: { click: () => this.narrow(group), pointermove: (event) => tip.show(event.clientX, event.clientY, group.name, facts(group)), pointerleave: () => tip.hide() },
-      }, el('span', { class: 'bar-name', title: group.name }, el('span', { class: 'swatch', css: { '--hue': group.hue } }), group.name), el('span', { class: 'bar-track' }, el('i', {})), el('span', { class: 'bar-size' }, bytes(group.bytes)))))), note);
+      }, el('span', { class: 'bar-name', title: group.name }, swatch(group.hue), group.name),
+      el('span', { class: 'bar-track' }, el('i', {})), el('span', { class: 'bar-size' }, bytes(group.bytes)))))), note);
       return;
     }
     // Many: a skyline, one column each, walked with the arrow keys.
     const W = 640; const H = 190; const step = W / groups.length;
-    const chart = svg('svg', { viewBox: `0 0 ${W} ${H}`, class: 'skyline', role: 'img', tabindex: 0, preserveAspectRatio: 'none', 'aria-label': `Bytes of ${groups.length} ${this.by}s. Arrow keys step, Enter lists its tensors.` });
+    const chart = svg('svg', {
+      viewBox: `0 0 ${W} ${H}`, class: 'skyline', role: 'img', tabindex: 0, preserveAspectRatio: 'none',
+      'aria-label': `Bytes of ${groups.length} ${this.by}s. Arrow keys step, Enter lists its tensors.`,
+    });
     const gap = step > 4 ? 1 : step > 2 ? 0.4 : 0;
     for (const [i, group] of groups.entries()) {
       const height = Math.max(1, (group.bytes / most) * (H - 4));
@@ -84,7 +94,10 @@ const holdersChart = {
       said.textContent = `${groups[at].name} · ${bytes(groups[at].bytes)}`;
       if (x !== undefined) tip.show(x, y, groups[at].name, facts(groups[at]));
     };
-    chart.addEventListener('pointermove', (event) => { const area = chart.getBoundingClientRect(); point(Math.floor(((event.clientX - area.left) / area.width) * groups.length), event.clientX, event.clientY); });
+    chart.addEventListener('pointermove', (event) => {
+      const area = chart.getBoundingClientRect();
+      point(Math.floor(((event.clientX - area.left) / area.width) * groups.length), event.clientX, event.clientY);
+    });
     chart.addEventListener('pointerleave', () => { tip.hide(); cursor.setAttribute('visibility', 'hidden'); });
     chart.addEventListener('click', () => { if (at >= 0) this.narrow(groups[at]); });
     chart.addEventListener('keydown', (event) => {
@@ -102,56 +115,52 @@ const holdersChart = {
 // A bar in parts, and the same as a table.
 function shares(head, rows, className) {
   return el('div', { class: className },
-    el('div', { class: 'stack', 'aria-hidden': 'true' }, ...rows.filter((row) => row.bytes).map((row) => el('i', { css: { '--hue': row.hue, 'flex-grow': String(row.bytes) } }))),
-    el('table', { class: 'plain-table' },
-      el('thead', {}, el('tr', {}, el('th', { scope: 'col' }, head), el('th', { scope: 'col', class: 'num' }, 'Tensors'), el('th', { scope: 'col', class: 'num' }, 'Bytes'), el('th', { scope: 'col', class: 'num' }, 'Share'))),
-      el('tbody', {}, ...rows.map((row) => el('tr', {}, el('th', { scope: 'row' }, el('span', { class: 'swatch', css: { '--hue': row.hue } }), row.name),
-        el('td', { class: 'num' }, count(row.tensors)), el('td', { class: 'num' }, bytes(row.bytes)), el('td', { class: 'num' }, percent(row.bytes, total.bytes)))))));
+    stack(rows.map((row) => ({ hue: row.hue, size: row.bytes }))),
+    plainTable([[head], ['Tensors', 'num'], ['Bytes', 'num'], ['Share', 'num']],
+      rows.map((row) => [[swatch(row.hue), row.name], count(row.tensors), bytes(row.bytes), percent(row.bytes, total.bytes)])));
 }
 function sharesCharts() {
   const types = data.dtypes.map((name, i) => ({ name, bytes: 0, tensors: 0, hue: hueOf(i % HUES, Math.min(data.dtypes.length, HUES)) }));
   for (const tensor of tensors) { types[tensor.dtype].bytes += tensor.bytes; types[tensor.dtype].tensors += 1; }
   types.sort((a, b) => b.bytes - a.bytes);
-  const some = parts.slice(0, 8).map((part, i) => ({ name: part.path || part.name, bytes: part.bytes, tensors: part.tensors, hue: `var(--c${i})` }));
-  $('dtypes-body').replaceChildren(shares('Type', types), parts.length > 1 && parts.length <= 40 ? shares(parts.length > 8 ? 'Largest parts' : 'Part', some, 'parts') : '');
+  const largest = parts.slice(0, HUES).map((part, i) => ({ name: part.path || part.name, bytes: part.bytes, tensors: part.tensors, hue: `var(--c${i})` }));
+  const few = parts.length > 1 && parts.length <= 40;
+  $('dtypes-body').replaceChildren(shares('Type', types), few ? shares(parts.length > HUES ? 'Largest parts' : 'Part', largest, 'parts') : '');
 }
 
 function optimizerSection() {
   const { optimizer } = data;
   if (!optimizer) return;
+  const sizeOf = (group) => group.slots.reduce((sum, slot) => sum + slot.bytes, 0);
   const names = [...new Set(optimizer.groups.flatMap((group) => group.slots.map((slot) => slot.name)))];
-  const most = Math.max(1, ...optimizer.groups.map((group) => group.slots.reduce((sum, slot) => sum + slot.bytes, 0)));
+  const most = Math.max(1, ...optimizer.groups.map(sizeOf));
   const hue = (name) => hueOf(names.indexOf(name) % HUES, Math.min(names.length, HUES));
+  const article = (group) => el('article', { class: 'group' },
+    el('header', {}, el('h3', {}, `Group ${group.name}`), el('span', { class: 'soft' }, `${plural(group.params, 'parameter')} · ${bytes(sizeOf(group))}`)),
+    stack(group.slots.map((slot) => ({ hue: hue(slot.name), size: slot.bytes })), { css: { width: `${Math.max(2, (100 * sizeOf(group)) / most)}%` } }),
+    el('div', { class: 'group-body' },
+      plainTable([['Slot'], ['Type'], ['Tensors', 'num'], ['Bytes', 'num']],
+        group.slots.map((slot) => [[swatch(hue(slot.name)), slot.name], slot.dtypes.join(', '), count(slot.tensors), bytes(slot.bytes)])),
+      el('dl', { class: 'options' }, ...group.options.map(([name, text]) => el('div', {}, el('dt', {}, name), el('dd', { class: 'mono' }, text))))));
   $('optimizer').hidden = false;
   $('optimizer').replaceChildren(
     el('div', { class: 'card-head' }, el('h2', { id: 'optimizer-title' }, 'Optimizer'),
       el('p', { class: 'soft' }, [optimizer.name, plural(optimizer.groups.length, 'param group')].filter(Boolean).join(' · ')),
       el('div', { class: 'legend' }, ...names.slice(0, HUES).map((name) => el('span', { css: { '--hue': hue(name) } }, name)))),
-    ...optimizer.groups.map((group) => {
-      const sum = group.slots.reduce((acc, slot) => acc + slot.bytes, 0);
-      return el('article', { class: 'group' },
-        el('header', {}, el('h3', {}, `Group ${group.name}`), el('span', { class: 'soft' }, `${plural(group.params, 'parameter')} · ${bytes(sum)}`)),
-        el('div', { class: 'stack', 'aria-hidden': 'true', css: { width: `${Math.max(2, (100 * sum) / most)}%` } }, ...group.slots.filter((slot) => slot.bytes).map((slot) => el('i', { css: { '--hue': hue(slot.name), 'flex-grow': String(slot.bytes) } }))),
-        el('div', { class: 'group-body' },
-          el('table', { class: 'plain-table' },
-            el('thead', {}, el('tr', {}, el('th', { scope: 'col' }, 'Slot'), el('th', { scope: 'col' }, 'Type'), el('th', { scope: 'col', class: 'num' }, 'Tensors'), el('th', { scope: 'col', class: 'num' }, 'Bytes'))),
-            el('tbody', {}, ...group.slots.map((slot) => el('tr', {}, el('th', { scope: 'row' }, el('span', { class: 'swatch', css: { '--hue': hue(slot.name) } }), slot.name),
-              el('td', {}, slot.dtypes.join(', ')), el('td', { class: 'num' }, count(slot.tensors)), el('td', { class: 'num' }, bytes(slot.bytes)))))),
-          el('dl', { class: 'options' }, ...group.options.map(([name, text]) => el('div', {}, el('dt', {}, name), el('dd', { class: 'mono' }, text))))));
-    }));
+    ...optimizer.groups.map(article));
 }
 
 function plainSection() {
   const values = data.values ?? [];
   if (!values.length) return;
-  $('plain').hidden = false;
   const most = 200;
-  const body = el('tbody', {});
-  const put = (from, to) => body.append(...values.slice(from, to).map((value) => el('tr', {}, el('th', { scope: 'row', class: 'mono' }, value.key), el('td', { class: 'soft' }, value.kind), el('td', { class: 'mono value' }, value.text))));
-  put(0, most);
-  const more = values.length > most && el('button', { type: 'button', class: 'quiet', on: { click: () => { put(most, values.length); more.remove(); } } }, `Show all ${count(values.length)}`);
+  const columns = [['Key', 'mono'], ['Kind', 'soft'], ['Value', 'mono value']];
+  const cells = (value) => [value.key || '(no name)', value.kind, value.text];
+  const table = plainTable(columns, values.slice(0, most).map(cells));
+  const more = el('button', { type: 'button', class: 'quiet' }, `Show all ${count(values.length)}`);
+  more.addEventListener('click', () => { table.tBodies[0].append(...values.slice(most).map((value) => plainRow(columns, cells(value)))); more.remove(); });
+  $('plain').hidden = false;
   $('plain').replaceChildren(
     el('div', { class: 'card-head' }, el('h2', { id: 'plain-title' }, 'Plain values'), el('p', { class: 'soft' }, plural(values.length, 'value'))),
-    el('div', { class: 'scroll tall', tabindex: 0, role: 'group', 'aria-label': 'Plain values' }, el('table', { class: 'plain-table' },
-      el('thead', {}, el('tr', {}, el('th', { scope: 'col' }, 'Key'), el('th', { scope: 'col' }, 'Kind'), el('th', { scope: 'col' }, 'Value'))), body)), more || '');
+    el('div', { class: 'scroll tall', tabindex: 0, role: 'group', 'aria-label': 'Plain values' }, table), values.length > most ? more : '');
 }

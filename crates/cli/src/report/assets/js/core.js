@@ -108,6 +108,20 @@ function segmented(node, choices, chosen, choose) {
   }, text)));
 }
 
+// A bar in parts: [{ hue, size }].
+const stack = (items, props) => el('div', { class: 'stack', 'aria-hidden': 'true', ...props },
+  ...items.filter(({ size }) => size).map(({ hue, size }) => el('i', { css: { '--hue': hue, 'flex-grow': String(size) } })));
+const swatch = (hue) => el('span', { class: 'swatch', css: { '--hue': hue } });
+// A plain table: columns as [title, class], rows as lists of what stands in each cell; the first cell names the row.
+function plainRow(columns, cells) {
+  return el('tr', {}, ...cells.map((cell, i) => el(i ? 'td' : 'th', { scope: i ? undefined : 'row', class: columns[i][1] }, ...[cell].flat())));
+}
+function plainTable(columns, rows) {
+  return el('table', { class: 'plain-table' },
+    el('thead', {}, el('tr', {}, ...columns.map(([title, className]) => el('th', { scope: 'col', class: className === 'num' ? 'num' : undefined }, title)))),
+    el('tbody', {}, ...rows.map((cells) => plainRow(columns, cells))));
+}
+
 const calm = matchMedia('(prefers-reduced-motion: reduce)');
 const dark = matchMedia('(prefers-color-scheme: dark)');
 const redraws = [];

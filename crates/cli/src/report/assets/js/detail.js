@@ -42,11 +42,15 @@ function changeOf(tensor) {
   const what = change.get(tensor.i);
   const box = el('dl', { class: 'stats' });
   const item = (label, text) => text !== undefined && text !== null && box.append(el('div', {}, el('dt', {}, label), el('dd', {}, text)));
-  if (what === undefined) return [el('h4', {}, 'Compared with B'), el('p', { class: 'verdict same' }, data.diff.values_compared ? 'The same, value by value.' : 'The same type and shape; values were not compared.')];
+  if (what === undefined) {
+    const verdict = data.diff.values_compared ? 'The same, value by value.' : 'The same type and shape; values were not compared.';
+    return [el('h4', {}, 'Compared with B'), el('p', { class: 'verdict' }, verdict)];
+  }
   if (what === 'only_a') return [el('h4', {}, 'Compared with B'), el('p', { class: 'verdict only-a' }, 'B does not have it.')];
   item('type in B', what.dtype);
   item('shape in B', what.shape && shapeText(what.shape));
-  for (const [field, label] of [['max_abs', 'max |Δ|'], ['mean_abs', 'mean |Δ|'], ['max_rel', 'max rel Δ'], ['mean_rel', 'mean rel Δ']]) if (field in what) item(label, number(what[field]));
+  const sizes = [['max_abs', 'max |Δ|'], ['mean_abs', 'mean |Δ|'], ['max_rel', 'max rel Δ'], ['mean_rel', 'mean rel Δ']];
+  for (const [field, label] of sizes) if (field in what) item(label, number(what[field]));
   item('first at', what.first && `[${what.first.join(', ')}]`);
   return [el('h4', {}, 'Compared with B'), box];
 }
@@ -67,7 +71,8 @@ function detail(tensor) {
   const cut = tensor.key.lastIndexOf('.');
   const files = new Set(data.holders[tensor.holders]);
   // Long names break at their dots.
-  const name = el('h3', { class: 'key-name' }, ...tensor.key.slice(0, cut + 1).split(/(?<=\.)/, 200).flatMap((part) => [el('span', { class: 'soft' }, part), el('wbr')]), tensor.key.slice(cut + 1) || (cut < 0 && '(no name)'));
+  const path = tensor.key.slice(0, cut + 1).split(/(?<=\.)/, 200).flatMap((part) => [el('span', { class: 'soft' }, part), el('wbr')]);
+  const name = el('h3', { class: 'key-name' }, ...path, tensor.key.slice(cut + 1) || (cut < 0 && '(no name)'));
   $('detail').replaceChildren(
     el('div', { class: 'detail-head' }, name, copy),
     el('dl', { class: 'facts-grid' },

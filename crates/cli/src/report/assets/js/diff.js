@@ -8,7 +8,7 @@ function rankOfChange(tensor) {
   const kind = Object.keys(KIND).indexOf(kindOf(what));
   return kind * 1e6 + Math.min(Math.log10((what?.max_rel ?? 0) + 1e-30) + 30, 1e5);
 }
-const badge = (kind) => el('span', { class: `badge ${kind}` }, KIND[kind]);
+const badge = (kind) => el('span', { class: `badge is-${kind}` }, KIND[kind]);
 function changeCell(tensor, cell) { cell.append(badge(kindOf(change.get(tensor.i)))); }
 
 function diffSection() {
@@ -21,7 +21,12 @@ function diffSection() {
     ...diff.only_a.map((i) => ({ key: tensors[i].key, tensor: tensors[i], kind: 'only-a', what: {} })),
     ...diff.only_b.map((other) => ({ key: other.key, other, kind: 'only-b', what: {} })),
   ];
-  const segments = [['same', same, 'unchanged', 'var(--same)'], ['changed', diff.changed.length, 'changed', 'var(--changed)'], ['only-a', diff.only_a.length, 'only in A', 'var(--only-a)'], ['only-b', diff.only_b.length, 'only in B', 'var(--only-b)']];
+  const segments = [
+    { text: 'unchanged', size: same, hue: 'var(--same)' }, { text: 'changed', size: diff.changed.length, hue: 'var(--changed)' },
+    { text: 'only in A', size: diff.only_a.length, hue: 'var(--only-a)' }, { text: 'only in B', size: diff.only_b.length, hue: 'var(--only-b)' },
+  ];
+  const compared = !diff.values_compared ? 'types and shapes compared, not values'
+    : diff.tolerance ? `values compared, up to ${number(diff.tolerance)} counts as equal` : 'values compared bit by bit';
   const table = el('div', { class: 'rows short diff-rows', id: 'diff-table' });
   const choose = el('div', { class: 'segmented', role: 'group', 'aria-label': 'Differences to list' });
   $('diff').hidden = false;
@@ -30,9 +35,9 @@ function diffSection() {
     el('dl', { class: 'versus' },
       el('div', {}, el('dt', {}, 'A'), el('dd', {}, data.checkpoint.name, el('small', { class: 'mono soft' }, data.checkpoint.location))),
       el('div', {}, el('dt', {}, 'B'), el('dd', {}, diff.name, el('small', { class: 'mono soft' }, diff.location)))),
-    el('div', { class: 'stack tall', 'aria-hidden': 'true' }, ...segments.filter(([, n]) => n).map(([, n,, hue]) => el('i', { css: { '--hue': hue, 'flex-grow': String(n) } }))),
-    el('div', { class: 'legend' }, ...segments.map(([, n, text, hue]) => el('span', { css: { '--hue': hue } }, `${count(n)} ${text}`)),
-      el('span', { class: 'plain soft' }, diff.values_compared ? (diff.tolerance ? `values compared, up to ${number(diff.tolerance)} counts as equal` : 'values compared bit by bit') : 'types and shapes compared, not values')),
+    stack(segments, { class: 'stack tall' }),
+    el('div', { class: 'legend' }, ...segments.map(({ text, size, hue }) => el('span', { css: { '--hue': hue } }, `${count(size)} ${text}`)),
+      el('span', { class: 'plain soft' }, compared)),
     table);
 
   // Differences span many orders of magnitude: the bars are logarithmic, from the least to the greatest found.
@@ -41,7 +46,8 @@ function diffSection() {
   const numeric = (field) => (item, cell) => { cell.textContent = field in item.what ? number(item.what[field]) : ''; };
   const state = { only: 'all', by: 'max_rel', descending: true };
   const rows = new Rows(table, {
-    label: 'Differences', choose: (item) => { if (item.tensor) show(item.tensor); }, sort(id) {
+    label: 'Differences', // A click goes to the tensor; arrow keys stay in the list.
+    choose: (item, byPointer) => { if (item.tensor) show(item.tensor, byPointer); }, sort(id) {
       state.descending = state.by === id ? !state.descending : id !== 'key' && id !== 'kind';
       state.by = id;
       update();
@@ -51,8 +57,10 @@ function diffSection() {
       { id: 'kind', title: 'What', sortable: true, className: 'change', cell: (item, cell) => cell.append(badge(item.kind)) },
       { id: 'detail', title: 'A → B', className: 'arrow', cell(item, cell) {
         const { tensor, other, what } = item;
-        cell.textContent = other ? `– → ${other.dtype} ${shapeText(other.shape)}` : item.kind === 'only-a' ? `${tensor.dtypeName} ${shapeText(tensor.shape)} → –`
-          : [what.dtype && `${tensor.dtypeName} → ${what.dtype}`, what.shape && `${shapeText(tensor.shape)} → ${shapeText(what.shape)}`].filter(Boolean).join(', ') || (what.first ? `first at [${what.first.join(', ')}]` : '');
+        const both = [what.dtype && `${tensor.dtypeName} → ${what.dtype}`, what.shape && `${shapeText(tensor.shape)} → ${shapeText(what.shape)}`];
+        if (other) cell.textContent = `– → ${other.dtype} ${shapeText(other.shape)}`;
+        else if (item.kind === 'only-a') cell.textContent = `${tensor.dtypeName} ${shapeText(tensor.shape)} → –`;
+        else cell.textContent = both.filter(Boolean).join(', ') || (what.first ? `first at [${what.first.join(', ')}]` : '');
       } },
       { id: 'max_abs', title: 'Max |Δ|', sortable: true, className: 'num', cell: numeric('max_abs') },
       { id: 'mean_abs', title: 'Mean |Δ|', sortable: true, className: 'num', cell: numeric('mean_abs') },
@@ -73,14 +81,14 @@ function diffSection() {
     });
     rows.sorted(state.by, state.descending);
     table.scrollTop = 0;
+    table.style.height = `${Math.min(9, Math.max(shown.length, 2) + 1) * ROW + 3}px`;
     rows.set(shown);
   }
   segmented(choose, [['all', 'All'], ['changed', 'Changed'], ['only-a', 'Only A'], ['only-b', 'Only B']], 'all', (only) => { state.only = only; update(); });
   update();
 
   if (diff.plain?.length) {
-    $('diff').append(el('h3', { class: 'sub' }, 'Plain values'), el('table', { class: 'plain-table' },
-      el('thead', {}, el('tr', {}, el('th', { scope: 'col' }, 'Key'), el('th', { scope: 'col' }, 'A'), el('th', { scope: 'col' }, 'B'))),
-      el('tbody', {}, ...diff.plain.slice(0, 200).map((row) => el('tr', {}, el('th', { scope: 'row', class: 'mono' }, row.key), el('td', { class: 'mono value' }, row.a ?? '–'), el('td', { class: 'mono value' }, row.b ?? '–'))))));
+    $('diff').append(el('h3', { class: 'sub' }, 'Plain values'), plainTable([['Key', 'mono'], ['A', 'mono value'], ['B', 'mono value']],
+      diff.plain.slice(0, 200).map((row) => [row.key, row.a ?? '–', row.b ?? '–'])));
   }
 }

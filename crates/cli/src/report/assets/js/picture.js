@@ -60,7 +60,9 @@ class Picture {
       items.push(by);
     }
     if (shape.length > 2) {
-      const dims = (label, chosen, set) => el('label', {}, label, el('select', { on: { change: (event) => { set(Number(event.target.value)); this.drawControls(); this.draw(); } } },
+      const dims = (label, chosen, set) => el('label', {}, label, el('select', {
+        on: { change: (event) => { set(Number(event.target.value)); this.drawControls(); this.draw(); } },
+      },
         ...shape.map((size, d) => el('option', { value: d, selected: d === chosen }, `dim ${d} (${size})`))));
       items.push(
         dims('down', this.rowDim, (d) => { if (d === this.colDim) this.colDim = this.rowDim; this.rowDim = d; }),

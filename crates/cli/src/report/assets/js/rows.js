@@ -16,14 +16,15 @@ class Rows {
     }));
     this.body = el('div', { class: 'body', role: 'rowgroup' });
     this.none = el('p', { class: 'empty', hidden: true }, 'Nothing matches.');
-    fill(box, { role: 'grid', tabindex: 0, 'aria-label': label, 'aria-colcount': columns.length }, [el('div', { role: 'rowgroup', class: 'head-group' }, this.head), this.body, this.none]);
+    fill(box, { role: 'grid', tabindex: 0, 'aria-label': label, 'aria-colcount': columns.length },
+      [el('div', { role: 'rowgroup', class: 'head-group' }, this.head), this.body, this.none]);
     for (const button of this.head.querySelectorAll('button')) button.tabIndex = 0;
     box.addEventListener('scroll', () => this.draw(), { passive: true });
     new ResizeObserver(() => this.draw()).observe(box);
     box.addEventListener('keydown', (event) => this.key(event));
     this.body.addEventListener('click', (event) => {
       const row = event.target.closest('.row');
-      if (row) this.go(row.index, true);
+      if (row) this.go(row.index, true, true);
     });
   }
 
@@ -67,7 +68,7 @@ class Rows {
     else this.box.removeAttribute('aria-activedescendant');
   }
 
-  go(index, tell) {
+  go(index, tell, byPointer = false) {
     if (!this.items.length) return;
     this.chosen = Math.min(Math.max(index, 0), this.items.length - 1);
     const top = this.chosen * ROW;
@@ -75,7 +76,7 @@ class Rows {
     if (top < this.box.scrollTop) this.box.scrollTop = top;
     else if (top + ROW > this.box.scrollTop + room) this.box.scrollTop = top + ROW - room;
     this.draw();
-    if (tell) this.choose(this.items[this.chosen]);
+    if (tell) this.choose(this.items[this.chosen], byPointer);
   }
 
   key(event) {

@@ -128,7 +128,9 @@ const list = {
         {
           id: 'bytes', title: 'Bytes', sortable: true, className: 'num size',
           cell(tensor, cell) {
-            cell.append(el('i', { class: 'meter', 'aria-hidden': 'true', css: { '--part': String(Math.sqrt(tensor.bytes / largest)), '--hue': `var(--c${tensor.part ?? 0})` } }), bytes(tensor.bytes));
+            // By the square root, or all but the largest would have no bar.
+            const css = { '--part': String(Math.sqrt(tensor.bytes / largest)), '--hue': `var(--c${tensor.part ?? 0})` };
+            cell.append(el('i', { class: 'meter', 'aria-hidden': 'true', css }), bytes(tensor.bytes));
           },
         },
       ],
@@ -139,7 +141,11 @@ const list = {
       if (event.key === 'ArrowDown' || event.key === 'Enter') { event.preventDefault(); $('table').focus(); this.rows.go(Math.max(this.rows.chosen, 0), true); }
     });
     addEventListener('keydown', (event) => {
-      if (event.key === '/' && !event.ctrlKey && !event.metaKey && !/INPUT|SELECT|TEXTAREA/.test(document.activeElement?.tagName ?? '')) { event.preventDefault(); $('search').focus(); $('search').select(); }
+      const typing = /INPUT|SELECT|TEXTAREA/.test(document.activeElement?.tagName ?? '');
+      if (event.key !== '/' || event.ctrlKey || event.metaKey || typing) return;
+      event.preventDefault();
+      $('search').focus();
+      $('search').select();
     });
     $('dtype-filter').replaceChildren(el('option', { value: '-1' }, 'All types'), ...data.dtypes.map((name, i) => el('option', { value: i }, name)));
     $('dtype-filter').addEventListener('change', (event) => { this.dtype = Number(event.target.value); this.update(); });

@@ -49,7 +49,7 @@ const treemap = {
     const differing = new Map([...tally].filter(([kind]) => kind !== 'same'));
     if (!differing.size) return ['var(--same)', 45];
     const share = 1 - (tally.get('same') ?? 0) / (node.bytes || 1);
-    return [`var(--${this.most(differing)})`, 22 + 34 * share];
+    return [`var(--${this.most(differing)})`, 22 + 28 * share];
   },
   most(tally) { return [...tally].reduce((best, entry) => (entry[1] > best[1] ? entry : best))[0]; },
   tally(node) {
@@ -77,9 +77,10 @@ const treemap = {
       const [hue, mix] = this.shade(node, place, siblings);
       const left = Math.round(x); const top = Math.round(y);
       const wide = Math.max(1, Math.round(x + w) - left - 2); const high = Math.max(1, Math.round(y + h) - top - 2);
+      const what = node.leaf ? `tensor ${node.leaf.dtypeName} ${shapeText(node.leaf.shape)}` : plural(node.tensors, 'tensor');
       const tile = el('div', {
         class: `tile ${node.leaf ? 'leaf' : 'module'} d${depth}`, role: 'button', tabindex: -1, 'data-path': node.path,
-        'aria-label': `${node.path || node.name}, ${node.leaf ? `tensor ${node.leaf.dtypeName} ${shapeText(node.leaf.shape)}` : plural(node.tensors, 'tensor')}, ${bytes(node.bytes)}`,
+        'aria-label': `${node.path || node.name}, ${what}, ${bytes(node.bytes)}`,
         css: { left: `${left}px`, top: `${top}px`, width: `${wide}px`, height: `${high}px`, '--hue': hue, '--mix': `${mix}%` },
       });
       if (open || (wide > 34 && high > 15)) {
@@ -92,7 +93,10 @@ const treemap = {
       layer.append(tile);
       if (!open) return;
       let kids = 0;
-      squarify(node.kids, left + 3, top + this.HEAD, wide - 4, high - this.HEAD - 1, (kid, ...rect) => { add(kid, ...rect, depth + 1, kids, node.kids.length); kids += 1; });
+      squarify(node.kids, left + 3, top + this.HEAD, wide - 4, high - this.HEAD - 1, (kid, ...rect) => {
+        add(kid, ...rect, depth + 1, kids, node.kids.length);
+        kids += 1;
+      });
     };
     if (this.at.leaf) add(this.at, 0, 0, width + 2, height + 2, 1, 0, 1);
     else squarify(this.at.kids, 0, 0, width + 2, height + 2, (kid, ...rect) => add(kid, ...rect, 1, 0, this.at.kids.length));
@@ -130,6 +134,7 @@ const treemap = {
   zoom(node, tile) {
     const from = tile && [tile.offsetLeft, tile.offsetTop, tile.offsetWidth, tile.offsetHeight];
     this.at = node;
+    tip.hide();
     this.draw(from);
     list.within(node === root ? null : { kind: 'module', label: node.path || node.name, path: node.path });
   },
@@ -183,8 +188,8 @@ const treemap = {
       else return;
       event.preventDefault();
     });
-    segmented($('colour-by'), [['part', 'Part'], ['dtype', 'Type'], ...(data.diff ? [['change', 'Change']] : [])], this.colourBy, (by) => { this.colourBy = by; this.draw(); });
-    let width = 0;
-    new ResizeObserver(() => { if (this.box.clientWidth !== width) { width = this.box.clientWidth; this.draw(); } }).observe(this.box);
+    const choices = [['part', 'Part'], ['dtype', 'Type'], ...(data.diff ? [['change', 'Change']] : [])];
+    segmented($('colour-by'), choices, this.colourBy, (by) => { this.colourBy = by; this.draw(); });
+    new ResizeObserver(() => this.draw()).observe(this.box);
   },
 };

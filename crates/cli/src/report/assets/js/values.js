@@ -17,7 +17,8 @@ function histogram({ low, high, counts }) {
       chart.append(svg('rect', {
         class: 'catch', x: i * step, y: 0, width: step, height: BASE,
         on: {
-          pointermove: (event) => tip.show(event.clientX, event.clientY, `${count(n)} values`, [['From', number(edge(i))], ['To', number(edge(i + 1))], ['Share', percent(n, sum)]]),
+          pointermove: (event) => tip.show(event.clientX, event.clientY, `${count(n)} values`,
+            [['From', number(edge(i))], ['To', number(edge(i + 1))], ['Share', percent(n, sum)]]),
           pointerleave: () => tip.hide(),
         },
       }));
@@ -50,10 +51,11 @@ function statistics(stats) {
 function sampleTable(sample) {
   const sizes = sample.rows.flat().filter((v) => typeof v === 'number').map(Math.abs);
   const most = Math.max(...sizes, Number.MIN_VALUE);
+  const cell = (value) => {
+    if (typeof value !== 'number') return el('td', { class: /nan|inf/.test(value) ? 'alarm' : undefined }, value);
+    return el('td', { css: { '--hue': value < 0 ? 'var(--c1)' : 'var(--c0)', '--mix': `${Math.round((28 * Math.abs(value)) / most)}%` } }, number(value));
+  };
+  const table = el('table', {}, el('tbody', {}, ...sample.rows.map((row) => el('tr', {}, ...row.map(cell)))));
   return el('figure', { class: 'sample' },
-    el('div', { class: 'scroll', tabindex: 0, role: 'group', 'aria-label': 'Values' }, el('table', {}, el('tbody', {}, ...sample.rows.map((row) => el('tr', {}, ...row.map((value) => {
-      if (typeof value !== 'number') return el('td', { class: /nan|inf/.test(value) ? 'alarm' : undefined }, value);
-      return el('td', { css: { '--hue': value < 0 ? 'var(--c1)' : 'var(--c0)', '--mix': `${Math.round((28 * Math.abs(value)) / most)}%` } }, number(value));
-    })))))),
-    el('figcaption', { class: 'soft mono' }, sample.slice));
+    el('div', { class: 'scroll', tabindex: 0, role: 'group', 'aria-label': 'Values' }, table), el('figcaption', { class: 'soft mono' }, sample.slice));
 }
