@@ -1,5 +1,6 @@
 //! Whole files in, proven types out: what torch, safetensors and people with bad intentions wrote.
 
+mod corpus;
 mod record_hostile;
 mod record_read;
 mod record_write;
