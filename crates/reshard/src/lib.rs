@@ -1,1 +1,45 @@
-//! Part of reshard.
+//! Save, load and reshard the state of distributed training.
+//!
+//! A group of ranks [`save()`]s a state dict of sharded tensors and plain values; any other group [`load()`]s it in any
+//! other layout. [`Checkpoint`] opens what is on disk — a DCP folder, safetensors, a `torch.save` file — lists its keys
+//! and reads any slice. Nothing here runs code from a file.
+#![deny(unsafe_code)]
+
+mod cast;
+mod checkpoint;
+mod control;
+mod error;
+pub mod group;
+mod layout_names;
+mod leaf;
+pub mod load;
+mod memory;
+mod mismatch;
+mod notes;
+mod plan;
+mod report;
+mod save;
+mod staging;
+mod sums;
+mod workers;
+
+pub use checkpoint::{
+    Catalog, CatalogEntry, CatalogKind, CatalogTensor, Checkpoint, ChunkPlace, DataPlace, Format, LoadedValue, OpenOptions, StoredChunk, StoredCrc,
+    ValuePlace,
+};
+pub use control::Control;
+pub use error::{Error, ErrorKind, RankFailure, Result};
+pub use group::{Group, Solo, Threads, run_threads};
+pub use leaf::{LoadLeaf, LoadPiece, LoadState, LoadTensor, SaveLeaf, SavePiece, SaveState, SaveTensor, Scope};
+pub use load::{Cast, CastPolicy, KeyMap, LoadOptions, LoadReport, Loaded, Strictness, Verify, load};
+pub use memory::{Source, Target};
+pub use mismatch::{Difference, Mismatch};
+pub use plan::cache::PlanCache;
+pub use report::{Phases, SaveReport};
+pub use reshard_formats as formats;
+pub use reshard_formats::{DType, KeyPath, PathSegment, Value};
+pub use reshard_layout as layout;
+pub use reshard_state as state;
+pub use reshard_storage as storage;
+pub use save::{AsyncSaver, SaveHandle, SaveOptions, save};
+pub use staging::StagingPool;

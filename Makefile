@@ -1,0 +1,106 @@
+# Every step of CI is a target that a person can run. `make demo` and `make test` are the two to know.
+#
+#   make demo        a sharded training run, saved on four ranks and resumed on three
+#   make test        Rust tests, then Python tests against real PyTorch (makes .venv on first use)
+#   make check       formatting, lints, documentation, dependency direction
+#   make bench       everything measured beside PyTorch; make bench-check compares with committed floors
+#   make fuzz        a short run of every fuzz target
+#   make doc         the Rust API documentation
+#   make test-torch TORCH=2.5.1    the Python tests on another PyTorch
+
+SHELL := /bin/bash
+CARGO ?= cargo
+PYTHON3 ?= python3
+TORCH ?= 2.13.0
+VENV ?= .venv
+FUZZ_SECONDS ?= 20
+
+# An interpreter that already has torch may be given; otherwise a virtual environment is made.
+ifdef RESHARD_PYTHON
+PY := $(RESHARD_PYTHON)
+PY_READY :=
+else
+PY := $(CURDIR)/$(VENV)/bin/python
+PY_READY := $(VENV)/.ready-$(TORCH)
+endif
+export RESHARD_PYTHON := $(PY)
+
+.PHONY: demo test test-rust test-mpi test-python test-browser test-torch check fmt clippy docs-check deps-check types-check bench bench-check fuzz doc build extension system-packages clean
+
+demo:
+	$(CARGO) run --release --quiet -p reshard-cli -- demo
+
+build:
+	$(CARGO) build --release -p reshard-cli
+
+# ---- tests ----------------------------------------------------------------------------------------------------------
+
+test: test-rust test-mpi test-python test-browser
+
+test-rust: $(PY_READY)
+	$(CARGO) test --workspace --exclude reshard-python --features reshard-cli/cloud
+
+test-mpi: system-packages
+	scripts/test-mpi
+
+test-python: extension
+	$(PY) -m pytest -q python/tests
+
+test-browser: system-packages $(PY_READY)
+	$(CARGO) build -p reshard-cli --example sample_report
+	$(PY) -m pytest -q crates/cli/tests/browser
+
+test-torch:
+	$(MAKE) test-python TORCH=$(TORCH) VENV=.venv-torch-$(TORCH) RESHARD_PYTHON=
+
+# ---- what the tests need ----------------------------------------------------------------------------------------------
+
+$(PY_READY):
+	$(PYTHON3) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r python/requirements-test.txt torch==$(TORCH)
+	touch $@
+
+# The extension is built in place, so that tests run on what is in the tree.
+extension: $(PY_READY)
+	PYO3_PYTHON=$(PY) scripts/build-extension
+
+# MPI and a browser, where the system's package manager can give them; tests that need them say so when they are absent.
+system-packages:
+	scripts/system-packages
+
+# ---- checks -----------------------------------------------------------------------------------------------------------
+
+check: fmt clippy docs-check deps-check types-check
+
+fmt:
+	$(CARGO) fmt --all --check
+
+clippy: system-packages
+	$(CARGO) clippy --workspace --all-targets --features reshard-cli/cloud$$(scripts/has-mpi && echo ,reshard/mpi) -- -D warnings
+
+docs-check:
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --exclude reshard-python --no-deps --quiet
+
+deps-check:
+	scripts/check-dependencies
+
+types-check: $(PY_READY)
+	scripts/check-types
+
+# ---- the rest -----------------------------------------------------------------------------------------------------------
+
+bench: extension build
+	$(PY) bench/run.py
+
+bench-check: extension build
+	$(PY) bench/run.py --check
+
+fuzz:
+	FUZZ_SECONDS=$(FUZZ_SECONDS) scripts/fuzz
+
+doc:
+	$(CARGO) doc --workspace --exclude reshard-python --no-deps --open
+
+clean:
+	$(CARGO) clean
+	rm -rf .venv .venv-torch-* demo-checkpoint

@@ -1,0 +1,189 @@
+//! Keys, chunks and their places, the same for every format.
+
+use std::sync::OnceLock;
+
+use indexmap::IndexMap;
+use reshard_formats::{DType, KeyPath, Value};
+use reshard_layout::{ByteLayout, ChunkIndex, Dims, LayoutError, Region};
+use serde::Serialize;
+
+/// How a checkpoint is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Format {
+    /// A folder that `torch.distributed.checkpoint` or reshard wrote.
+    Dcp,
+    /// One safetensors file, or several with an index.
+    Safetensors,
+    /// A `torch.save` file.
+    Torch,
+}
+
+impl Format {
+    /// As in `--to`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::Dcp => "dcp",
+            Format::Safetensors => "safetensors",
+            Format::Torch => "torch",
+        }
+    }
+}
+
+/// Everything a checkpoint holds.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Catalog {
+    /// How it is stored.
+    pub format: Format,
+    /// Data files, by number.
+    pub files: Vec<String>,
+    /// By key, in the file's order.
+    pub entries: IndexMap<String, CatalogEntry>,
+    /// The id of the save, where it has one.
+    pub save_id: Option<String>,
+    /// Who wrote it, as far as can be told.
+    pub writer: String,
+    /// Free-form metadata of the file (safetensors).
+    pub notes: IndexMap<String, String>,
+}
+
+/// One key.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct CatalogEntry {
+    /// Where it sat in the tree, where the format knows.
+    pub path: Option<KeyPath>,
+    /// A tensor or a value.
+    pub kind: CatalogKind,
+}
+
+/// What a key is.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum CatalogKind {
+    /// A tensor in chunks.
+    Tensor(CatalogTensor),
+    /// Anything else.
+    Value(ValuePlace),
+}
+
+/// A stored tensor.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct CatalogTensor {
+    /// Element type.
+    pub dtype: DType,
+    /// Shape of the whole.
+    pub shape: Dims,
+    /// Whether PyTorch sees it as requiring gradients.
+    pub requires_grad: bool,
+    /// The stored regions.
+    pub chunks: Vec<StoredChunk>,
+    index: OnceLock<Result<ChunkIndex, LayoutError>>,
+}
+
+/// A stored region and its place.
+#[derive(Debug, Clone)]
+pub struct StoredChunk {
+    /// Which part of the tensor.
+    pub region: Region,
+    /// Number of the file.
+    pub file: u32,
+    /// Where in the file.
+    pub place: ChunkPlace,
+}
+
+/// Where a chunk's bytes lie.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum ChunkPlace {
+    /// Inside a torch record of its own.
+    Record {
+        /// Where the record starts.
+        offset: u64,
+        /// Its length.
+        length: u64,
+        /// The name of a transformation that the record went through, which only its own library can undo.
+        transform: Option<Box<str>>,
+    },
+    /// At a known position.
+    Data(Box<DataPlace>),
+}
+
+/// Bytes at a known position of a file.
+#[derive(Debug, Clone)]
+pub struct DataPlace {
+    /// How the chunk's elements lie in the file, from its start.
+    pub layout: ByteLayout,
+    /// Whether every element's bytes are reversed.
+    pub big_endian: bool,
+    /// The stretch of the file that has a checksum, and the checksum.
+    pub checksum: Option<StoredCrc>,
+}
+
+/// A CRC-32 that the format itself stores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoredCrc {
+    /// Start of the stretch.
+    pub offset: u64,
+    /// Its length.
+    pub length: u64,
+    /// The checksum.
+    pub crc32: u32,
+}
+
+/// Where a value lies.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum ValuePlace {
+    /// In a torch record of its own.
+    Record {
+        /// Number of the file.
+        file: u32,
+        /// Where the record starts.
+        offset: u64,
+        /// Its length.
+        length: u64,
+    },
+    /// Read already, with the file's other structure.
+    Inline(Value),
+    /// An object in a larger pickle, of a class that only its own library understands.
+    Opaque {
+        /// The class.
+        class: String,
+    },
+}
+
+impl CatalogTensor {
+    pub(crate) fn new(dtype: DType, shape: Dims, requires_grad: bool, chunks: Vec<StoredChunk>) -> CatalogTensor {
+        CatalogTensor { dtype, shape, requires_grad, chunks, index: OnceLock::new() }
+    }
+
+    /// The number of elements.
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().product()
+    }
+
+    /// The number of bytes.
+    pub fn bytes(&self) -> u64 {
+        self.elements().saturating_mul(self.dtype.size())
+    }
+
+    /// The chunks, ready for overlap queries; built on first use.
+    pub(crate) fn index(&self) -> Result<&ChunkIndex, LayoutError> {
+        let build = || ChunkIndex::new(&self.shape, self.chunks.iter().map(|c| c.region.clone()).collect());
+        self.index.get_or_init(build).as_ref().map_err(Clone::clone)
+    }
+}
+
+impl CatalogEntry {
+    pub(crate) fn tensor(path: Option<KeyPath>, tensor: CatalogTensor) -> CatalogEntry {
+        CatalogEntry { path, kind: CatalogKind::Tensor(tensor) }
+    }
+
+    pub(crate) fn value(path: Option<KeyPath>, place: ValuePlace) -> CatalogEntry {
+        CatalogEntry { path, kind: CatalogKind::Value(place) }
+    }
+}

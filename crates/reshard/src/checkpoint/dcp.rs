@@ -1,0 +1,88 @@
+//! A DCP folder as a catalog.
+
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+use reshard_formats::metadata::Transforms;
+use reshard_formats::{EntryKind, Metadata};
+use reshard_storage::{Store, StorageError};
+
+use super::catalog::{Catalog, CatalogEntry, CatalogTensor, ChunkPlace, Format, StoredChunk, ValuePlace};
+use super::{Checkpoint, MAX_METADATA_BYTES};
+use crate::error::{Error, Result, StorageContext};
+use crate::layout_names::METADATA_FILE;
+use crate::sums::{MAX_SIDE_BYTES, SideFile, side_file_name};
+
+pub(super) fn open(store: Arc<dyn Store>) -> Result<Checkpoint> {
+    let place = store.describe();
+    let bytes = store.read(METADATA_FILE, MAX_METADATA_BYTES).doing(|| format!("reading {METADATA_FILE}"))?;
+    let metadata = Metadata::decode(&bytes).map_err(|e| Error::format(&place, METADATA_FILE, "DCP metadata", e))?;
+    drop(bytes);
+    let save_id = metadata.storage_meta.as_ref().and_then(|m| m.save_id.clone());
+    let side = match &save_id {
+        Some(id) => read_side_file(store.as_ref(), id)?,
+        None => None,
+    };
+    let writer = match &side {
+        Some(side) => format!("reshard, {} rank{}", side.ranks, if side.ranks == 1 { "" } else { "s" }),
+        None => "torch.distributed.checkpoint".into(),
+    };
+    let catalog = catalog(metadata, save_id, writer);
+    Ok(Checkpoint::new(store, place, catalog, side))
+}
+
+/// The side file of a save; its absence is fine, its damage is not.
+fn read_side_file(store: &dyn Store, save_id: &str) -> Result<Option<SideFile>> {
+    // The id comes from the file: one that is no plain word of ours names no side file.
+    if save_id.is_empty() || save_id.len() > 64 || !save_id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-') {
+        return Ok(None);
+    }
+    let name = side_file_name(save_id);
+    let bytes = match store.read(&name, MAX_SIDE_BYTES) {
+        Err(StorageError::NotFound { .. }) => return Ok(None),
+        result => result.doing(|| format!("reading {name}"))?,
+    };
+    let side = SideFile::decode(&bytes).map_err(|e| Error::format(&store.describe(), &name, "side file", e))?;
+    Ok(Some(side).filter(|side| side.save_id == save_id))
+}
+
+pub(crate) fn catalog(metadata: Metadata, save_id: Option<String>, writer: String) -> Catalog {
+    let entries = metadata
+        .entries
+        .into_iter()
+        .map(|(key, entry)| {
+            let entry = match entry.kind {
+                EntryKind::Tensor(tensor) => {
+                    let chunks = tensor
+                        .chunks
+                        .into_iter()
+                        .map(|chunk| StoredChunk {
+                            region: chunk.region,
+                            file: chunk.storage.file.0,
+                            place: ChunkPlace::Record {
+                                offset: chunk.storage.offset,
+                                length: chunk.storage.length,
+                                transform: chunk.storage.transforms.as_deref().and_then(transform),
+                            },
+                        })
+                        .collect();
+                    let properties = tensor.properties;
+                    let tensor = CatalogTensor::new(properties.dtype, tensor.shape, properties.requires_grad, chunks);
+                    CatalogEntry::tensor(entry.path, tensor)
+                }
+                EntryKind::Bytes(info) => {
+                    let place = ValuePlace::Record { file: info.file.0, offset: info.offset, length: info.length };
+                    CatalogEntry::value(entry.path, place)
+                }
+            };
+            (key, entry)
+        })
+        .collect();
+    Catalog { format: Format::Dcp, files: metadata.files, entries, save_id, writer, notes: IndexMap::new() }
+}
+
+/// The name of what was done to a record's bytes, where anything was.
+fn transform(transforms: &Transforms) -> Option<Box<str>> {
+    let names = transforms.descriptors.as_deref().filter(|names| !names.is_empty())?;
+    Some(names.join(", ").into_boxed_str())
+}

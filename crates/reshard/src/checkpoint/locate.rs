@@ -1,0 +1,109 @@
+//! Where exactly a chunk's bytes lie, and what they should hash to.
+
+use reshard_formats::{Content, TorchArchive};
+use reshard_layout::ByteLayout;
+
+use super::catalog::{CatalogTensor, ChunkPlace};
+use super::{Checkpoint, StoredFile};
+use crate::error::{Error, Result};
+
+/// A chunk found in its file.
+#[derive(Debug, Clone)]
+pub(crate) struct Located {
+    pub(crate) file: u32,
+    /// How the chunk's elements lie in the file, from the file's start.
+    pub(crate) layout: ByteLayout,
+    pub(crate) big_endian: bool,
+    pub(crate) check: Check,
+}
+
+/// What is known about the bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Check {
+    /// Nothing.
+    None,
+    /// Their strong hash; they are exactly the bytes of the layout.
+    Xxh3 { offset: u64, length: u64, expected: u64 },
+    /// The CRC-32 of a stretch of the file, which may be more than the chunk (a shared storage).
+    Crc32 { offset: u64, length: u64, expected: u32 },
+}
+
+impl Check {
+    /// The stretch of the file that the check is about.
+    pub(crate) fn stretch(&self) -> Option<(u64, u64)> {
+        match *self {
+            Check::None => None,
+            Check::Xxh3 { offset, length, .. } | Check::Crc32 { offset, length, .. } => Some((offset, length)),
+        }
+    }
+}
+
+impl Checkpoint {
+    /// Finds the bytes of a chunk.
+    pub(crate) fn locate(&self, key: &str, tensor: &CatalogTensor, chunk: usize) -> Result<Located> {
+        let Some(stored) = tensor.chunks.get(chunk) else {
+            return Err(Error::invalid(format!("{key:?} has no chunk {chunk}")));
+        };
+        let file = stored.file;
+        let (offset, length) = match &stored.place {
+            ChunkPlace::Data(data) => {
+                let check = match data.checksum {
+                    Some(c) => Check::Crc32 { offset: c.offset, length: c.length, expected: c.crc32 },
+                    None => Check::None,
+                };
+                return Ok(Located { file, layout: data.layout.clone(), big_endian: data.big_endian, check });
+            }
+            ChunkPlace::Record { transform: Some(name), .. } => {
+                return Err(Error::invalid(format!("{key:?} was stored through {name}, which reshard cannot undo")));
+            }
+            ChunkPlace::Record { offset, length, .. } => (*offset, *length),
+        };
+        let packed = ByteLayout::contiguous(stored.region.sizes(), tensor.dtype.size())?;
+        if let Some(record) = self.side.as_ref().and_then(|side| side.find(self.file_name(file), offset))
+            && record.length == length
+            && record.data_length == packed.end()
+        {
+            let data = offset + record.data_offset;
+            let check = match record.sums {
+                Some(sums) => Check::Xxh3 { offset: data, length: record.data_length, expected: sums.xxh3() },
+                None => Check::None,
+            };
+            return Ok(Located { file, layout: packed.try_at(data)?, big_endian: false, check });
+        }
+        let reader = StoredFile(self.reader(file)?.as_ref());
+        let damaged = |detail: String| self.corrupt(key, file, offset, detail);
+        let archive = TorchArchive::open(&reader, offset, length).map_err(|e| damaged(chain(&e)))?;
+        match archive.content().map_err(|e| damaged(chain(&e)))? {
+            Content::Tensor(found) => {
+                if found.dtype != tensor.dtype || found.shape.as_slice() != stored.region.sizes() {
+                    return Err(damaged(format!(
+                        "the record holds a {} of shape {:?}, the metadata promises {} of shape {:?}",
+                        found.dtype.name(),
+                        found.shape.as_slice(),
+                        tensor.dtype.name(),
+                        stored.region.sizes(),
+                    )));
+                }
+                let storage = found.storage;
+                let check = match storage.crc32 {
+                    Some(expected) => Check::Crc32 { offset: storage.offset, length: storage.length, expected },
+                    None => Check::None,
+                };
+                Ok(Located { file, layout: found.layout, big_endian: found.big_endian, check })
+            }
+            _ => Err(damaged("the record holds no tensor".into())),
+        }
+    }
+}
+
+/// An error with its causes, for a message that stands alone.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        text.push_str(": ");
+        text.push_str(&next.to_string());
+        cause = next.source();
+    }
+    text
+}

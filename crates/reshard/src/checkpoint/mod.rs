@@ -1,0 +1,135 @@
+//! What is stored at a place: opened once, listed, and read lazily.
+//!
+//! [`Checkpoint::open`] looks at the place, decides what lies there (a DCP folder, safetensors, a `torch.save` file) and
+//! turns it into one [`Catalog`]: keys, and for each tensor its chunks with their places. Everything else in this crate
+//! works on the catalog and does not know formats.
+
+mod catalog;
+mod dcp;
+mod locate;
+mod open;
+mod read;
+mod safetensors;
+mod torch_file;
+
+use std::sync::{Arc, OnceLock};
+
+pub use catalog::{Catalog, CatalogEntry, CatalogKind, CatalogTensor, ChunkPlace, DataPlace, Format, StoredChunk, StoredCrc, ValuePlace};
+pub(crate) use locate::{Check, Located};
+pub use open::OpenOptions;
+pub use read::LoadedValue;
+use reshard_formats::ReadAt;
+use reshard_storage::{Reader, Store};
+
+use crate::error::{Error, Result, StorageContext};
+use crate::sums::SideFile;
+
+/// No `.metadata` is larger; a lying file cannot make us allocate more.
+pub(crate) const MAX_METADATA_BYTES: u64 = 8 << 30;
+
+/// An opened checkpoint.
+#[derive(Debug)]
+pub struct Checkpoint {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) place: String,
+    pub(crate) catalog: Catalog,
+    /// Checksums and data places of a save of ours.
+    pub(crate) side: Option<SideFile>,
+    readers: Vec<OnceLock<Arc<dyn Reader>>>,
+}
+
+impl Checkpoint {
+    fn new(store: Arc<dyn Store>, place: String, catalog: Catalog, side: Option<SideFile>) -> Checkpoint {
+        let readers = catalog.files.iter().map(|_| OnceLock::new()).collect();
+        Checkpoint { store, place, catalog, side, readers }
+    }
+
+    /// The address.
+    pub fn place(&self) -> &str {
+        &self.place
+    }
+
+    /// The store it lies in.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    /// Everything that is stored.
+    pub fn catalog(&self) -> &Catalog {
+        &self.catalog
+    }
+
+    /// All keys, in the order of the file.
+    pub fn keys(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.catalog.entries.keys().map(String::as_str)
+    }
+
+    /// Whether checksums of every record lie beside it.
+    pub fn has_side_file(&self) -> bool {
+        self.side.is_some()
+    }
+
+    /// The entry of a key.
+    pub fn entry(&self, key: &str) -> Result<&CatalogEntry> {
+        self.catalog.entries.get(key).ok_or_else(|| Error::NoSuchKey {
+            key: key.to_owned(),
+            place: self.place.clone(),
+            near: crate::mismatch::near_names(key, self.keys()),
+        })
+    }
+
+    /// The tensor of a key.
+    pub fn tensor(&self, key: &str) -> Result<&CatalogTensor> {
+        match &self.entry(key)?.kind {
+            CatalogKind::Tensor(tensor) => Ok(tensor),
+            CatalogKind::Value(_) => Err(Error::invalid(format!("{key:?} in {} is a plain value, not a tensor", self.place))),
+        }
+    }
+
+    /// An open file of the checkpoint.
+    pub(crate) fn reader(&self, file: u32) -> Result<&Arc<dyn Reader>> {
+        let (Some(name), Some(cell)) = (self.catalog.files.get(file as usize), self.readers.get(file as usize)) else {
+            return Err(Error::invalid(format!("{} has no file number {file}", self.place)));
+        };
+        if let Some(reader) = cell.get() {
+            return Ok(reader);
+        }
+        let reader = match self.store.open_reader(name) {
+            Err(reshard_storage::StorageError::NotFound { .. }) => {
+                return Err(Error::Incomplete {
+                    place: self.place.clone(),
+                    detail: format!("the file {name}, which the metadata names, is missing"),
+                });
+            }
+            result => result.doing(|| format!("opening {name}"))?,
+        };
+        Ok(cell.get_or_init(|| reader))
+    }
+
+    pub(crate) fn file_name(&self, file: u32) -> &str {
+        self.catalog.files.get(file as usize).map_or("?", String::as_str)
+    }
+
+    pub(crate) fn corrupt(&self, key: &str, file: u32, offset: u64, detail: impl Into<String>) -> Error {
+        Error::Corrupt {
+            place: self.place.clone(),
+            key: Some(key.to_owned()),
+            file: self.file_name(file).to_owned(),
+            offset,
+            detail: detail.into(),
+        }
+    }
+}
+
+/// A stored file as the formats read it.
+pub(crate) struct StoredFile<'a>(pub(crate) &'a dyn Reader);
+
+impl ReadAt for StoredFile<'_> {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
+        self.0.read_at(offset, buf).map_err(std::io::Error::other)
+    }
+}

@@ -1,0 +1,83 @@
+//! What lies at a place.
+
+use std::sync::Arc;
+
+use reshard_storage::{Address, Store, StoreOptions, StorageError};
+
+use super::{Checkpoint, dcp, safetensors, torch_file};
+use crate::error::{Error, Result, StorageContext};
+use crate::layout_names::METADATA_FILE;
+
+/// How to open a checkpoint.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct OpenOptions {
+    /// How to reach the store.
+    pub store: StoreOptions,
+}
+
+impl Checkpoint {
+    /// Opens what lies at an address: a DCP folder, a safetensors file or folder, a `torch.save` file.
+    pub fn open(place: &str) -> Result<Checkpoint> {
+        Checkpoint::open_with(place, &OpenOptions::default())
+    }
+
+    /// [`Checkpoint::open`], with options.
+    pub fn open_with(place: &str, options: &OpenOptions) -> Result<Checkpoint> {
+        let address = Address::parse(place).doing(|| format!("opening {place}"))?;
+        let name = address.file_name().unwrap_or_default().to_owned();
+        if is_safetensors(&name) || is_torch(&name) {
+            // Named like a file; a folder may be named like one too, so the store is asked.
+            if let Some(parent) = address.parent() {
+                let store = reshard_storage::open(&parent, &options.store).doing(|| format!("opening {place}"))?;
+                match store.size(&name) {
+                    Ok(_) => return Checkpoint::open_file(store, &name),
+                    Err(StorageError::NotFound { .. }) => {}
+                    Err(_) if store.local_root().is_some_and(|root| root.join(&name).is_dir()) => {}
+                    Err(error) => return Err(error).doing(|| format!("opening {place}")),
+                }
+            }
+        }
+        let store = reshard_storage::open(&address, &options.store).doing(|| format!("opening {place}"))?;
+        Checkpoint::open_store(store)
+    }
+
+    /// Opens the checkpoint that a store's root holds.
+    pub fn open_store(store: Arc<dyn Store>) -> Result<Checkpoint> {
+        if store.exists(METADATA_FILE).doing(|| format!("looking into {}", store.describe()))? {
+            return dcp::open(store);
+        }
+        let files = store.list("").doing(|| format!("looking into {}", store.describe()))?;
+        let top: Vec<&str> = files.iter().map(|f| f.path.as_str()).filter(|p| !p.contains('/')).collect();
+        if top.iter().any(|name| is_safetensors(name)) {
+            return safetensors::open_folder(store, &top.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>());
+        }
+        if let [only] = top.iter().filter(|name| is_torch(name)).collect::<Vec<_>>()[..] {
+            let only = (*only).to_owned();
+            return torch_file::open(store, &only);
+        }
+        let place = store.describe();
+        if top.iter().any(|name| name.ends_with(".distcp")) {
+            let detail = "there are data files but no .metadata: the save was never finished, or .metadata was lost".into();
+            return Err(Error::Incomplete { place, detail });
+        }
+        let detail = match files.is_empty() {
+            true => "there is nothing",
+            false => "no .metadata, no safetensors file and no single .pt file",
+        };
+        Err(Error::NotFound { place, detail: detail.into() })
+    }
+
+    /// Opens one file of a store.
+    pub fn open_file(store: Arc<dyn Store>, name: &str) -> Result<Checkpoint> {
+        if name.ends_with(".json") || name.ends_with(".safetensors") { safetensors::open_file(store, name) } else { torch_file::open(store, name) }
+    }
+}
+
+fn is_safetensors(name: &str) -> bool {
+    name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json")
+}
+
+fn is_torch(name: &str) -> bool {
+    [".pt", ".pth", ".bin", ".ckpt"].iter().any(|suffix| name.ends_with(suffix))
+}

@@ -1,0 +1,88 @@
+//! Safetensors files as a catalog: every tensor of every file a chunk at a known position.
+
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+use reshard_formats::safetensors::{SafetensorsFile, SafetensorsIndex, sharded_tensors};
+use reshard_layout::ByteLayout;
+use reshard_storage::Store;
+
+use super::catalog::{Catalog, CatalogEntry, CatalogTensor, ChunkPlace, DataPlace, Format, StoredChunk};
+use super::{Checkpoint, StoredFile};
+use crate::error::{Error, Result, StorageContext};
+use crate::notes::Notes;
+
+const MAX_INDEX_BYTES: u64 = 256 << 20;
+const INDEX_SUFFIX: &str = ".safetensors.index.json";
+
+/// One file, or the files that an index names.
+pub(super) fn open_file(store: Arc<dyn Store>, name: &str) -> Result<Checkpoint> {
+    let place = format!("{}/{name}", store.describe());
+    if !name.ends_with(INDEX_SUFFIX) {
+        return open(store, place, vec![name.to_owned()]);
+    }
+    let files = indexed_files(store.as_ref(), name)?;
+    open(store, place, files)
+}
+
+/// All safetensors files of a folder: those that its index names, or all there are.
+pub(super) fn open_folder(store: Arc<dyn Store>, names: &[String]) -> Result<Checkpoint> {
+    let place = store.describe();
+    let files = match names.iter().find(|name| name.ends_with(INDEX_SUFFIX)) {
+        Some(index) => indexed_files(store.as_ref(), index)?,
+        None => names.iter().filter(|name| name.ends_with(".safetensors")).cloned().collect(),
+    };
+    open(store, place, files)
+}
+
+fn indexed_files(store: &dyn Store, name: &str) -> Result<Vec<String>> {
+    let bytes = store.read(name, MAX_INDEX_BYTES).doing(|| format!("reading {name}"))?;
+    let index = SafetensorsIndex::parse(&bytes).map_err(|e| Error::format(&store.describe(), name, "safetensors index", e))?;
+    Ok(index.files().into_iter().map(str::to_owned).collect())
+}
+
+fn open(store: Arc<dyn Store>, place: String, files: Vec<String>) -> Result<Checkpoint> {
+    let mut headers: Vec<SafetensorsFile> = Vec::with_capacity(files.len());
+    for file in &files {
+        let reader = match store.open_reader(file) {
+            Err(reshard_storage::StorageError::NotFound { .. }) => {
+                return Err(Error::Incomplete { place, detail: format!("the file {file}, which the index names, is missing") });
+            }
+            result => result.doing(|| format!("opening {file}"))?,
+        };
+        let header = SafetensorsFile::open(&StoredFile(reader.as_ref()));
+        headers.push(header.map_err(|e| Error::format(&place, file, "safetensors file", e))?);
+    }
+    let first = files.first().map_or("?", String::as_str);
+    let tensors = sharded_tensors(&headers).map_err(|e| Error::format(&place, first, "set of safetensors files", e))?;
+    let mut notes: IndexMap<String, String> = IndexMap::new();
+    for header in &headers {
+        for (key, text) in &header.metadata {
+            notes.entry(key.clone()).or_insert_with(|| text.clone());
+        }
+    }
+    // What safetensors itself cannot hold, and an earlier conversion of ours kept beside the tensors.
+    let kept = Notes::decode(&notes).map_err(|e| Error::format(&place, first, "set of reshard notes", e))?;
+    let mut entries = IndexMap::with_capacity(tensors.len());
+    for (key, tensor) in tensors {
+        let chunks = tensor
+            .chunks
+            .into_iter()
+            .map(|chunk| {
+                let layout = ByteLayout::contiguous(chunk.region.sizes(), tensor.dtype.size())?.try_at(chunk.data_offset)?;
+                let data = DataPlace { layout, big_endian: false, checksum: None };
+                Ok(StoredChunk { region: chunk.region, file: chunk.file as u32, place: ChunkPlace::Data(Box::new(data)) })
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let path = kept.paths.get(&key).cloned();
+        entries.insert(key, CatalogEntry::tensor(path, CatalogTensor::new(tensor.dtype, tensor.shape, false, chunks)));
+    }
+    for (key, value) in kept.values {
+        let path = kept.paths.get(&key).cloned();
+        entries.entry(key).or_insert_with(|| CatalogEntry::value(path, super::ValuePlace::Inline(value)));
+    }
+    let writer = if headers.iter().any(|h| h.is_dcp) { "torch.distributed.checkpoint (safetensors)" } else { "safetensors" };
+    notes.retain(|key, _| !Notes::is_ours(key));
+    let catalog = Catalog { format: Format::Safetensors, files, entries, save_id: None, writer: writer.into(), notes };
+    Ok(Checkpoint::new(store, place, catalog, None))
+}

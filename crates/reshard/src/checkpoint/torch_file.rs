@@ -1,0 +1,82 @@
+//! A `torch.save` file as a catalog: its tree flattened by DCP's rules, every tensor a chunk at a known position.
+
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+use reshard_formats::Tree as StoredTree;
+use reshard_formats::record::{Content, StoredTensor};
+use reshard_formats::TorchArchive;
+use reshard_layout::Region;
+use reshard_state::{Dict, Key, Opaque, Tree, flatten, key_of};
+use reshard_storage::Store;
+
+use super::catalog::{Catalog, CatalogEntry, CatalogTensor, ChunkPlace, DataPlace, Format, StoredChunk, StoredCrc, ValuePlace};
+use super::{Checkpoint, StoredFile};
+use crate::error::{Error, Result, StorageContext};
+
+/// The key of a file that holds one thing and no tree.
+const ONLY: &str = "value";
+
+pub(super) fn open(store: Arc<dyn Store>, name: &str) -> Result<Checkpoint> {
+    let place = format!("{}/{name}", store.describe());
+    let reader = store.open_reader(name).doing(|| format!("opening {name}"))?;
+    let invalid = |e| Error::format(&place, name, "torch.save file", e);
+    let file = StoredFile(reader.as_ref());
+    let archive = TorchArchive::open_file(&file).map_err(invalid)?;
+    let tree = match archive.content().map_err(invalid)? {
+        Content::Tensor(tensor) => Tree::Tensor(tensor),
+        Content::Value(value) => Tree::from_value(value),
+        Content::Tree(tree) => converted(tree),
+        Content::Opaque { class } => return Err(Error::Untrusted { place, key: name.to_owned(), class }),
+        _ => return Err(Error::invalid(format!("{place} holds something this version does not know"))),
+    };
+    let tree = match tree {
+        Tree::Dict(dict) => dict,
+        other => Dict::from_iter([(Key::from(ONLY), other)]),
+    };
+    let flat = flatten(tree).map_err(|e| Error::format(&place, name, "state dict", e))?;
+    let mut entries = IndexMap::with_capacity(flat.len());
+    for (key, leaf) in flat {
+        let entry = match leaf.leaf {
+            Tree::Tensor(tensor) => CatalogEntry::tensor(Some(leaf.path), stored(tensor)?),
+            Tree::Opaque(opaque) => CatalogEntry::value(Some(leaf.path), ValuePlace::Opaque { class: opaque.class }),
+            other => match other.to_value() {
+                Some(value) => CatalogEntry::value(Some(leaf.path), ValuePlace::Inline(value)),
+                None => CatalogEntry::value(Some(leaf.path), ValuePlace::Opaque { class: "a tuple with tensors".into() }),
+            },
+        };
+        entries.insert(key, entry);
+    }
+    let catalog = Catalog {
+        format: Format::Torch,
+        files: vec![name.to_owned()],
+        entries,
+        save_id: None,
+        writer: "torch.save".into(),
+        notes: IndexMap::new(),
+    };
+    drop(archive);
+    Ok(Checkpoint::new(store, place, catalog, None))
+}
+
+fn stored(tensor: StoredTensor) -> Result<CatalogTensor> {
+    let crc = tensor.storage.crc32.map(|crc32| StoredCrc { offset: tensor.storage.offset, length: tensor.storage.length, crc32 });
+    let data = DataPlace { layout: tensor.layout, big_endian: tensor.big_endian, checksum: crc };
+    let chunk = StoredChunk { region: Region::whole(&tensor.shape)?, file: 0, place: ChunkPlace::Data(Box::new(data)) };
+    Ok(CatalogTensor::new(tensor.dtype, tensor.shape, tensor.requires_grad, vec![chunk]))
+}
+
+/// Stored trees keep plain parts as one value; flattening looks into dicts, so they are opened here.
+fn converted(tree: StoredTree<StoredTensor>) -> Tree<StoredTensor> {
+    match tree {
+        StoredTree::Tensor(tensor) => Tree::Tensor(tensor),
+        StoredTree::Value(value) => Tree::from_value(value),
+        StoredTree::Dict(pairs) | StoredTree::OrderedDict(pairs) => {
+            Tree::Dict(pairs.into_iter().map(|(key, below)| (key_of(key), converted(below))).collect())
+        }
+        StoredTree::List(items) => Tree::List(items.into_iter().map(converted).collect()),
+        StoredTree::Tuple(items) => Tree::Tuple(items.into_iter().map(converted).collect()),
+        StoredTree::Opaque { class } => Tree::Opaque(Opaque { class, handle: 0 }),
+        _ => Tree::Opaque(Opaque { class: "unknown".into(), handle: 0 }),
+    }
+}

@@ -1,0 +1,58 @@
+//! Watching and stopping work that runs for a while.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::error::{Error, Result};
+
+/// Shared between whoever does the work and whoever watches it: a count of bytes, and a wish to stop.
+#[derive(Debug, Clone, Default)]
+pub struct Control {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    total: AtomicU64,
+    done: AtomicU64,
+    cancelled: AtomicBool,
+}
+
+impl Control {
+    /// Nothing done, nothing to do.
+    pub fn new() -> Control {
+        Control::default()
+    }
+
+    /// Bytes to move in all, as far as known.
+    pub fn total(&self) -> u64 {
+        self.inner.total.load(Ordering::Relaxed)
+    }
+
+    /// Bytes moved so far.
+    pub fn done(&self) -> u64 {
+        self.inner.done.load(Ordering::Relaxed)
+    }
+
+    /// Asks the work to stop at its next step.
+    pub fn cancel(&self) {
+        self.inner.cancelled.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether stopping was asked for.
+    pub fn is_cancelled(&self) -> bool {
+        self.inner.cancelled.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn expect(&self, bytes: u64) {
+        self.inner.total.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn advance(&self, bytes: u64) {
+        self.inner.done.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn check(&self, doing: &str) -> Result<()> {
+        if self.is_cancelled() { Err(Error::Cancelled { doing: doing.into() }) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,316 @@
+//! What can go wrong, by what a caller would do about it.
+//!
+//! An error that arose on another rank arrives here as [`Error::Remote`] with the original's kind and text, so that
+//! every rank of a group can branch on the same thing.
+
+use reshard_formats::MetadataError;
+use reshard_layout::LayoutError;
+use reshard_storage::StorageError;
+use serde::{Deserialize, Serialize};
+
+use crate::mismatch::Mismatch;
+
+/// The result of everything in this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What a handler would do: the same classes that the Python exceptions have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// There is no checkpoint, file or key of that name.
+    NotFound,
+    /// Something is there already and overwriting was not asked for.
+    AlreadyExists,
+    /// A checkpoint that was never finished, or that lost files.
+    Incomplete,
+    /// Bytes differ from what was written, or are not what the format allows.
+    Corrupt,
+    /// What is wanted differs from what is stored.
+    Mismatch,
+    /// Reading it would need to run code from the file.
+    Untrusted,
+    /// The disk or the object store failed.
+    Storage,
+    /// Ranks could not talk to each other.
+    Group,
+    /// The caller asked for something that makes no sense.
+    Invalid,
+    /// The caller cancelled it.
+    Cancelled,
+}
+
+/// An error of the engine. The message speaks of the engine's layer; the cause is the source.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Nothing that can be opened lies at the place.
+    #[error("no checkpoint at {place}: {detail}")]
+    NotFound {
+        /// The address.
+        place: String,
+        /// What was looked for.
+        detail: String,
+    },
+    /// The checkpoint has no such key.
+    #[error("no key {key:?} in {place}{}", near_names(.near))]
+    NoSuchKey {
+        /// The key asked for.
+        key: String,
+        /// The address.
+        place: String,
+        /// Keys with similar names.
+        near: Vec<String>,
+    },
+    /// A checkpoint lies there and overwriting was not asked for.
+    #[error("{place} already holds a checkpoint; choose another place, or allow overwriting")]
+    AlreadyExists {
+        /// The address.
+        place: String,
+    },
+    /// A checkpoint that lacks files or was never finished.
+    #[error("the checkpoint at {place} is incomplete: {detail}")]
+    Incomplete {
+        /// The address.
+        place: String,
+        /// What is missing.
+        detail: String,
+    },
+    /// Bytes that are not what was written.
+    #[error("{} in {place}: {detail}", corrupt_subject(.key, .file, *.offset))]
+    Corrupt {
+        /// The address.
+        place: String,
+        /// The key concerned, when known.
+        key: Option<String>,
+        /// The file concerned.
+        file: String,
+        /// Where in the file.
+        offset: u64,
+        /// What was found, with expected and actual checksums where there are any.
+        detail: String,
+    },
+    /// What is wanted differs from what is stored; every difference at once.
+    #[error("{0}")]
+    Mismatch(Box<Mismatch>),
+    /// A value that only unpickling could bring back.
+    #[error("the value of {key:?} in {place} is a pickled {class}, which reading would have to run; allow pickle only for files you trust")]
+    Untrusted {
+        /// The address.
+        place: String,
+        /// The key.
+        key: String,
+        /// The class that unpickling would import.
+        class: String,
+    },
+    /// The storage failed.
+    #[error("storage failed while {doing}")]
+    Storage {
+        /// The engine's own step.
+        doing: String,
+        /// What the storage said.
+        #[source]
+        source: StorageError,
+    },
+    /// A file is not what its format demands.
+    #[error("{file} in {place} is not a valid {what}")]
+    Format {
+        /// The address.
+        place: String,
+        /// The file concerned.
+        file: String,
+        /// What it should have been.
+        what: &'static str,
+        /// Why it is not.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The ranks could not agree or could not talk.
+    #[error("the group of ranks failed while {doing}: {detail}")]
+    Group {
+        /// The engine's own step.
+        doing: String,
+        /// What went wrong.
+        detail: String,
+        /// The ranks concerned, when known.
+        ranks: Vec<usize>,
+    },
+    /// An error of other ranks, with their own words.
+    #[error("{}", remote_text(.failures))]
+    Remote {
+        /// What failed where; never empty, sorted by rank.
+        failures: Vec<RankFailure>,
+    },
+    /// The caller's input makes no sense.
+    #[error("{detail}")]
+    Invalid {
+        /// What is wrong and what to do.
+        detail: String,
+    },
+    /// The caller cancelled the work.
+    #[error("cancelled while {doing}; nothing was published")]
+    Cancelled {
+        /// The step at which it stopped.
+        doing: String,
+    },
+}
+
+/// One rank's failure, as it travels between ranks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankFailure {
+    /// The rank on which it happened.
+    pub rank: usize,
+    /// Its class.
+    pub kind: ErrorKind,
+    /// Its full text, causes included.
+    pub message: String,
+    /// Keys concerned.
+    pub keys: Vec<String>,
+    /// Files concerned.
+    pub files: Vec<String>,
+}
+
+impl Error {
+    /// The class of this error.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Error::NotFound { .. } | Error::NoSuchKey { .. } => ErrorKind::NotFound,
+            Error::AlreadyExists { .. } => ErrorKind::AlreadyExists,
+            Error::Incomplete { .. } => ErrorKind::Incomplete,
+            Error::Corrupt { .. } | Error::Format { .. } => ErrorKind::Corrupt,
+            Error::Mismatch(_) => ErrorKind::Mismatch,
+            Error::Untrusted { .. } => ErrorKind::Untrusted,
+            Error::Storage { source: StorageError::NotFound { .. }, .. } => ErrorKind::NotFound,
+            Error::Storage { .. } => ErrorKind::Storage,
+            Error::Group { .. } => ErrorKind::Group,
+            Error::Remote { failures } => failures.first().map_or(ErrorKind::Group, |f| f.kind),
+            Error::Invalid { .. } => ErrorKind::Invalid,
+            Error::Cancelled { .. } => ErrorKind::Cancelled,
+        }
+    }
+
+    /// The keys concerned.
+    pub fn keys(&self) -> Vec<String> {
+        match self {
+            Error::NoSuchKey { key, .. } | Error::Untrusted { key, .. } => vec![key.clone()],
+            Error::Corrupt { key, .. } => key.iter().cloned().collect(),
+            Error::Mismatch(m) => m.keys(),
+            Error::Remote { failures } => failures.iter().flat_map(|f| f.keys.iter().cloned()).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The files concerned.
+    pub fn files(&self) -> Vec<String> {
+        match self {
+            Error::Corrupt { file, .. } | Error::Format { file, .. } => vec![file.clone()],
+            Error::Remote { failures } => failures.iter().flat_map(|f| f.files.iter().cloned()).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The ranks concerned.
+    pub fn ranks(&self) -> Vec<usize> {
+        match self {
+            Error::Remote { failures } => failures.iter().map(|f| f.rank).collect(),
+            Error::Group { ranks, .. } => ranks.clone(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// What to do about it, in one sentence, where there is something to say.
+    pub fn hint(&self) -> Option<String> {
+        match self.kind() {
+            ErrorKind::NotFound => Some("check the address; a DCP folder holds a `.metadata` file".into()),
+            ErrorKind::AlreadyExists => Some("pass overwrite to replace it; the old one stays until the new one is complete".into()),
+            ErrorKind::Incomplete => Some("`reshard recover` rebuilds `.metadata` from data files; `reshard latest` finds the newest complete one".into()),
+            ErrorKind::Corrupt => Some("`reshard verify` lists everything that is damaged".into()),
+            ErrorKind::Mismatch => Some("load leniently for a report instead, or map names with a rename".into()),
+            ErrorKind::Untrusted => Some("allow pickle only if you trust whoever wrote the file".into()),
+            _ => None,
+        }
+    }
+
+    /// This error and its causes in one line, for other ranks and for logs.
+    pub fn full_text(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = std::error::Error::source(self);
+        while let Some(next) = cause {
+            text.push_str(": ");
+            text.push_str(&next.to_string());
+            cause = next.source();
+        }
+        text
+    }
+
+    /// As it travels to other ranks.
+    pub(crate) fn to_failures(&self, rank: usize) -> Vec<RankFailure> {
+        if let Error::Remote { failures } = self {
+            return failures.clone();
+        }
+        vec![RankFailure { rank, kind: self.kind(), message: self.full_text(), keys: self.keys(), files: self.files() }]
+    }
+
+    pub(crate) fn invalid(detail: impl Into<String>) -> Error {
+        Error::Invalid { detail: detail.into() }
+    }
+
+    pub(crate) fn format(
+        place: &str,
+        file: &str,
+        what: &'static str,
+        source: impl std::error::Error + Send + Sync + 'static,
+    ) -> Error {
+        Error::Format { place: place.into(), file: file.into(), what, source: Box::new(source) }
+    }
+}
+
+impl From<LayoutError> for Error {
+    fn from(error: LayoutError) -> Error {
+        Error::invalid(error.to_string())
+    }
+}
+
+impl From<MetadataError> for Error {
+    fn from(error: MetadataError) -> Error {
+        Error::invalid(format!("the metadata of this save cannot be written: {error}"))
+    }
+}
+
+/// Names the engine's step when the storage fails.
+pub(crate) trait StorageContext<T> {
+    fn doing(self, doing: impl FnOnce() -> String) -> Result<T>;
+}
+
+impl<T> StorageContext<T> for std::result::Result<T, StorageError> {
+    fn doing(self, doing: impl FnOnce() -> String) -> Result<T> {
+        self.map_err(|source| Error::Storage { doing: doing(), source })
+    }
+}
+
+fn near_names(near: &[String]) -> String {
+    match near {
+        [] => String::new(),
+        names => format!(" (did you mean {}?)", names.join(", ")),
+    }
+}
+
+fn corrupt_subject(key: &Option<String>, file: &str, offset: u64) -> String {
+    match key {
+        Some(key) => format!("{key:?} is damaged: {file} at byte {offset}"),
+        None => format!("{file} is damaged at byte {offset}"),
+    }
+}
+
+fn remote_text(failures: &[RankFailure]) -> String {
+    let mut text = String::new();
+    for (i, failure) in failures.iter().take(4).enumerate() {
+        if i > 0 {
+            text.push_str("; ");
+        }
+        text.push_str(&format!("rank {}: {}", failure.rank, failure.message));
+    }
+    if failures.len() > 4 {
+        text.push_str(&format!("; and {} more ranks", failures.len() - 4));
+    }
+    text
+}

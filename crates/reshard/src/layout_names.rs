@@ -1,0 +1,25 @@
+//! The names of files in a checkpoint's folder.
+
+/// DCP's own: the checkpoint exists when this file does.
+pub(crate) const METADATA_FILE: &str = ".metadata";
+/// Data files start so, and end in [`DATA_SUFFIX`].
+pub(crate) const DATA_PREFIX: &str = "__";
+pub(crate) const DATA_SUFFIX: &str = ".distcp";
+/// Side files start so, and end in [`SIDE_SUFFIX`].
+pub(crate) const SIDE_PREFIX: &str = ".reshard-";
+pub(crate) const SIDE_SUFFIX: &str = ".sums";
+
+/// The name of a rank's data file. `save_id` sets it apart from files of other saves in the same folder.
+pub(crate) fn data_file(rank: usize, file: u32, save_id: Option<&str>) -> String {
+    match save_id {
+        None => format!("{DATA_PREFIX}{rank}_{file}{DATA_SUFFIX}"),
+        Some(id) => format!("{DATA_PREFIX}{rank}_{file}.{id}{DATA_SUFFIX}"),
+    }
+}
+
+/// Whether a file of this name may be left over from a save.
+pub(crate) fn is_save_file(name: &str) -> bool {
+    let data = name.starts_with(DATA_PREFIX) && name.ends_with(DATA_SUFFIX);
+    let side = name.starts_with(SIDE_PREFIX) && name.ends_with(SIDE_SUFFIX);
+    !name.contains('/') && (data || side)
+}

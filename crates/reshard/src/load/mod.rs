@@ -1,0 +1,175 @@
+//! Loading: every rank finds the stored chunks that overlap what it wants and reads exactly those bytes, straight into
+//! their places. Ranks need not talk to each other to load; they only tell each other of errors.
+
+mod options;
+mod plan;
+mod read;
+mod resolve;
+
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+pub use options::{CastPolicy, KeyMap, LoadOptions, Strictness, Verify};
+pub use resolve::Cast;
+use serde::Serialize;
+
+use crate::checkpoint::{CatalogKind, Checkpoint, LoadedValue};
+use crate::error::{Error, Result};
+use crate::group::{Group, agree};
+use crate::leaf::LoadState;
+use crate::mismatch::{Difference, Mismatch};
+use crate::report::{PhaseClock, Phases};
+use crate::workers::Workers;
+
+/// What a load brought besides the tensors, which are in their places.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Loaded {
+    /// The wanted values, by wanted key.
+    pub values: IndexMap<String, LoadedValue>,
+    /// What happened.
+    pub report: LoadReport,
+}
+
+/// What a load did on this rank.
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct LoadReport {
+    /// The address.
+    pub place: String,
+    /// Times on this rank.
+    pub phases: Phases,
+    /// Tensors loaded.
+    pub tensors: u64,
+    /// Bytes put into their places.
+    pub bytes_wanted: u64,
+    /// Bytes read from storage.
+    pub bytes_read: u64,
+    /// Read requests.
+    pub reads: u64,
+    /// Files touched.
+    pub files: u64,
+    /// Records whose checksum was compared.
+    pub verified: u64,
+    /// What differs, when loading leniently; nothing otherwise.
+    pub differences: Vec<Difference>,
+    /// Casts that the policy allowed.
+    pub casts: Vec<Cast>,
+}
+
+impl LoadReport {
+    /// Bytes read over bytes wanted; 1 when nothing was read in vain.
+    pub fn read_amplification(&self) -> f64 {
+        if self.bytes_wanted == 0 { 1.0 } else { self.bytes_read as f64 / self.bytes_wanted as f64 }
+    }
+
+    /// Wanted keys that the checkpoint lacks.
+    pub fn missing(&self) -> Vec<&str> {
+        self.differences.iter().filter(|d| matches!(d, Difference::Missing { .. })).map(Difference::key).collect()
+    }
+
+    /// Stored keys that were not wanted.
+    pub fn unexpected(&self) -> Vec<&str> {
+        self.differences.iter().filter(|d| matches!(d, Difference::Unexpected { .. })).map(Difference::key).collect()
+    }
+}
+
+/// Loads what this rank wants. Every rank of the group calls it; each may want something else. An error on any rank, also
+/// a difference found before reading, is an error on every rank.
+pub fn load(group: &dyn Group, checkpoint: &Checkpoint, state: &mut LoadState<'_>, options: &LoadOptions) -> Result<Loaded> {
+    let span = tracing::info_span!("load", rank = group.rank(), place = checkpoint.place());
+    let _entered = span.enter();
+    let mut clock = PhaseClock::new();
+    clock.enter("plan");
+    let planned = prepare(checkpoint, state, group.rank(), options);
+    let planned = together(group, planned)?;
+    clock.enter("read");
+    let Planned { found, differences, casts, plan } = planned;
+    let done = Workers::normal().run(|| read::execute(checkpoint, state, &plan, options)).and_then(|done| done);
+    clock.enter("values");
+    let values = done.and_then(|done| {
+        let mut values = IndexMap::new();
+        for (wanted, key) in found {
+            let name = state.leaves.get_index(wanted).map(|(name, _)| name.clone()).unwrap_or_default();
+            values.insert(name, checkpoint.read_value(&key)?);
+        }
+        Ok((done, values))
+    });
+    let (done, values) = together(group, values)?;
+    let report = LoadReport {
+        place: checkpoint.place().to_owned(),
+        phases: clock.finish(),
+        tensors: plan.tensors,
+        bytes_wanted: plan.bytes_wanted,
+        bytes_read: done.bytes_read,
+        reads: done.reads,
+        files: plan.files,
+        verified: done.verified,
+        differences,
+        casts,
+    };
+    Ok(Loaded { values, report })
+}
+
+struct Planned {
+    /// Wanted values: position and stored key.
+    found: Vec<(usize, String)>,
+    differences: Vec<Difference>,
+    casts: Vec<Cast>,
+    plan: plan::ReadPlan,
+}
+
+fn prepare(checkpoint: &Checkpoint, state: &LoadState<'_>, rank: usize, options: &LoadOptions) -> Result<Planned> {
+    let resolution = resolve::resolve(checkpoint, state, rank, options);
+    if options.strictness == Strictness::Strict && !resolution.differences.is_empty() {
+        let place = checkpoint.place().to_owned();
+        return Err(Error::Mismatch(Box::new(Mismatch { place, differences: resolution.differences })));
+    }
+    let plan = plan::plan(checkpoint, state, &resolution.found, options)?;
+    let values = resolution.found.iter().filter(|r| matches!(r.stored.kind, CatalogKind::Value(_)));
+    let found = values.map(|r| (r.wanted, r.key.to_owned())).collect();
+    Ok(Planned { found, differences: resolution.differences, casts: resolution.casts, plan })
+}
+
+/// The same outcome on every rank: fine on all, or everyone's errors.
+fn together<T>(group: &dyn Group, result: Result<T>) -> Result<T> {
+    if group.size() == 1 {
+        return result;
+    }
+    let (value, local) = match result {
+        Ok(value) => (Some(value), Ok(Vec::new())),
+        Err(error) => (None, Err(error)),
+    };
+    agree(group, local)?;
+    value.ok_or_else(|| Error::invalid("a rank failed without an error"))
+}
+
+impl Checkpoint {
+    /// Reads a region of a tensor, packed in row-major order.
+    pub fn read(&self, key: &str, region: &reshard_layout::Region) -> Result<Vec<u8>> {
+        let tensor = self.tensor(key)?;
+        let bytes = region.volume().checked_mul(tensor.dtype.size()).and_then(|n| usize::try_from(n).ok());
+        let bytes = bytes.ok_or_else(|| Error::invalid(format!("{region} of {key:?} does not fit into memory")))?;
+        region.check_inside(&tensor.shape)?;
+        let mut memory = vec![0; bytes];
+        self.read_into(key, region, &mut memory)?;
+        Ok(memory)
+    }
+
+    /// Reads a region of a tensor into memory, packed in row-major order.
+    pub fn read_into(&self, key: &str, region: &reshard_layout::Region, memory: &mut [u8]) -> Result<()> {
+        let tensor = self.tensor(key)?;
+        let piece = crate::leaf::LoadPiece::contiguous(region.clone(), tensor.dtype, memory)?;
+        let wanted = crate::leaf::LoadTensor { dtype: tensor.dtype, shape: tensor.shape.clone(), pieces: vec![piece] };
+        let mut state = LoadState::new();
+        state.insert(key, crate::leaf::Scope::Shared, crate::leaf::LoadLeaf::Tensor(wanted))?;
+        let options = LoadOptions { expected: Some(Arc::new(|_| false)), ..LoadOptions::default() };
+        load(&crate::group::Solo, self, &mut state, &options).map(drop)
+    }
+
+    /// Reads a whole tensor, packed in row-major order.
+    pub fn read_whole(&self, key: &str) -> Result<Vec<u8>> {
+        let shape = self.tensor(key)?.shape.clone();
+        self.read(key, &reshard_layout::Region::whole(&shape)?)
+    }
+}

@@ -1,0 +1,195 @@
+//! From wanted regions to batches of reads.
+//!
+//! Each wanted piece becomes moves from stored chunks. Moves are sorted by file and position and gathered into batches of a
+//! few megabytes: the unit of work of one thread.
+
+use std::collections::HashMap;
+
+use rayon::prelude::*;
+use reshard_formats::DType;
+use reshard_layout::{Dims, moves};
+
+use super::options::{LoadOptions, Verify};
+use super::resolve::Resolved;
+use crate::checkpoint::{CatalogKind, CatalogTensor, Check, Checkpoint, Located};
+use crate::error::Result;
+use crate::leaf::{LoadLeaf, LoadState};
+use crate::workers::Workers;
+
+/// A batch of moves is closed when it has this many bytes.
+const BATCH: u64 = 4 << 20;
+
+/// One planned copy from a chunk to a piece.
+#[derive(Debug)]
+pub(super) struct PlannedMove {
+    /// Position of the wanted key, and of its piece.
+    pub(super) wanted: u32,
+    pub(super) piece: u32,
+    /// The box, in elements: where in the chunk, where in the piece, how large.
+    pub(super) chunk_offsets: Dims,
+    pub(super) piece_offsets: Dims,
+    pub(super) sizes: Dims,
+    pub(super) located: Located,
+    pub(super) stored: DType,
+    pub(super) bytes: u64,
+    /// Whether the move takes the whole chunk.
+    pub(super) whole: bool,
+    /// Where in the file it starts; what batches are sorted by.
+    pub(super) start: u64,
+}
+
+/// Pieces that want the same as another and are copied from it afterwards.
+#[derive(Debug)]
+pub(super) struct PlannedCopy {
+    pub(super) from: (u32, u32),
+    pub(super) to: (u32, u32),
+}
+
+/// A stretch of a file to be checked although only a part of it is wanted.
+#[derive(Debug)]
+pub(super) struct PlannedCheck {
+    pub(super) wanted: u32,
+    pub(super) file: u32,
+    pub(super) check: Check,
+}
+
+/// All reads of a load.
+#[derive(Debug, Default)]
+pub(super) struct ReadPlan {
+    /// Each inner list is the work of one thread, sorted by position. Batches of one wave run at the same time;
+    /// memory that is wanted under several keys is filled in a later wave, never by two threads at once.
+    pub(super) waves: Vec<Vec<Vec<PlannedMove>>>,
+    pub(super) copies: Vec<PlannedCopy>,
+    pub(super) checks: Vec<PlannedCheck>,
+    pub(super) tensors: u64,
+    pub(super) bytes_wanted: u64,
+    pub(super) files: u64,
+}
+
+pub(super) fn plan(checkpoint: &Checkpoint, state: &LoadState<'_>, found: &[Resolved<'_>], options: &LoadOptions) -> Result<ReadPlan> {
+    let mut plan = ReadPlan::default();
+    let mut waves: Vec<Vec<PlannedMove>> = Vec::new();
+    // The pieces that fill a stretch of memory, to find memory that is wanted twice.
+    let mut filled: HashMap<usize, usize> = HashMap::new();
+    let mut jobs: Vec<(usize, u32, &Resolved<'_>, &CatalogTensor, usize)> = Vec::new();
+    for resolved in found {
+        let CatalogKind::Tensor(stored) = &resolved.stored.kind else { continue };
+        let Some((_, entry)) = state.leaves.get_index(resolved.wanted) else { continue };
+        let LoadLeaf::Tensor(wanted) = &entry.leaf else { continue };
+        plan.tensors += 1;
+        for (i, piece) in wanted.pieces.iter().enumerate() {
+            plan.bytes_wanted += piece.region.volume() * wanted.dtype.size();
+            let same = wanted.pieces[..i].iter().position(|earlier| earlier.region == piece.region);
+            if let Some(earlier) = same {
+                let key = resolved.wanted as u32;
+                plan.copies.push(PlannedCopy { from: (key, earlier as u32), to: (key, i as u32) });
+                continue;
+            }
+            if piece.region.is_empty() {
+                continue;
+            }
+            let wave = filled.entry(piece.memory.address()).and_modify(|wave| *wave += 1).or_insert(0);
+            jobs.push((*wave, i as u32, resolved, stored, jobs.len()));
+        }
+    }
+    // Finding a chunk may mean reading its record's header, so it is done by all threads.
+    let planned: Vec<(usize, Vec<PlannedMove>, Vec<PlannedCheck>)> = Workers::normal().run(|| {
+        jobs.par_iter()
+            .with_min_len(16)
+            .map(|(wave, piece, resolved, stored, _)| {
+                let (moves, checks) = piece_moves(checkpoint, state, resolved, stored, *piece, options)?;
+                Ok((*wave, moves, checks))
+            })
+            .collect::<Result<Vec<_>>>()
+    })??;
+    for (wave, moves, checks) in planned {
+        if waves.len() <= wave {
+            waves.resize_with(wave + 1, Vec::new);
+        }
+        waves[wave].extend(moves);
+        plan.checks.extend(checks);
+    }
+    plan.checks.sort_by_key(|c| (c.file, c.check.stretch()));
+    plan.checks.dedup_by_key(|c| (c.file, c.check));
+    let mut files: Vec<u32> = waves.iter().flatten().map(|m| m.located.file).collect();
+    files.sort_unstable();
+    files.dedup();
+    plan.files = files.len() as u64;
+    plan.waves = waves.into_iter().map(batches).collect();
+    Ok(plan)
+}
+
+fn piece_moves(
+    checkpoint: &Checkpoint,
+    state: &LoadState<'_>,
+    resolved: &Resolved<'_>,
+    stored: &CatalogTensor,
+    piece: u32,
+    options: &LoadOptions,
+) -> Result<(Vec<PlannedMove>, Vec<PlannedCheck>)> {
+    let mut planned = Vec::new();
+    let mut checks = Vec::new();
+    let Some((_, entry)) = state.leaves.get_index(resolved.wanted) else { return Ok((planned, checks)) };
+    let LoadLeaf::Tensor(wanted) = &entry.leaf else { return Ok((planned, checks)) };
+    let target = &wanted.pieces[piece as usize];
+    let mut failure = None;
+    let key = resolved.wanted as u32;
+    for found in moves(stored.index()?, std::slice::from_ref(&target.region)) {
+        let chunk = &stored.chunks[found.chunk];
+        let mut step = || -> Result<()> {
+            let located = checkpoint.locate(resolved.key, stored, found.chunk)?;
+            let whole = found.region == chunk.region;
+            if options.verify == Verify::Always && !(whole && located.check_is_layout()) && located.check.stretch().is_some() {
+                checks.push(PlannedCheck { wanted: key, file: located.file, check: located.check });
+            }
+            let chunk_offsets = Dims::from_slice(found.region.within(&chunk.region)?.offsets());
+            let start = located.layout.base()
+                + chunk_offsets.iter().zip(located.layout.byte_strides()).map(|(o, s)| o * s).sum::<u64>();
+            planned.push(PlannedMove {
+                wanted: key,
+                piece,
+                piece_offsets: Dims::from_slice(found.region.within(&target.region)?.offsets()),
+                chunk_offsets,
+                sizes: Dims::from_slice(found.region.sizes()),
+                bytes: found.region.volume() * stored.dtype.size(),
+                located,
+                stored: stored.dtype,
+                whole,
+                start,
+            });
+            Ok(())
+        };
+        if let Err(error) = step() {
+            failure = Some(error);
+            break;
+        }
+    }
+    match failure {
+        Some(error) => Err(error),
+        None => Ok((planned, checks)),
+    }
+}
+
+/// Sorted by position, a few megabytes each.
+fn batches(mut moves: Vec<PlannedMove>) -> Vec<Vec<PlannedMove>> {
+    moves.sort_by_key(|m| (m.located.file, m.start));
+    let mut batches: Vec<Vec<PlannedMove>> = Vec::new();
+    let mut bytes = 0;
+    for planned in moves {
+        let fits = bytes + planned.bytes <= BATCH
+            && batches.last().and_then(|b| b.last()).is_some_and(|last| last.located.file == planned.located.file);
+        bytes = if fits { bytes } else { 0 } + planned.bytes;
+        match batches.last_mut().filter(|_| fits) {
+            Some(batch) => batch.push(planned),
+            None => batches.push(vec![planned]),
+        }
+    }
+    batches
+}
+
+impl Located {
+    /// Whether the checksum is about exactly the chunk's bytes in their order.
+    pub(super) fn check_is_layout(&self) -> bool {
+        self.check.stretch() == Some((self.layout.base(), self.layout.end() - self.layout.base())) && self.layout.is_contiguous()
+    }
+}

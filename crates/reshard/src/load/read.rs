@@ -1,0 +1,468 @@
+//! Carrying out a read plan.
+//!
+//! Runs that are long enough go straight into their places, many of them in one vectored read, with unwanted bytes between
+//! neighbours read into a throw-away buffer where that is cheaper than another request. Very short runs (columns) and
+//! moves that need a cast or a byte swap pass through a bounded buffer.
+#![allow(unsafe_code)]
+
+use std::hash::Hasher;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rayon::prelude::*;
+use reshard_formats::swap_bytes;
+use reshard_layout::{ByteLayout, Dims, Run, Runs, runs};
+use reshard_storage::{RangeRead, Reader};
+use twox_hash::XxHash3_64;
+
+use super::options::{LoadOptions, Verify};
+use super::plan::{PlannedMove, ReadPlan};
+use crate::cast::cast;
+use crate::checkpoint::{Check, Checkpoint};
+use crate::error::{Error, Result, StorageContext};
+use crate::leaf::{LoadLeaf, LoadPiece, LoadState};
+
+/// Runs shorter than this are not worth a vector of their own.
+const TINY: u64 = 512;
+/// A request is sent when it has this many bytes, so that they are still in the cache when they are hashed.
+const REQUEST: u64 = 1 << 20;
+/// …or this many parts; the kernel takes 1,024.
+const PARTS: usize = 1000;
+/// Unwanted bytes between neighbours that are cheaper to read than to skip, on a local disk and on an object store.
+const LOCAL_GAP: u64 = 4 << 10;
+const REMOTE_GAP: u64 = 256 << 10;
+/// The same for tiny runs, each of which would otherwise be a request.
+const TINY_GAP: u64 = 16 << 10;
+
+/// What was read.
+#[derive(Debug, Default)]
+pub(super) struct Done {
+    pub(super) bytes_read: u64,
+    pub(super) reads: u64,
+    pub(super) verified: u64,
+}
+
+#[derive(Default)]
+struct Tally {
+    bytes_read: AtomicU64,
+    reads: AtomicU64,
+    verified: AtomicU64,
+}
+
+impl Tally {
+    fn read(&self, bytes: u64, reads: u64) {
+        self.bytes_read.fetch_add(bytes, Ordering::Relaxed);
+        self.reads.fetch_add(reads, Ordering::Relaxed);
+    }
+}
+
+/// Reads everything into its place.
+pub(super) fn execute(checkpoint: &Checkpoint, state: &mut LoadState<'_>, plan: &ReadPlan, options: &LoadOptions) -> Result<Done> {
+    let tally = Tally::default();
+    options.control.expect(plan.bytes_wanted);
+    let job = Job { checkpoint, state, options, tally: &tally, max_gap: max_gap(checkpoint, options) };
+    for wave in &plan.waves {
+        wave.par_iter().try_for_each(|batch| job.batch(batch))?;
+    }
+    plan.checks.par_iter().try_for_each(|c| {
+        let key = job.key(c.wanted);
+        job.check_stretch(key, c.file, c.check)
+    })?;
+    for copy in &plan.copies {
+        job.copy(copy.from, copy.to)?;
+    }
+    Ok(Done {
+        bytes_read: tally.bytes_read.into_inner(),
+        reads: tally.reads.into_inner(),
+        verified: tally.verified.into_inner(),
+    })
+}
+
+fn max_gap(checkpoint: &Checkpoint, options: &LoadOptions) -> u64 {
+    let by_store = || if checkpoint.store.capabilities().ordered_writes { REMOTE_GAP } else { LOCAL_GAP };
+    options.max_gap.unwrap_or_else(by_store)
+}
+
+struct Job<'j, 'a> {
+    checkpoint: &'j Checkpoint,
+    state: &'j LoadState<'a>,
+    options: &'j LoadOptions,
+    tally: &'j Tally,
+    max_gap: u64,
+}
+
+/// A stretch of a file, and where its bytes go; `None` for bytes that nobody wants.
+struct Segment<'p, 'a> {
+    offset: u64,
+    length: u64,
+    to: Option<(&'p LoadPiece<'a>, u64)>,
+    /// The move to be verified, by position in its batch.
+    verify: Option<usize>,
+    /// Whether the move ends here.
+    last: bool,
+}
+
+impl<'a> Job<'_, 'a> {
+    fn key(&self, wanted: u32) -> &str {
+        self.state.leaves.get_index(wanted as usize).map_or("?", |(key, _)| key.as_str())
+    }
+
+    fn piece(&self, wanted: u32, piece: u32) -> Result<(&LoadPiece<'a>, reshard_formats::DType)> {
+        match self.state.leaves.get_index(wanted as usize).map(|(_, entry)| &entry.leaf) {
+            Some(LoadLeaf::Tensor(tensor)) if (piece as usize) < tensor.pieces.len() => {
+                Ok((&tensor.pieces[piece as usize], tensor.dtype))
+            }
+            _ => Err(Error::invalid("the plan names a piece that is not wanted")),
+        }
+    }
+
+    /// The moves of one thread, all of one file.
+    fn batch(&self, batch: &[PlannedMove]) -> Result<()> {
+        let Some(first) = batch.first() else { return Ok(()) };
+        self.options.control.check("loading")?;
+        let reader = self.checkpoint.reader(first.located.file)?.as_ref();
+        let mut direct = Direct { job: self, reader, batch, segments: Vec::new(), bytes: 0, end: 0, hasher: None, gaps: Vec::new() };
+        for (i, planned) in batch.iter().enumerate() {
+            let (piece, dtype) = self.piece(planned.wanted, planned.piece)?;
+            let verify = self.options.verify != Verify::Never && planned.whole && planned.located.check_is_layout();
+            let swaps = planned.located.big_endian && planned.stored.size() > 1;
+            if swaps || dtype != planned.stored {
+                if verify {
+                    self.check_stretch(self.key(planned.wanted), planned.located.file, planned.located.check)?;
+                }
+                self.convert(reader, planned, piece, dtype, swaps)?;
+                continue;
+            }
+            let all = self.runs(planned, &planned.sizes, &planned.chunk_offsets, &piece.layout, &planned.piece_offsets)?;
+            if all.run_len() < TINY && all.count_runs() > 1 {
+                self.tiny(reader, planned, piece, all, verify)?;
+            } else {
+                direct.add(i, piece, all, verify)?;
+            }
+        }
+        direct.flush()
+    }
+
+    fn runs(&self, planned: &PlannedMove, sizes: &[u64], from: &[u64], to: &ByteLayout, to_offsets: &[u64]) -> Result<Runs> {
+        Ok(runs(sizes, &planned.located.layout, from, to, to_offsets)?)
+    }
+
+    /// Short runs: whole spans into a buffer, from there to their places.
+    fn tiny(&self, reader: &dyn Reader, planned: &PlannedMove, piece: &LoadPiece<'_>, all: Runs, verify: bool) -> Result<()> {
+        let mut hasher = verify.then(|| Checker::new(planned.located.check));
+        let done = self.spans(reader, planned.wanted, all, |bytes, runs, base| {
+            if let Some(hasher) = &mut hasher {
+                hasher.update(bytes);
+            }
+            for run in runs {
+                let from = (run.src - base) as usize;
+                place(piece, run.dst, &bytes[from..from + run.len as usize])?;
+            }
+            Ok(())
+        });
+        done?;
+        self.options.control.advance(planned.bytes);
+        match hasher {
+            Some(hasher) => self.compare(planned, hasher),
+            None => Ok(()),
+        }
+    }
+
+    /// Reads runs in ascending order as spans of at most one buffer, and gives each span with its runs.
+    fn spans(&self, reader: &dyn Reader, wanted: u32, all: Runs, mut each: impl FnMut(&[u8], &[Run], u64) -> Result<()>) -> Result<()> {
+        let limit = self.options.buffer.max(REQUEST);
+        let gap = self.max_gap.max(TINY_GAP);
+        let mut buffer: Vec<u8> = Vec::new();
+        let mut group: Vec<Run> = Vec::new();
+        let mut end = 0;
+        let mut flush = |group: &mut Vec<Run>, end: u64| -> Result<()> {
+            let Some(start) = group.first().map(|r| r.src) else { return Ok(()) };
+            let length = end - start;
+            buffer.resize(length as usize, 0);
+            reader.read_at(start, &mut buffer).doing(|| self.reading(wanted, reader))?;
+            self.tally.read(length, 1);
+            each(&buffer, group, start)?;
+            group.clear();
+            Ok(())
+        };
+        for mut run in all {
+            // A run longer than the buffer is cut.
+            while run.len > 0 {
+                let part = Run { len: run.len.min(limit), ..run };
+                let start = group.first().map_or(part.src, |r| r.src);
+                let far = part.src < end || part.src - end > gap || part.src + part.len - start > limit;
+                if !group.is_empty() && far {
+                    flush(&mut group, end)?;
+                }
+                end = part.src + part.len;
+                run.src += part.len;
+                run.dst += part.len;
+                run.len -= part.len;
+                group.push(part);
+            }
+        }
+        flush(&mut group, end)
+    }
+
+    /// Moves that need a cast or a byte swap: box by box through buffers.
+    fn convert(&self, reader: &dyn Reader, planned: &PlannedMove, piece: &LoadPiece<'_>, dtype: reshard_formats::DType, swaps: bool) -> Result<()> {
+        let element = planned.stored.size();
+        let mut boxes = vec![(Dims::from_elem(0, planned.sizes.len()), planned.sizes.clone())];
+        while let Some((offsets, sizes)) = boxes.pop() {
+            self.options.control.check("loading")?;
+            let bytes = sizes.iter().product::<u64>() * element;
+            if bytes > self.options.buffer
+                && let Some(dim) = sizes.iter().position(|&size| size > 1)
+            {
+                let half = sizes[dim] / 2;
+                let (mut first, mut second) = ((offsets.clone(), sizes.clone()), (offsets, sizes));
+                first.1[dim] = half;
+                second.0[dim] += half;
+                second.1[dim] -= half;
+                boxes.extend([second, first]);
+                continue;
+            }
+            let from: Dims = offsets.iter().zip(&planned.chunk_offsets).map(|(a, b)| a + b).collect();
+            let to: Dims = offsets.iter().zip(&planned.piece_offsets).map(|(a, b)| a + b).collect();
+            let zero = Dims::from_elem(0, sizes.len());
+            let packed = ByteLayout::contiguous(&sizes, element)?;
+            let mut stored = vec![0u8; bytes as usize];
+            let all = self.runs(planned, &sizes, &from, &packed, &zero)?;
+            self.spans(reader, planned.wanted, all, |bytes, runs, base| {
+                for run in runs {
+                    let from = (run.src - base) as usize;
+                    stored[run.dst as usize..(run.dst + run.len) as usize].copy_from_slice(&bytes[from..from + run.len as usize]);
+                }
+                Ok(())
+            })?;
+            if swaps {
+                swap_bytes(planned.stored, &mut stored);
+            }
+            let mut wanted = vec![0u8; (bytes / element * dtype.size()) as usize];
+            cast(planned.stored, &stored, dtype, &mut wanted)?;
+            let packed = ByteLayout::contiguous(&sizes, dtype.size())?;
+            for run in runs(&sizes, &packed, &zero, &piece.layout, &to)? {
+                place(piece, run.dst, &wanted[run.src as usize..(run.src + run.len) as usize])?;
+            }
+            self.options.control.advance(bytes);
+        }
+        Ok(())
+    }
+
+    /// Reads a stretch of a file only to compare its checksum.
+    fn check_stretch(&self, key: &str, file: u32, check: Check) -> Result<()> {
+        let Some((offset, length)) = check.stretch() else { return Ok(()) };
+        let reader = self.checkpoint.reader(file)?.as_ref();
+        let mut checker = Checker::new(check);
+        let mut buffer = vec![0; length.min(REQUEST) as usize];
+        let mut at = offset;
+        while at < offset + length {
+            let part = &mut buffer[..(offset + length - at).min(REQUEST) as usize];
+            reader.read_at(at, part).doing(|| format!("reading {key:?} from {}", reader.path()))?;
+            self.tally.read(part.len() as u64, 1);
+            checker.update(part);
+            at += part.len() as u64;
+        }
+        self.verdict(key, file, checker)
+    }
+
+    fn compare(&self, planned: &PlannedMove, checker: Checker) -> Result<()> {
+        self.verdict(self.key(planned.wanted), planned.located.file, checker)
+    }
+
+    fn verdict(&self, key: &str, file: u32, checker: Checker) -> Result<()> {
+        self.tally.verified.fetch_add(1, Ordering::Relaxed);
+        let offset = checker.check.stretch().map_or(0, |(offset, _)| offset);
+        checker.finish().map_err(|detail| self.checkpoint.corrupt(key, file, offset, detail))
+    }
+
+    fn reading(&self, wanted: u32, reader: &dyn Reader) -> String {
+        format!("reading {:?} from {}", self.key(wanted), reader.path())
+    }
+
+    /// Fills a piece from another that wants the same region.
+    fn copy(&self, from: (u32, u32), to: (u32, u32)) -> Result<()> {
+        let (source, _) = self.piece(from.0, from.1)?;
+        let (target, _) = self.piece(to.0, to.1)?;
+        if source.memory.address() == target.memory.address() {
+            return Ok(());
+        }
+        let zero = Dims::from_elem(0, source.region.ndim());
+        for run in runs(source.region.sizes(), &source.layout, &zero, &target.layout, &zero)? {
+            // SAFETY: all reads are done, so nothing else touches the targets; source and target are different memory,
+            // since no two pieces of one key may overlap unless they are the same.
+            let bytes = unsafe { source.memory.slice(run.src, run.len) }.ok_or_else(outside)?;
+            place(target, run.dst, bytes)?;
+        }
+        Ok(())
+    }
+}
+
+fn outside() -> Error {
+    Error::invalid("a planned read reaches outside its memory")
+}
+
+/// Copies bytes to their place in a piece.
+fn place(piece: &LoadPiece<'_>, at: u64, bytes: &[u8]) -> Result<()> {
+    // SAFETY: the plan gives each byte of a piece to one move, moves of one wave run on disjoint memory, and the slice ends
+    // with this call.
+    let target = unsafe { piece.memory.slice(at, bytes.len() as u64) }.ok_or_else(outside)?;
+    target.copy_from_slice(bytes);
+    Ok(())
+}
+
+/// Collects runs that are read straight into their places.
+struct Direct<'d, 'j, 'a> {
+    job: &'d Job<'j, 'a>,
+    reader: &'d dyn Reader,
+    batch: &'d [PlannedMove],
+    segments: Vec<Segment<'d, 'a>>,
+    bytes: u64,
+    /// Where the last segment ends.
+    end: u64,
+    /// Of the move whose segments are being hashed; outlives a request.
+    hasher: Option<Checker>,
+    gaps: Vec<u8>,
+}
+
+impl<'d, 'a> Direct<'d, '_, 'a> {
+    fn add(&mut self, index: usize, piece: &'d LoadPiece<'a>, all: Runs, verify: bool) -> Result<()> {
+        let mut left = all.bytes();
+        for mut run in all {
+            while run.len > 0 {
+                let room = REQUEST - self.bytes.min(REQUEST - 1);
+                // Runs that nearly fit are not cut in two.
+                let length = if run.len <= room + TINY { run.len } else { run.len.min(room) };
+                let gap = run.src.checked_sub(self.end).filter(|_| !self.segments.is_empty());
+                if let Some(gap) = gap.filter(|&gap| gap > 0 && gap <= self.job.max_gap) {
+                    self.segments.push(Segment { offset: self.end, length: gap, to: None, verify: None, last: false });
+                    self.bytes += gap;
+                }
+                left -= length;
+                let to = Some((piece, run.dst));
+                self.segments.push(Segment { offset: run.src, length, to, verify: verify.then_some(index), last: left == 0 });
+                self.bytes += length;
+                self.end = run.src + length;
+                run.src += length;
+                run.dst += length;
+                run.len -= length;
+                if self.bytes >= REQUEST || self.segments.len() >= PARTS {
+                    self.flush()?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        if self.segments.is_empty() {
+            return Ok(());
+        }
+        self.job.options.control.check("loading")?;
+        let gap_bytes: u64 = self.segments.iter().filter(|s| s.to.is_none()).map(|s| s.length).sum();
+        self.gaps.resize(gap_bytes as usize, 0);
+        let mut gaps = self.gaps.as_mut_slice();
+        let mut ranges = Vec::with_capacity(self.segments.len());
+        for segment in &self.segments {
+            let buf = match segment.to {
+                // SAFETY: the plan gives each byte of a piece to one move and each move's runs are disjoint; moves of one
+                // wave run on disjoint memory; the slices end with this request.
+                Some((piece, at)) => unsafe { piece.memory.slice(at, segment.length) }.ok_or_else(outside)?,
+                None => {
+                    let (gap, rest) = gaps.split_at_mut(segment.length as usize);
+                    gaps = rest;
+                    gap
+                }
+            };
+            ranges.push(RangeRead { offset: segment.offset, buf });
+        }
+        self.reader.read_ranges(&mut ranges).doing(|| {
+            let keys = self.batch.first().map_or("?", |m| self.job.key(m.wanted));
+            format!("reading {keys:?} and what lies beside it from {}", self.reader.path())
+        })?;
+        drop(ranges);
+        self.job.tally.read(self.bytes, 1);
+        self.job.options.control.advance(self.bytes - gap_bytes);
+        for segment in std::mem::take(&mut self.segments) {
+            let (Some((piece, at)), Some(index)) = (segment.to, segment.verify) else { continue };
+            let planned = &self.batch[index];
+            // SAFETY: as above; the read is done and this is the only slice of these bytes.
+            let bytes = unsafe { piece.memory.slice(at, segment.length) }.ok_or_else(outside)?;
+            match (self.hasher.take(), segment.last) {
+                // A move that fits into one segment is hashed in one go: small tensors do.
+                (None, true) => {
+                    self.job.tally.verified.fetch_add(1, Ordering::Relaxed);
+                    check_whole(planned.located.check, bytes).map_err(|detail| self.damaged(planned, detail))?;
+                }
+                (hasher, last) => {
+                    let mut hasher = hasher.unwrap_or_else(|| Checker::new(planned.located.check));
+                    hasher.update(bytes);
+                    match last {
+                        true => self.job.compare(planned, hasher)?,
+                        false => self.hasher = Some(hasher),
+                    }
+                }
+            }
+        }
+        self.bytes = 0;
+        Ok(())
+    }
+
+    fn damaged(&self, planned: &PlannedMove, detail: String) -> Error {
+        let offset = planned.located.check.stretch().map_or(0, |(offset, _)| offset);
+        self.job.checkpoint.corrupt(self.job.key(planned.wanted), planned.located.file, offset, detail)
+    }
+}
+
+/// Hashes bytes as they pass and compares at the end.
+struct Checker {
+    check: Check,
+    state: CheckState,
+}
+
+enum CheckState {
+    None,
+    Xxh3(Box<XxHash3_64>),
+    Crc32(crc32fast::Hasher),
+}
+
+impl Checker {
+    fn new(check: Check) -> Checker {
+        let state = match check {
+            Check::None => CheckState::None,
+            Check::Xxh3 { .. } => CheckState::Xxh3(Box::default()),
+            Check::Crc32 { .. } => CheckState::Crc32(crc32fast::Hasher::new()),
+        };
+        Checker { check, state }
+    }
+
+    fn update(&mut self, bytes: &[u8]) {
+        match &mut self.state {
+            CheckState::None => {}
+            CheckState::Xxh3(hasher) => hasher.write(bytes),
+            CheckState::Crc32(hasher) => hasher.update(bytes),
+        }
+    }
+
+    fn finish(self) -> std::result::Result<(), String> {
+        match (self.check, self.state) {
+            (Check::Xxh3 { expected, .. }, CheckState::Xxh3(hasher)) => same(expected, hasher.finish(), 16),
+            (Check::Crc32 { expected, .. }, CheckState::Crc32(hasher)) => same(expected.into(), hasher.finalize().into(), 8),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn check_whole(check: Check, bytes: &[u8]) -> std::result::Result<(), String> {
+    match check {
+        Check::None => Ok(()),
+        Check::Xxh3 { expected, .. } => same(expected, XxHash3_64::oneshot(bytes), 16),
+        Check::Crc32 { expected, .. } => same(expected.into(), crc32fast::hash(bytes).into(), 8),
+    }
+}
+
+fn same(expected: u64, actual: u64, digits: usize) -> std::result::Result<(), String> {
+    if expected == actual {
+        return Ok(());
+    }
+    Err(format!("the checksum should be {expected:0digits$x}, its bytes give {actual:0digits$x}"))
+}

@@ -1,0 +1,45 @@
+//! Plans kept between saves of the same layout.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::global::{Assigned, GlobalPlan};
+
+/// Keeps the plan of the last save, so that the next save of the same layout exchanges almost nothing. Share one between
+/// the saves of one training run, on each rank. A save that fails empties it.
+#[derive(Debug, Default)]
+pub struct PlanCache {
+    kept: Mutex<Option<Arc<CachedPlan>>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct CachedPlan {
+    /// The hash of this rank's own part.
+    pub(crate) local_hash: u128,
+    /// The hash over all ranks' parts and the options that matter: equal on all ranks that took part.
+    pub(crate) id: u128,
+    /// What this rank writes.
+    pub(crate) assigned: Vec<Assigned>,
+    /// On the planning rank: all of it, and every rank's hash.
+    pub(crate) global: Option<(Vec<u128>, Arc<GlobalPlan>)>,
+}
+
+impl PlanCache {
+    /// An empty cache.
+    pub fn new() -> PlanCache {
+        PlanCache::default()
+    }
+
+    pub(crate) fn get(&self, local_hash: u128) -> Option<Arc<CachedPlan>> {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.as_ref().filter(|plan| plan.local_hash == local_hash).cloned()
+    }
+
+    pub(crate) fn put(&self, plan: Arc<CachedPlan>) {
+        *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(plan);
+    }
+
+    /// Forgets the plan.
+    pub fn clear(&self) {
+        *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}

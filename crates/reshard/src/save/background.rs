@@ -1,0 +1,314 @@
+//! Saving in the background: plan and copy while the caller waits, write and publish while it goes on.
+#![allow(unsafe_code)]
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use memmap2::MmapMut;
+use rayon::prelude::*;
+use reshard_layout::{ByteLayout, Dims, Run, runs};
+use reshard_storage::Store;
+
+use super::SaveOptions;
+use super::commit;
+use super::prepare::{Prepared, prepare};
+use super::write::{self, Jobs, Writing};
+use crate::control::Control;
+use crate::error::{Error, Result};
+use crate::group::Group;
+use crate::leaf::SaveState;
+use crate::memory::{Source, split_for_copy};
+use crate::plan::cache::PlanCache;
+use crate::report::{PhaseClock, Phases, SaveReport};
+use crate::staging::StagingPool;
+use crate::workers::{Workers, lower_priority};
+
+/// Saves in the background, one save at a time, with memory and plans that it keeps. Make one for a training run.
+///
+/// [`AsyncSaver::save`] returns when the state has been copied: training may go on and change it. The handle tells when
+/// the checkpoint is durable. A failure is given by the handle and, if nobody asked it, by the next save.
+#[derive(Debug)]
+pub struct AsyncSaver {
+    pool: Arc<StagingPool>,
+    plans: Arc<PlanCache>,
+    last: Mutex<Option<SaveHandle>>,
+}
+
+/// A save under way. Clones are the same save.
+#[derive(Debug, Clone)]
+pub struct SaveHandle {
+    shared: Arc<Shared>,
+    /// How long the caller was kept from training.
+    stall: Duration,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    control: Control,
+}
+
+#[derive(Debug)]
+enum State {
+    Running,
+    Done(Box<SaveReport>),
+    Failed(Error),
+    /// The error was given to whoever asked first.
+    Told(String),
+}
+
+impl AsyncSaver {
+    /// Stages at most `budget` bytes; what is beyond is written before [`AsyncSaver::save`] returns.
+    pub fn new(budget: u64) -> AsyncSaver {
+        AsyncSaver { pool: Arc::new(StagingPool::new(budget)), plans: Arc::new(PlanCache::new()), last: Mutex::new(None) }
+    }
+
+    /// The memory it stages into.
+    pub fn pool(&self) -> &StagingPool {
+        &self.pool
+    }
+
+    /// Plans and copies now, writes and publishes in the background. Waits for the save before it, whose failure, if
+    /// nobody has seen it, is returned instead of starting another.
+    pub fn save(&self, group: Arc<dyn Group>, state: &SaveState<'_>, store: Arc<dyn Store>, mut options: SaveOptions) -> Result<SaveHandle> {
+        self.settle()?;
+        let start = Instant::now();
+        options.plan_cache = Some(Arc::clone(&self.plans));
+        let mut clock = PhaseClock::new();
+        clock.enter("plan");
+        let prepared = prepare(&group, state, store.as_ref(), &options)?;
+        clock.enter("stage");
+        let staged = stage(state, &prepared, store.as_ref(), &options, &self.pool);
+        let phases = clock.finish();
+        let shared = Arc::new(Shared { state: Mutex::new(State::Running), changed: Condvar::new(), control: options.control.clone() });
+        let handle = SaveHandle { shared: Arc::clone(&shared), stall: start.elapsed() };
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(handle.clone());
+        let pool = Arc::clone(&self.pool);
+        let work = move || {
+            lower_priority();
+            let guard = Unwinding(&shared);
+            let result = finish(group.as_ref(), prepared, staged, store.as_ref(), &options, &pool, phases);
+            std::mem::forget(guard);
+            shared.set(match result {
+                Ok(report) => State::Done(Box::new(report)),
+                Err(error) => State::Failed(error),
+            });
+        };
+        let spawned = std::thread::Builder::new().name("reshard-save".into()).spawn(work);
+        if let Err(error) = spawned {
+            let failure = Error::invalid(format!("no thread for a background save: {error}"));
+            handle.shared.set(State::Failed(failure));
+        }
+        Ok(handle)
+    }
+
+    /// Waits for the save under way; its error if nobody has seen it.
+    pub fn settle(&self) -> Result<()> {
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match last.map(|handle| handle.shared.wait_untold()) {
+            Some(Some(error)) => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for AsyncSaver {
+    fn drop(&mut self) {
+        if let Err(error) = self.settle() {
+            tracing::error!(%error, "a background save failed and nobody asked for its outcome");
+        }
+    }
+}
+
+impl SaveHandle {
+    /// How long the caller was kept waiting: planning and copying.
+    pub fn stall(&self) -> Duration {
+        self.stall
+    }
+
+    /// Whether it has ended, well or badly.
+    pub fn is_done(&self) -> bool {
+        !matches!(*self.shared.lock(), State::Running)
+    }
+
+    /// Progress and cancellation.
+    pub fn control(&self) -> &Control {
+        &self.shared.control
+    }
+
+    /// Asks the save to stop. Nothing is published then, unless it already was.
+    pub fn cancel(&self) {
+        self.shared.control.cancel();
+    }
+
+    /// Waits until the checkpoint is durable, or failed.
+    pub fn wait(&self) -> Result<SaveReport> {
+        let mut state = self.shared.lock();
+        while matches!(*state, State::Running) {
+            state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        match &mut *state {
+            State::Done(report) => Ok((**report).clone()),
+            State::Told(message) => Err(Error::invalid(message.clone())),
+            failed => {
+                let told = match failed {
+                    State::Failed(error) => error.full_text(),
+                    _ => String::new(),
+                };
+                match std::mem::replace(failed, State::Told(told)) {
+                    State::Failed(error) => Err(error),
+                    _ => Err(Error::invalid("a background save ended without a result")),
+                }
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, state: State) {
+        *self.lock() = state;
+        self.changed.notify_all();
+    }
+
+    /// Waits; the error if it failed and nobody was told.
+    fn wait_untold(&self) -> Option<Error> {
+        let mut state = self.lock();
+        while matches!(*state, State::Running) {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        match &mut *state {
+            State::Failed(error) => {
+                let told = error.full_text();
+                match std::mem::replace(&mut *state, State::Told(told)) {
+                    State::Failed(error) => Some(error),
+                    _ => None,
+                }
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Makes sure that a panic in the background is an error for whoever waits.
+struct Unwinding<'s>(&'s Shared);
+
+impl Drop for Unwinding<'_> {
+    fn drop(&mut self) {
+        self.0.set(State::Failed(Error::invalid("the background save panicked; nothing was published")));
+    }
+}
+
+/// A state copied out of the caller's memory.
+struct Staged {
+    /// Points into `memory`; the first `written` are on the disk already and point nowhere.
+    jobs: Jobs<'static>,
+    memory: MmapMut,
+    writing: Writing,
+    written: usize,
+}
+
+/// Copies what this rank writes into staging memory. What exceeds the budget is written here and now.
+fn stage(state: &SaveState<'_>, prepared: &Prepared, store: &dyn Store, options: &SaveOptions, pool: &StagingPool) -> Result<Staged> {
+    let jobs = write::jobs(state, prepared, options.files_per_rank)?;
+    let mut writing = Writing::open(&jobs, prepared, store, options)?;
+    let mut total: u64 = 0;
+    let mut written = jobs.tensors.len();
+    while written > 0 && total + aligned(jobs.tensors[written - 1].placed.data_length) <= pool.budget() {
+        written -= 1;
+        total += aligned(jobs.tensors[written].placed.data_length);
+    }
+    let copied = writing.put(&jobs, 0..written, store, options, Workers::normal()).and_then(|()| copy(&jobs, written, total, pool));
+    match copied {
+        Ok((jobs, memory)) => Ok(Staged { jobs, memory, writing, written }),
+        Err(error) => {
+            writing.abort();
+            Err(error)
+        }
+    }
+}
+
+/// Staged tensors start on cache lines.
+fn aligned(bytes: u64) -> u64 {
+    bytes.next_multiple_of(64)
+}
+
+/// Copies are cut into parts of this size, so that all threads have work.
+const PART: usize = 4 << 20;
+
+fn copy(jobs: &Jobs<'_>, from: usize, total: u64, pool: &StagingPool) -> Result<(Jobs<'static>, MmapMut)> {
+    let mut memory = pool.take(total)?;
+    let mut rest = &mut memory[..];
+    let mut targets: Vec<(usize, &mut [u8])> = Vec::new();
+    for (i, job) in jobs.tensors.iter().enumerate().skip(from) {
+        let (target, after) = rest.split_at_mut(aligned(job.placed.data_length) as usize);
+        rest = after;
+        targets.push((i, &mut target[..job.placed.data_length as usize]));
+    }
+    let mut staged = Vec::with_capacity(jobs.tensors.len());
+    for job in &jobs.tensors[..from] {
+        staged.push(job.detached(Source::new(&[])));
+    }
+    for (i, target) in &targets {
+        // SAFETY: the mapping is returned with the jobs, kept beside them in `Staged`, and goes back to the pool only when
+        // they are gone. It is written below, before anyone reads the jobs, and then no more.
+        let memory = unsafe { Source::kept_alive(target) };
+        staged.push(jobs.tensors[*i].detached(memory));
+    }
+    Workers::normal().run(|| {
+        targets.into_par_iter().try_for_each(|(i, target)| {
+            let job = &jobs.tensors[i];
+            let packed = ByteLayout::contiguous(&job.sizes, job.dtype.size())?;
+            let zero = Dims::from_elem(0, job.sizes.len());
+            let all = runs(&job.sizes, &job.layout, &job.offsets, &packed, &zero)?;
+            if all.count_runs() <= 1 {
+                for Run { src, dst, len } in all {
+                    let source = &job.memory.bytes()[src as usize..(src + len) as usize];
+                    let target = &mut target[dst as usize..(dst + len) as usize];
+                    split_for_copy(source, target, PART).into_par_iter().for_each(|(s, t)| t.copy_from_slice(s));
+                }
+                return Ok(());
+            }
+            reshard_layout::copy_runs(job.memory.bytes(), target, all).map_err(Error::from)
+        })
+    })??;
+    let jobs = Jobs { tensors: staged, values: jobs.values.clone(), ends: jobs.ends.clone() };
+    Ok((jobs, memory))
+}
+
+fn finish(
+    group: &dyn Group,
+    prepared: Prepared,
+    staged: Result<Staged>,
+    store: &dyn Store,
+    options: &SaveOptions,
+    pool: &StagingPool,
+    before: Phases,
+) -> Result<SaveReport> {
+    let mut clock = PhaseClock::new();
+    clock.enter("write");
+    let workers = Workers::background();
+    let written = staged.and_then(|staged| {
+        let Staged { jobs, memory, mut writing, written } = staged;
+        let all = written..jobs.tensors.len();
+        let result = match writing.put(&jobs, all, store, options, workers) {
+            Ok(()) => writing.finish(&jobs, &prepared, store, options, workers),
+            Err(error) => {
+                writing.abort();
+                Err(error)
+            }
+        };
+        drop(jobs);
+        pool.give(memory);
+        result
+    });
+    clock.enter("commit");
+    let outcome = commit::commit(group, &prepared, written, store, options);
+    let mut phases = before;
+    phases.steps.extend(clock.finish().steps);
+    commit::report(outcome, &prepared, phases, store)
+}

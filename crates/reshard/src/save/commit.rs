@@ -1,0 +1,231 @@
+//! Publishing: the only step that makes a save visible.
+//!
+//! When every rank's files are written and synced, rank 0 publishes the side file, then `.metadata`, each atomically. Before
+//! the second of these a reader finds what was there before, after it the new checkpoint, complete. Only then are the
+//! files of the old one removed; a crash before that leaves files that no `.metadata` names, which the next save to the
+//! place sweeps. Data files never have the name of a file that was there, so nothing old is ever overwritten.
+
+use std::collections::HashSet;
+
+use reshard_formats::{Chunk, Entry, EntryKind, FileId, Metadata, StorageInfo, StorageMeta, TensorEntry, TensorProperties};
+use reshard_layout::Region;
+use reshard_storage::{Publish, Store};
+use serde::{Deserialize, Serialize};
+
+use super::SaveOptions;
+use super::prepare::{Decision, Prepared};
+use super::write::{Written, discard};
+use crate::error::{Error, Result, StorageContext};
+use crate::group::{Group, at_root, decode, encode};
+use crate::layout_names::{METADATA_FILE, data_file, is_save_file};
+use crate::plan::files::{FrameSizes, lay_out};
+use crate::plan::global::GlobalPlan;
+use crate::plan::local::{dims, dtype_of};
+use crate::report::{Phases, SaveReport};
+use crate::sums::{RecordSum, SideFile, SideFileEntry, Sums, side_file_name};
+
+/// What a rank tells of its writing.
+#[derive(Serialize, Deserialize)]
+struct RankResults {
+    files: Vec<(String, u64)>,
+    tensors: Vec<Option<Sums>>,
+    values: Vec<(u64, Option<Sums>)>,
+}
+
+/// What every rank learns at the end.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Outcome {
+    total_bytes: u64,
+    files: u64,
+    imbalance: f64,
+    warnings: Vec<String>,
+}
+
+/// Publishes what all ranks wrote, or makes sure that nothing of it stays.
+pub(crate) fn commit(
+    group: &dyn Group,
+    prepared: &Prepared,
+    written: Result<Written>,
+    store: &dyn Store,
+    options: &SaveOptions,
+) -> Result<Outcome> {
+    let own_files = written.as_ref().map_or_else(|_| Vec::new(), |w| w.files.clone());
+    let results = written
+        .and_then(|w| options.control.check("publishing").map(|()| w))
+        .and_then(|w| encode(&RankResults { files: w.files, tensors: w.tensors, values: w.values }));
+    let mut published = false;
+    let answer = at_root(group, results, |all| {
+        let results: Vec<RankResults> = all.iter().map(|bytes| decode(bytes)).collect::<Result<_>>()?;
+        let Some(global) = prepared.global() else {
+            return Err(Error::invalid("the planning rank has lost its plan"));
+        };
+        let old = old_files(store);
+        let (metadata, side) = assemble(global, &results, &prepared.decision, options)?;
+        publish(store, &metadata, &side, options)?;
+        published = true;
+        let warnings = sweep(store, &metadata, &prepared.decision.save_id, old);
+        let total_bytes = global.loads.iter().sum();
+        let mean = total_bytes as f64 / global.loads.len().max(1) as f64;
+        let most = global.loads.iter().copied().max().unwrap_or(0) as f64;
+        let outcome = Outcome {
+            total_bytes,
+            files: metadata.files.len() as u64,
+            imbalance: if mean > 0.0 { most / mean } else { 1.0 },
+            warnings,
+        };
+        Ok(vec![encode(&outcome)?; group.size()])
+    });
+    match answer {
+        Ok(bytes) => decode(&bytes),
+        Err(error) => {
+            if let Some(cache) = &options.plan_cache {
+                cache.clear();
+            }
+            // A failure after publishing can only be one of telling the others; the checkpoint is there and stays.
+            // The same holds for a rank that cannot know: its files may be in use, and the next save sweeps them if not.
+            if !published && !matches!(error, Error::Group { .. }) {
+                discard(&own_files, store);
+            }
+            Err(error)
+        }
+    }
+}
+
+/// The report of a finished save.
+pub(crate) fn report(outcome: Result<Outcome>, prepared: &Prepared, phases: Phases, store: &dyn Store) -> Result<SaveReport> {
+    let outcome = outcome?;
+    let records = prepared.plan.assigned.len() as u64;
+    let mut bytes = 0;
+    for assigned in &prepared.plan.assigned {
+        if let (Some(region), Some(tensor)) = (&assigned.region, &prepared.table[assigned.local as usize].tensor) {
+            bytes += region.volume() * dtype_of(tensor.dtype)?.size();
+        }
+    }
+    Ok(SaveReport {
+        place: store.describe(),
+        save_id: prepared.decision.save_id.clone(),
+        phases,
+        bytes,
+        total_bytes: outcome.total_bytes,
+        records,
+        files: outcome.files,
+        imbalance: outcome.imbalance,
+        plan_cached: prepared.plan_cached,
+        warnings: outcome.warnings,
+    })
+}
+
+/// The metadata and the side file of a save, from the plan and what the ranks report.
+fn assemble(global: &GlobalPlan, results: &[RankResults], decision: &Decision, options: &SaveOptions) -> Result<(Metadata, SideFile)> {
+    let save_id = decision.named.then_some(decision.save_id.as_str());
+    let mut files: Vec<String> = Vec::new();
+    let mut side: Vec<SideFileEntry> = Vec::new();
+    let mut chunks: Vec<Vec<Chunk>> = vec![Vec::new(); global.table.len()];
+    let mut values: Vec<Option<StorageInfo>> = vec![None; global.table.len()];
+    let mut sizes = FrameSizes::default();
+    for (rank, (assigned, result)) in global.assigned.iter().zip(results).enumerate() {
+        let disagree = || Error::invalid(format!("rank {rank} wrote something else than was planned"));
+        let tensors: Vec<(usize, &Region)> =
+            assigned.iter().filter_map(|a| a.region.as_ref().map(|region| (a.key as usize, region))).collect();
+        let shapes = tensors
+            .iter()
+            .map(|(key, region)| match &global.table[*key].tensor {
+                Some(tensor) => Ok((dtype_of(tensor.dtype)?, tensor.requires_grad, region.sizes())),
+                None => Err(disagree()),
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let (placed, ends) = lay_out(shapes.into_iter(), options.files_per_rank, &mut sizes)?;
+        if result.tensors.len() != tensors.len() || result.values.len() != assigned.len() - tensors.len() {
+            return Err(disagree());
+        }
+        // Files of this rank that hold something, by their number.
+        let mut ids: Vec<Option<FileId>> = vec![None; ends.len()];
+        let first = files.len();
+        for (number, id) in ids.iter_mut().enumerate() {
+            let name = data_file(rank, number as u32, save_id);
+            if let Some((_, length)) = result.files.iter().find(|(file, _)| *file == name) {
+                *id = Some(FileId(u32::try_from(files.len()).map_err(|_| Error::invalid("too many files"))?));
+                files.push(name.clone());
+                side.push(SideFileEntry { file: name, length: *length, records: Vec::new() });
+            }
+        }
+        for (((key, region), place), sums) in tensors.into_iter().zip(placed).zip(&result.tensors) {
+            let file = ids[place.file as usize].ok_or_else(disagree)?;
+            let storage = StorageInfo::new(file, place.offset, place.length);
+            chunks[key].push(Chunk { region: region.clone(), storage });
+            let (data_offset, data_length) = (place.data_offset, place.data_length);
+            let record = RecordSum { offset: place.offset, length: place.length, data_offset, data_length, sums: *sums };
+            side[first + position(&ids, place.file)].records.push(record);
+        }
+        let mut at = ends[0];
+        for (assigned, (length, sums)) in assigned.iter().filter(|a| a.region.is_none()).zip(&result.values) {
+            let file = ids[0].ok_or_else(disagree)?;
+            values[assigned.key as usize] = Some(StorageInfo::new(file, at, *length));
+            side[first].records.push(RecordSum { offset: at, length: *length, data_offset: 0, data_length: *length, sums: *sums });
+            at += length;
+        }
+    }
+    side.sort_by(|a, b| a.file.cmp(&b.file));
+    let mut metadata = Metadata::new();
+    metadata.files = files;
+    metadata.storage_meta = Some(StorageMeta { save_id: Some(decision.save_id.clone()), ..StorageMeta::default() });
+    for ((entry, mut chunks), value) in global.table.iter().zip(chunks).zip(values) {
+        let kind = match (&entry.tensor, value) {
+            (Some(tensor), _) => {
+                chunks.sort_by(|a, b| a.region.cmp(&b.region));
+                let mut properties = TensorProperties::new(dtype_of(tensor.dtype)?);
+                properties.requires_grad = tensor.requires_grad;
+                EntryKind::Tensor(TensorEntry { properties, shape: dims(&tensor.shape), chunks, extra: None })
+            }
+            (None, Some(storage)) => EntryKind::Bytes(storage),
+            (None, None) => return Err(Error::invalid(format!("nobody wrote {:?}", entry.key))),
+        };
+        metadata.entries.insert(entry.key.clone(), Entry { path: Some(entry.key_path()), kind });
+    }
+    let side = SideFile { save_id: decision.save_id.clone(), ranks: results.len() as u32, files: side };
+    Ok((metadata, side))
+}
+
+/// How many of a rank's files before `file` hold something.
+fn position(ids: &[Option<FileId>], file: u32) -> usize {
+    ids[..file as usize].iter().flatten().count()
+}
+
+fn publish(store: &dyn Store, metadata: &Metadata, side: &SideFile, options: &SaveOptions) -> Result<()> {
+    let encoded = metadata.encode()?;
+    let sums = side.encode().map_err(|e| Error::invalid(format!("the side file cannot be written: {e}")))?;
+    let name = side_file_name(&side.save_id);
+    store.publish(&name, &sums, Publish::Create).doing(|| format!("writing {name}"))?;
+    options.control.check("publishing")?;
+    let mode = if options.overwrite { Publish::Replace } else { Publish::Create };
+    let result = store.publish(METADATA_FILE, &encoded, mode).doing(|| "publishing .metadata".into());
+    if result.is_err() {
+        let _ = store.delete(&name);
+    }
+    result
+}
+
+/// The files that the checkpoint already there names, as far as it can be read.
+fn old_files(store: &dyn Store) -> Vec<String> {
+    let Ok(bytes) = store.read(METADATA_FILE, crate::checkpoint::MAX_METADATA_BYTES) else { return Vec::new() };
+    Metadata::decode(&bytes).map_or_else(|_| Vec::new(), |metadata| metadata.files)
+}
+
+/// Removes what no longer belongs to the checkpoint. What cannot be removed is a warning: the save itself is done.
+pub(crate) fn sweep(store: &dyn Store, metadata: &Metadata, save_id: &str, old: Vec<String>) -> Vec<String> {
+    let mut keep: HashSet<&str> = metadata.files.iter().map(String::as_str).collect();
+    let side = side_file_name(save_id);
+    keep.insert(&side);
+    let mut warnings = Vec::new();
+    let mut remove: HashSet<String> = old.into_iter().collect();
+    match store.list("") {
+        Ok(files) => remove.extend(files.into_iter().map(|f| f.path).filter(|name| is_save_file(name))),
+        Err(error) => warnings.push(format!("files of earlier saves could not be listed: {error}")),
+    }
+    for name in remove.into_iter().filter(|name| !keep.contains(name.as_str())) {
+        if let Err(error) = store.delete(&name) {
+            warnings.push(format!("{name} of an earlier save could not be removed: {error}"));
+        }
+    }
+    warnings
+}

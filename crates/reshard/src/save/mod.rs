@@ -1,0 +1,40 @@
+//! Saving: agree on who writes what, write, publish.
+//!
+//! [`prepare`] is the only step in which ranks plan together; [`write`] moves bytes and talks to nobody; [`commit`] gathers
+//! what was written and publishes `.metadata` last. An asynchronous save runs the same three, with a copy in between.
+
+mod background;
+pub(crate) mod commit;
+mod options;
+pub(crate) mod prepare;
+pub(crate) mod write;
+
+use std::sync::Arc;
+
+pub use background::{AsyncSaver, SaveHandle};
+pub use options::SaveOptions;
+use reshard_storage::Store;
+
+use crate::error::Result;
+use crate::group::Group;
+use crate::leaf::SaveState;
+use crate::report::{PhaseClock, SaveReport};
+use crate::workers::Workers;
+
+/// Saves a state dict that the ranks of `group` hold together. Every rank calls it with its own pieces.
+///
+/// When it returns, the checkpoint is complete and durable; when it fails, on any rank, every rank gets the error and what
+/// lay at the place before is still there, untouched.
+pub fn save(group: &dyn Group, state: &SaveState<'_>, store: &Arc<dyn Store>, options: &SaveOptions) -> Result<SaveReport> {
+    let span = tracing::info_span!("save", rank = group.rank(), place = store.describe());
+    let _entered = span.enter();
+    let mut clock = PhaseClock::new();
+    clock.enter("plan");
+    let prepared = prepare::prepare(group, state, store.as_ref(), options)?;
+    clock.enter("write");
+    let written = write::jobs(state, &prepared, options.files_per_rank)
+        .and_then(|jobs| write::write(&jobs, &prepared, store.as_ref(), options, Workers::normal()));
+    clock.enter("commit");
+    let outcome = commit::commit(group, &prepared, written, store.as_ref(), options);
+    commit::report(outcome, &prepared, clock.finish(), store.as_ref())
+}

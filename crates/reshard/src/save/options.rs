@@ -1,0 +1,43 @@
+//! How to save.
+
+use std::sync::Arc;
+
+use crate::control::Control;
+use crate::plan::cache::PlanCache;
+
+/// How to save. The default is safe: synced, with checksums, refusing to overwrite.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct SaveOptions {
+    /// Replace a checkpoint that is there. The old one stays readable until the new one is complete.
+    pub overwrite: bool,
+    /// Compute and store checksums of every record.
+    pub checksums: bool,
+    /// Wait until everything is on the disk. Without it, a power failure may lose a save that returned.
+    pub sync: bool,
+    /// Replicated regions of more bytes than this are split between their holders; 0 never splits.
+    pub split_replicated_above: u64,
+    /// Compare replicated content between ranks and fail where it differs. Costs a hash of everything.
+    pub check_replicas: bool,
+    /// How many files each rank writes.
+    pub files_per_rank: u32,
+    /// Keeps the plan for the next save of the same layout.
+    pub plan_cache: Option<Arc<PlanCache>>,
+    /// To watch and to cancel.
+    pub control: Control,
+}
+
+impl Default for SaveOptions {
+    fn default() -> SaveOptions {
+        SaveOptions {
+            overwrite: false,
+            checksums: true,
+            sync: true,
+            split_replicated_above: 32 << 20,
+            check_replicas: false,
+            files_per_rank: 1,
+            plan_cache: None,
+            control: Control::new(),
+        }
+    }
+}

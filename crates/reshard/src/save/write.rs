@@ -1,0 +1,478 @@
+//! Writing one rank's records: batches of neighbouring records, positioned, in parallel, checksummed as they pass.
+
+use std::io::IoSlice;
+
+use rayon::prelude::*;
+use reshard_formats::{DType, RecordFrame, value_record};
+use reshard_layout::{ByteLayout, Dims, Run, runs};
+use reshard_storage::{Store, WriteOptions, Writer};
+use twox_hash::XxHash3_64;
+
+use super::SaveOptions;
+use super::prepare::Prepared;
+use crate::error::{Error, Result, StorageContext};
+use crate::layout_names::data_file;
+use crate::leaf::{SaveLeaf, SaveState};
+use crate::memory::Source;
+use crate::plan::files::{FrameSizes, Placed, frame, lay_out};
+use crate::plan::local::TableEntry;
+use crate::sums::{FileIndex, IndexedRecord, RecordSum, Summer, Sums};
+use crate::workers::Workers;
+
+/// Records smaller than this are gathered in a buffer and written together.
+const SMALL: u64 = 512 << 10;
+/// A batch of small records ends when it has this many bytes.
+const BATCH: u64 = 2 << 20;
+/// Large records are checksummed and written in blocks of this size, so that a block is still in the cache when written.
+pub(crate) const BLOCK: usize = 1 << 20;
+
+/// One tensor record to write.
+#[derive(Debug, Clone)]
+pub(crate) struct TensorJob<'a> {
+    /// Position in this rank's table.
+    pub(crate) local: u32,
+    pub(crate) dtype: DType,
+    pub(crate) requires_grad: bool,
+    /// Where in the tensor.
+    pub(crate) global_offsets: Dims,
+    pub(crate) sizes: Dims,
+    pub(crate) placed: Placed,
+    pub(crate) memory: Source<'a>,
+    pub(crate) layout: ByteLayout,
+    /// Where in the layout the record's region starts.
+    pub(crate) offsets: Dims,
+}
+
+/// One value record to write, encoded.
+#[derive(Debug, Clone)]
+pub(crate) struct ValueJob {
+    pub(crate) local: u32,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// Everything one rank writes.
+#[derive(Debug, Clone)]
+pub(crate) struct Jobs<'a> {
+    pub(crate) tensors: Vec<TensorJob<'a>>,
+    pub(crate) values: Vec<ValueJob>,
+    /// Where each file's tensor records end.
+    pub(crate) ends: Vec<u64>,
+}
+
+/// What one rank wrote.
+#[derive(Debug, Default)]
+pub(crate) struct Written {
+    /// Name and length of every file.
+    pub(crate) files: Vec<(String, u64)>,
+    /// In the order of the jobs.
+    pub(crate) tensors: Vec<Option<Sums>>,
+    /// Length and checksums in the order of the jobs.
+    pub(crate) values: Vec<(u64, Option<Sums>)>,
+}
+
+/// Finds the memory of everything that was assigned to this rank.
+pub(crate) fn jobs<'a>(state: &SaveState<'a>, prepared: &Prepared, files: u32) -> Result<Jobs<'a>> {
+    let mut tensors = Vec::new();
+    let mut values = Vec::new();
+    for assigned in &prepared.plan.assigned {
+        let Some((key, entry)) = state.leaves.get_index(assigned.local as usize) else {
+            return Err(Error::invalid("the plan names a key that this rank does not have"));
+        };
+        match (&entry.leaf, &assigned.region) {
+            (SaveLeaf::Tensor(tensor), Some(region)) => {
+                let Some(piece) = tensor.pieces.get(assigned.piece as usize) else {
+                    return Err(Error::invalid(format!("the plan names a piece of {key:?} that this rank does not have")));
+                };
+                tensors.push(TensorJob {
+                    local: assigned.local,
+                    dtype: tensor.dtype,
+                    requires_grad: tensor.requires_grad,
+                    global_offsets: Dims::from_slice(region.offsets()),
+                    sizes: Dims::from_slice(region.sizes()),
+                    placed: Placed::default(),
+                    memory: piece.memory,
+                    layout: piece.layout.clone(),
+                    offsets: Dims::from_slice(region.within(&piece.region)?.offsets()),
+                });
+            }
+            (SaveLeaf::Value(_) | SaveLeaf::Record(_), None) => {
+                values.push(ValueJob { local: assigned.local, bytes: value_bytes(key, &entry.leaf)? });
+            }
+            _ => return Err(Error::invalid(format!("the plan and the state disagree on {key:?}"))),
+        }
+    }
+    let shapes = tensors.iter().map(|t| (t.dtype, t.requires_grad, t.sizes.as_slice()));
+    let (placed, ends) = lay_out(shapes, files, &mut FrameSizes::default())?;
+    for (tensor, placed) in tensors.iter_mut().zip(placed) {
+        tensor.placed = placed;
+    }
+    Ok(Jobs { tensors, values, ends })
+}
+
+fn value_bytes(key: &str, leaf: &SaveLeaf<'_>) -> Result<Vec<u8>> {
+    match leaf {
+        SaveLeaf::Value(value) => {
+            value_record(value, None).map_err(|e| Error::invalid(format!("the value of {key:?} cannot be saved: {e}")))
+        }
+        SaveLeaf::Record(bytes) => Ok(bytes.clone()),
+        SaveLeaf::Tensor(_) => Err(Error::invalid(format!("{key:?} is a tensor, not a value"))),
+    }
+}
+
+/// Hashes of every piece and value in table order, to compare replicas.
+pub(crate) fn content_hashes(state: &SaveState<'_>) -> Result<Vec<u64>> {
+    let mut hashes = Vec::new();
+    for (key, entry) in &state.leaves {
+        match &entry.leaf {
+            SaveLeaf::Tensor(tensor) => {
+                for piece in &tensor.pieces {
+                    let offsets = Dims::from_elem(0, piece.region.ndim());
+                    let mut hasher = XxHash3_64::new();
+                    let sink = |bytes: &[u8]| std::hash::Hasher::write(&mut hasher, bytes);
+                    each_block(piece.memory, &piece.layout, &offsets, piece.region.sizes(), tensor.dtype, sink)?;
+                    hashes.push(std::hash::Hasher::finish(&hasher));
+                }
+            }
+            leaf => hashes.push(XxHash3_64::oneshot(&value_bytes(key, leaf)?)),
+        }
+    }
+    Ok(hashes)
+}
+
+/// Writes everything this rank was assigned. On an error nothing of it stays.
+pub(crate) fn write(jobs: &Jobs<'_>, prepared: &Prepared, store: &dyn Store, options: &SaveOptions, workers: &Workers) -> Result<Written> {
+    let mut writing = Writing::open(jobs, prepared, store, options)?;
+    match writing.put(jobs, 0..jobs.tensors.len(), store, options, workers) {
+        Ok(()) => writing.finish(jobs, prepared, store, options, workers),
+        Err(error) => {
+            writing.abort();
+            Err(error)
+        }
+    }
+}
+
+/// The files of one rank while they are being written.
+pub(crate) struct Writing {
+    files: Vec<File>,
+    writers: Vec<Box<dyn Writer>>,
+    sums: Vec<Option<Sums>>,
+}
+
+/// One file to write.
+struct File {
+    name: String,
+    /// Positions of its tensor jobs.
+    tensors: Vec<usize>,
+    /// Whether the values go here.
+    values: bool,
+    /// Where the tensor records end.
+    end: u64,
+    length: u64,
+}
+
+impl Writing {
+    /// Creates the files.
+    pub(crate) fn open(jobs: &Jobs<'_>, prepared: &Prepared, store: &dyn Store, options: &SaveOptions) -> Result<Writing> {
+        let save_id = prepared.decision.named.then_some(prepared.decision.save_id.as_str());
+        let mut files: Vec<File> = (0..jobs.ends.len())
+            .map(|number| File {
+                name: data_file(prepared.rank, number as u32, save_id),
+                tensors: Vec::new(),
+                values: number == 0 && !jobs.values.is_empty(),
+                end: jobs.ends[number],
+                length: 0,
+            })
+            .collect();
+        for (i, job) in jobs.tensors.iter().enumerate() {
+            files[job.placed.file as usize].tensors.push(i);
+        }
+        files.retain(|file| file.values || !file.tensors.is_empty());
+        let count = files.len() as u32;
+        for file in &mut files {
+            let values: u64 = if file.values { jobs.values.iter().map(|v| v.bytes.len() as u64).sum() } else { 0 };
+            file.length = file.end + values + file.index(jobs, prepared, count, options, None)?.len() as u64;
+        }
+        options.control.expect(jobs.tensors.iter().map(|j| j.placed.data_length).sum());
+        let mut writing = Writing { files, writers: Vec::new(), sums: vec![None; jobs.tensors.len()] };
+        for i in 0..writing.files.len() {
+            let file = &writing.files[i];
+            let length = WriteOptions::with_length(file.length);
+            match store.create_writer(&file.name, &length).doing(|| format!("creating {}", file.name)) {
+                Ok(writer) => writing.writers.push(writer),
+                Err(error) => {
+                    writing.abort();
+                    return Err(error);
+                }
+            }
+        }
+        Ok(writing)
+    }
+
+    /// Writes the tensor jobs at these positions. Stores that take bytes only in order must be given jobs in order.
+    pub(crate) fn put(&mut self, jobs: &Jobs<'_>, wanted: std::ops::Range<usize>, store: &dyn Store, options: &SaveOptions, workers: &Workers) -> Result<()> {
+        let ordered = store.capabilities().ordered_writes;
+        let (files, writers) = (&self.files, &self.writers);
+        let written: Vec<Vec<(usize, Option<Sums>)>> = workers.run(|| {
+            files
+                .par_iter()
+                .zip(writers)
+                .map(|(file, writer)| {
+                    let first = file.tensors.partition_point(|&job| job < wanted.start);
+                    let last = file.tensors.partition_point(|&job| job < wanted.end);
+                    let tensors = &file.tensors[first..last];
+                    let batches = batches(jobs, tensors);
+                    let write = |batch: &&[usize]| write_batch(jobs, batch, writer.as_ref(), options);
+                    let sums: Vec<Vec<Option<Sums>>> = match ordered {
+                        true => batches.iter().map(write).collect::<Result<_>>()?,
+                        false => batches.par_iter().map(write).collect::<Result<_>>()?,
+                    };
+                    Ok(tensors.iter().copied().zip(sums.into_iter().flatten()).collect())
+                })
+                .collect::<Result<_>>()
+        })??;
+        for (job, sums) in written.into_iter().flatten() {
+            self.sums[job] = sums;
+        }
+        Ok(())
+    }
+
+    /// Writes values and indexes, closes and syncs. On an error nothing stays.
+    pub(crate) fn finish(mut self, jobs: &Jobs<'_>, prepared: &Prepared, store: &dyn Store, options: &SaveOptions, workers: &Workers) -> Result<Written> {
+        if let Err(error) = self.put_ends(jobs, prepared, options) {
+            self.abort();
+            return Err(error);
+        }
+        let Writing { files, writers, sums: tensors } = self;
+        // Every file is closed even when one fails, so that nothing stays open or half synced.
+        let finished: Vec<Result<()>> = workers.run(|| {
+            writers
+                .into_par_iter()
+                .zip(&files)
+                .map(|(writer, file)| writer.finish(options.sync).doing(|| format!("closing {}", file.name)))
+                .collect()
+        })?;
+        let synced = finished.into_iter().collect::<Result<()>>().and_then(|()| match options.sync {
+            true => store.sync().doing(|| "making the data files' names durable".into()),
+            false => Ok(()),
+        });
+        let values = jobs.values.iter().map(|v| (v.bytes.len() as u64, options.checksums.then(|| Summer::of(&v.bytes)))).collect();
+        let written = Written { files: files.into_iter().map(|f| (f.name, f.length)).collect(), tensors, values };
+        match synced {
+            Ok(()) => Ok(written),
+            Err(error) => {
+                discard(&written.files, store);
+                Err(error)
+            }
+        }
+    }
+
+    fn put_ends(&mut self, jobs: &Jobs<'_>, prepared: &Prepared, options: &SaveOptions) -> Result<()> {
+        options.control.check("writing")?;
+        let count = self.files.len() as u32;
+        for (file, writer) in self.files.iter().zip(&self.writers) {
+            let mut at = file.end;
+            let mut end = Vec::new();
+            if file.values {
+                jobs.values.iter().for_each(|value| end.extend_from_slice(&value.bytes));
+            }
+            let index = file.index(jobs, prepared, count, options, Some(&self.sums))?;
+            writer
+                .write_at(at, &[IoSlice::new(&end), IoSlice::new(&index)])
+                .doing(|| format!("writing the end of {}", file.name))?;
+            at += (end.len() + index.len()) as u64;
+            debug_assert_eq!(at, file.length);
+        }
+        Ok(())
+    }
+
+    /// Gives up and removes what was written.
+    pub(crate) fn abort(self) {
+        self.writers.into_iter().for_each(|writer| writer.abort());
+    }
+}
+
+/// Removes files of a save that failed. Best effort: what stays is swept by the next save.
+pub(crate) fn discard(files: &[(String, u64)], store: &dyn Store) {
+    for (name, _) in files {
+        if let Err(error) = store.delete(name) {
+            tracing::warn!(file = name, %error, "a file of a failed save could not be removed");
+        }
+    }
+}
+
+/// Neighbouring small records together, large ones alone.
+fn batches<'j>(jobs: &Jobs<'_>, tensors: &'j [usize]) -> Vec<&'j [usize]> {
+    let mut batches = Vec::new();
+    let mut start = 0;
+    let mut bytes = 0;
+    for (i, &job) in tensors.iter().enumerate() {
+        let length = jobs.tensors[job].placed.length;
+        if i > start && (bytes + length > BATCH || length > SMALL) {
+            batches.push(&tensors[start..i]);
+            start = i;
+            bytes = 0;
+        }
+        bytes += length;
+    }
+    if start < tensors.len() {
+        batches.push(&tensors[start..]);
+    }
+    batches
+}
+
+fn write_batch(jobs: &Jobs<'_>, batch: &[usize], writer: &dyn Writer, options: &SaveOptions) -> Result<Vec<Option<Sums>>> {
+    options.control.check("writing")?;
+    let first = &jobs.tensors[batch[0]];
+    if batch.len() == 1 && first.placed.length > SMALL {
+        return Ok(vec![write_large(first, writer, options)?]);
+    }
+    let length: u64 = batch.iter().map(|&i| jobs.tensors[i].placed.length).sum();
+    let mut buffer = Vec::with_capacity(length as usize);
+    let mut all = Vec::with_capacity(batch.len());
+    for &i in batch {
+        let job = &jobs.tensors[i];
+        let frame = job.frame()?;
+        buffer.extend_from_slice(&frame.head);
+        let start = buffer.len();
+        job.each_block(|bytes| buffer.extend_from_slice(bytes))?;
+        let sums = options.checksums.then(|| Summer::of(&buffer[start..]));
+        buffer.extend_from_slice(&frame.tail(sums.map_or(0, Sums::crc32)));
+        all.push(sums);
+        options.control.advance(job.placed.data_length);
+    }
+    writer.write_at(first.placed.offset, &[IoSlice::new(&buffer)]).doing(|| format!("writing records to {}", writer.path()))?;
+    Ok(all)
+}
+
+fn write_large(job: &TensorJob<'_>, writer: &dyn Writer, options: &SaveOptions) -> Result<Option<Sums>> {
+    let frame = job.frame()?;
+    let mut summer = options.checksums.then(Summer::new);
+    let mut at = job.placed.offset;
+    let mut left = job.placed.data_length;
+    let put = |at: u64, parts: &[IoSlice<'_>]| writer.write_at(at, parts).doing(|| format!("writing a record to {}", writer.path()));
+    let mut head = Some(&frame.head);
+    let mut failed = Ok(());
+    let mut step = |block: &[u8]| -> Result<()> {
+        options.control.check("writing")?;
+        if let Some(summer) = &mut summer {
+            summer.update(block);
+        }
+        left -= block.len() as u64;
+        let head = head.take().map_or(&[][..], Vec::as_slice);
+        put(at, &[IoSlice::new(head), IoSlice::new(block)])?;
+        at += (head.len() + block.len()) as u64;
+        options.control.advance(block.len() as u64);
+        Ok(())
+    };
+    job.each_block(|block| {
+        if failed.is_ok() {
+            failed = step(block);
+        }
+    })?;
+    failed?;
+    let sums = summer.map(Summer::finish);
+    let tail = frame.tail(sums.map_or(0, Sums::crc32));
+    put(at, &[IoSlice::new(&tail)])?;
+    Ok(sums)
+}
+
+impl TensorJob<'_> {
+    /// The same record from other memory, in which its data lies packed.
+    pub(crate) fn detached(&self, memory: Source<'static>) -> TensorJob<'static> {
+        let packed = ByteLayout::contiguous(&self.sizes, self.dtype.size()).unwrap_or_else(|_| self.layout.clone());
+        TensorJob {
+            local: self.local,
+            dtype: self.dtype,
+            requires_grad: self.requires_grad,
+            global_offsets: self.global_offsets.clone(),
+            sizes: self.sizes.clone(),
+            placed: self.placed,
+            memory,
+            layout: packed,
+            offsets: Dims::from_elem(0, self.sizes.len()),
+        }
+    }
+
+    fn frame(&self) -> Result<RecordFrame> {
+        frame(self.dtype, self.requires_grad, &self.sizes)
+    }
+
+    /// Gives the record's data in row-major order, in blocks.
+    pub(crate) fn each_block(&self, sink: impl FnMut(&[u8])) -> Result<()> {
+        each_block(self.memory, &self.layout, &self.offsets, &self.sizes, self.dtype, sink)
+    }
+}
+
+/// Gives a box of memory in row-major order, in blocks of at most [`BLOCK`] bytes: as it lies there where it lies in a
+/// piece, through a buffer where it does not.
+fn each_block(
+    memory: Source<'_>,
+    layout: &ByteLayout,
+    offsets: &[u64],
+    sizes: &[u64],
+    dtype: DType,
+    mut sink: impl FnMut(&[u8]),
+) -> Result<()> {
+    let packed = ByteLayout::contiguous(sizes, dtype.size())?;
+    let zero = Dims::from_elem(0, sizes.len());
+    let bytes = memory.bytes();
+    let runs = runs(sizes, layout, offsets, &packed, &zero)?;
+    let outside = || Error::invalid("a piece reaches outside its memory");
+    let mut buffer: Vec<u8> = Vec::new();
+    for Run { src, len, .. } in runs {
+        let run = bytes.get(src as usize..(src + len) as usize).ok_or_else(outside)?;
+        if run.len() >= BLOCK / 4 {
+            if !buffer.is_empty() {
+                sink(&buffer);
+                buffer.clear();
+            }
+            run.chunks(BLOCK).for_each(&mut sink);
+            continue;
+        }
+        if buffer.len() + run.len() > BLOCK {
+            sink(&buffer);
+            buffer.clear();
+        }
+        buffer.extend_from_slice(run);
+    }
+    if !buffer.is_empty() {
+        sink(&buffer);
+    }
+    Ok(())
+}
+
+impl File {
+    /// The index that ends this file; without checksums it has the same length.
+    fn index(&self, jobs: &Jobs<'_>, prepared: &Prepared, count: u32, options: &SaveOptions, sums: Option<&[Option<Sums>]>) -> Result<Vec<u8>> {
+        let zero = options.checksums.then_some(Sums::ZERO);
+        let values = if self.values { jobs.values.as_slice() } else { &[] };
+        let mut table: Vec<TableEntry> = Vec::new();
+        let mut last: Option<u32> = None;
+        let mut position = |local: u32| -> u32 {
+            if last != Some(local) {
+                table.push(prepared.table[local as usize].clone());
+                last = Some(local);
+            }
+            table.len() as u32 - 1
+        };
+        let mut records = Vec::with_capacity(self.tensors.len() + values.len());
+        for &i in &self.tensors {
+            let job = &jobs.tensors[i];
+            let region = job.global_offsets.iter().chain(&job.sizes).copied().collect();
+            let Placed { offset, length, data_offset, data_length, .. } = job.placed;
+            let sum = RecordSum { offset, length, data_offset, data_length, sums: sums.map_or(zero, |sums| sums[i]) };
+            records.push(IndexedRecord { key: position(job.local), region: Some(region), sum });
+        }
+        let mut at = self.end;
+        for value in values {
+            let length = value.bytes.len() as u64;
+            let sums = options.checksums.then(|| if sums.is_some() { Summer::of(&value.bytes) } else { Sums::ZERO });
+            let sum = RecordSum { offset: at, length, data_offset: 0, data_length: length, sums };
+            records.push(IndexedRecord { key: position(value.local), region: None, sum });
+            at += length;
+        }
+        let (rank, ranks) = (prepared.rank as u32, prepared.ranks as u32);
+        let index = FileIndex { save_id: prepared.decision.save_id.clone(), rank, ranks, files: count, table, records };
+        index.encode().map_err(|e| Error::invalid(format!("the index of {} cannot be written: {e}", self.name)))
+    }
+}

@@ -1,0 +1,237 @@
+//! Checksums beside the data, and the index at the end of every data file.
+//!
+//! The *side file* `.reshard-<save id>.sums` holds the place and the checksums of every record of one save; PyTorch ignores
+//! it. It belongs to the `.metadata` that carries the same save id and to no other. Every data file ends with an *index* of
+//! its own records, keys included, so that data files alone are enough to rebuild `.metadata`. Both end with a checksum of
+//! themselves and are decoded as foreign bytes.
+
+use reshard_formats::ReadAt;
+use serde::{Deserialize, Serialize};
+use twox_hash::XxHash3_64;
+
+use crate::plan::local::TableEntry;
+
+const SIDE_MAGIC: &[u8; 8] = b"RSHSUMS1";
+const INDEX_MAGIC: &[u8; 8] = b"RSHINDX1";
+/// Length of the index's own tail: body length, body hash, magic.
+const INDEX_TAIL: u64 = 24;
+/// No index or side file is larger.
+pub(crate) const MAX_SIDE_BYTES: u64 = 4 << 30;
+
+/// Where one record lies and what its content hashes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RecordSum {
+    /// Where the record starts in its file.
+    pub(crate) offset: u64,
+    /// Its whole length.
+    pub(crate) length: u64,
+    /// Where the summed bytes start, relative to the record: a tensor's data; for a value the whole record, 0.
+    pub(crate) data_offset: u64,
+    /// How many bytes are summed.
+    pub(crate) data_length: u64,
+    /// `None` when the save was told to skip checksums.
+    pub(crate) sums: Option<Sums>,
+}
+
+/// The checksums of one stretch of bytes: the one every zip tool knows, and a fast strong one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Sums {
+    // Bytes and not numbers, so that their encoding has one length and a file's size is known before its checksums are.
+    crc32: [u8; 4],
+    xxh3: [u8; 8],
+}
+
+impl Sums {
+    pub(crate) const ZERO: Sums = Sums { crc32: [0; 4], xxh3: [0; 8] };
+
+    pub(crate) fn crc32(self) -> u32 {
+        u32::from_le_bytes(self.crc32)
+    }
+
+    pub(crate) fn xxh3(self) -> u64 {
+        u64::from_le_bytes(self.xxh3)
+    }
+}
+
+/// Computes [`Sums`] as bytes pass by.
+pub(crate) struct Summer {
+    crc: crc32fast::Hasher,
+    xxh3: XxHash3_64,
+}
+
+impl Summer {
+    pub(crate) fn new() -> Summer {
+        Summer { crc: crc32fast::Hasher::new(), xxh3: XxHash3_64::new() }
+    }
+
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
+        // Both pass over a block while it is in the cache.
+        for block in bytes.chunks(128 << 10) {
+            self.crc.update(block);
+            std::hash::Hasher::write(&mut self.xxh3, block);
+        }
+    }
+
+    pub(crate) fn finish(self) -> Sums {
+        let xxh3 = std::hash::Hasher::finish(&self.xxh3);
+        Sums { crc32: self.crc.finalize().to_le_bytes(), xxh3: xxh3.to_le_bytes() }
+    }
+
+    pub(crate) fn of(bytes: &[u8]) -> Sums {
+        Sums { crc32: crc32fast::hash(bytes).to_le_bytes(), xxh3: XxHash3_64::oneshot(bytes).to_le_bytes() }
+    }
+}
+
+/// The side file of one save.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SideFile {
+    pub(crate) save_id: String,
+    /// How many ranks saved.
+    pub(crate) ranks: u32,
+    pub(crate) files: Vec<SideFileEntry>,
+}
+
+/// One data file's records, by offset.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SideFileEntry {
+    pub(crate) file: String,
+    pub(crate) length: u64,
+    pub(crate) records: Vec<RecordSum>,
+}
+
+/// Why a side file or an index cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum SideFileError {
+    /// It ends too early or starts with something else.
+    #[error("it is not a reshard side file")]
+    NotOne,
+    /// Its own checksum is wrong.
+    #[error("its own checksum is wrong: it says {expected:016x}, its bytes give {actual:016x}")]
+    Damaged {
+        /// As stored.
+        expected: u64,
+        /// As computed.
+        actual: u64,
+    },
+    /// Its content makes no sense.
+    #[error("its content cannot be decoded: {0}")]
+    Content(String),
+    /// It could not be read.
+    #[error("it could not be read")]
+    Io(#[from] std::io::Error),
+}
+
+/// The name of the side file of a save.
+pub(crate) fn side_file_name(save_id: &str) -> String {
+    format!(".reshard-{save_id}.sums")
+}
+
+impl SideFile {
+    pub(crate) fn encode(&self) -> Result<Vec<u8>, SideFileError> {
+        let mut bytes = SIDE_MAGIC.to_vec();
+        bytes = postcard::to_extend(self, bytes).map_err(|e| SideFileError::Content(e.to_string()))?;
+        bytes.extend(XxHash3_64::oneshot(&bytes).to_le_bytes());
+        Ok(bytes)
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<SideFile, SideFileError> {
+        let body = bytes.len().checked_sub(8).filter(|&n| n >= SIDE_MAGIC.len() && bytes.starts_with(SIDE_MAGIC));
+        let Some((body, stored)) = body.map(|n| bytes.split_at(n)) else {
+            return Err(SideFileError::NotOne);
+        };
+        check_hash(body, stored)?;
+        let side: SideFile = postcard::from_bytes(&body[SIDE_MAGIC.len()..]).map_err(|e| SideFileError::Content(e.to_string()))?;
+        side.files.iter().try_for_each(|file| check_records(&file.records))?;
+        Ok(side)
+    }
+
+    /// The record at `offset` of `file`.
+    pub(crate) fn find(&self, file: &str, offset: u64) -> Option<&RecordSum> {
+        let position = self.files.binary_search_by(|entry| entry.file.as_str().cmp(file)).ok()?;
+        find_record(&self.files[position].records, offset)
+    }
+}
+
+/// The record at `offset` of a list sorted by offset.
+pub(crate) fn find_record(records: &[RecordSum], offset: u64) -> Option<&RecordSum> {
+    records.binary_search_by_key(&offset, |r| r.offset).ok().map(|i| &records[i])
+}
+
+fn check_hash(body: &[u8], stored: &[u8]) -> Result<(), SideFileError> {
+    let expected = u64::from_le_bytes(stored.try_into().map_err(|_| SideFileError::NotOne)?);
+    let actual = XxHash3_64::oneshot(body);
+    if expected == actual { Ok(()) } else { Err(SideFileError::Damaged { expected, actual }) }
+}
+
+/// Proves what the readers rely on: sorted, and the summed bytes inside their record.
+fn check_records(records: &[RecordSum]) -> Result<(), SideFileError> {
+    let mut last_end = 0u64;
+    for record in records {
+        let inside = record.data_offset.checked_add(record.data_length).is_some_and(|end| end <= record.length);
+        let end = record.offset.checked_add(record.length);
+        match end {
+            Some(end) if inside && record.offset >= last_end => last_end = end,
+            _ => return Err(SideFileError::Content(format!("the record at {} makes no sense", record.offset))),
+        }
+    }
+    Ok(())
+}
+
+/// The index at the end of a data file: enough to rebuild this file's part of `.metadata`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FileIndex {
+    pub(crate) save_id: String,
+    pub(crate) rank: u32,
+    pub(crate) ranks: u32,
+    /// How many files this rank wrote.
+    pub(crate) files: u32,
+    /// The keys that occur in this file.
+    pub(crate) table: Vec<TableEntry>,
+    pub(crate) records: Vec<IndexedRecord>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct IndexedRecord {
+    /// Position in the index's table.
+    pub(crate) key: u32,
+    /// Offsets then sizes; `None` for a value.
+    pub(crate) region: Option<Vec<u64>>,
+    pub(crate) sum: RecordSum,
+}
+
+impl FileIndex {
+    /// The bytes that end the file.
+    pub(crate) fn encode(&self) -> Result<Vec<u8>, SideFileError> {
+        let mut bytes = postcard::to_stdvec(self).map_err(|e| SideFileError::Content(e.to_string()))?;
+        let length = bytes.len() as u64;
+        let hash = XxHash3_64::oneshot(&bytes);
+        bytes.extend(length.to_le_bytes());
+        bytes.extend(hash.to_le_bytes());
+        bytes.extend(INDEX_MAGIC);
+        Ok(bytes)
+    }
+
+    /// Reads the index at the end of a data file; `None` when the file has none (PyTorch wrote it, or it was cut off).
+    pub(crate) fn read(file: &dyn ReadAt) -> Result<Option<FileIndex>, SideFileError> {
+        let size = file.len();
+        let Some(tail_at) = size.checked_sub(INDEX_TAIL) else { return Ok(None) };
+        let mut tail = [0u8; INDEX_TAIL as usize];
+        file.read_at(tail_at, &mut tail)?;
+        if !tail.ends_with(INDEX_MAGIC) {
+            return Ok(None);
+        }
+        let length = u64::from_le_bytes(tail[..8].try_into().map_err(|_| SideFileError::NotOne)?);
+        let start = tail_at.checked_sub(length).filter(|_| length <= MAX_SIDE_BYTES).ok_or(SideFileError::NotOne)?;
+        let mut body = vec![0; length as usize];
+        file.read_at(start, &mut body)?;
+        check_hash(&body, &tail[8..16])?;
+        let index: FileIndex = postcard::from_bytes(&body).map_err(|e| SideFileError::Content(e.to_string()))?;
+        let sums: Vec<RecordSum> = index.records.iter().map(|r| r.sum).collect();
+        check_records(&sums)?;
+        if index.records.iter().any(|r| r.key as usize >= index.table.len()) {
+            return Err(SideFileError::Content("a record names a key that is not in the table".into()));
+        }
+        Ok(Some(index))
+    }
+}

@@ -1,0 +1,1 @@
+//! What the engine promises around a save: refusing to overwrite, replacing whole, leaving nothing behind.
