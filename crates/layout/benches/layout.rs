@@ -82,9 +82,9 @@ impl Cut {
                 (vec![side * 4; 2], bricks)
             }
             Cut::FlatPieces => {
-                let shape = vec![side, 24, 64];
-                let elements = side * 24 * 64;
-                let ranges = (count / 3).max(1);
+                let shape = vec![side, 240, 64];
+                let elements = side * 240 * 64;
+                let ranges = count * 4 / 5;
                 let regions = (0..ranges)
                     .flat_map(|at| {
                         let (start, end) = (elements * at / ranges, elements * (at + 1) / ranges);

@@ -47,7 +47,7 @@ impl Grid {
         let mut ranges: SmallVec<[(usize, usize); 4]> = SmallVec::with_capacity(self.cuts.len());
         for (cuts, (start, end)) in self.cuts.iter().zip(wanted.intervals()) {
             let first = cuts.partition_point(|cut| cut.1 <= start);
-            let count = cuts[first..].partition_point(|cut| cut.0 < end);
+            let count = starting_before(&cuts[first..], end);
             if count == 0 {
                 return;
             }
@@ -67,6 +67,16 @@ impl Grid {
             self.visit_cells(ranges, dim + 1, cell * self.cuts[dim].len() + position, visit);
         }
     }
+}
+
+/// How many of ascending intervals start before `end`, in time that depends on how many those are.
+fn starting_before(cuts: &[(u64, u64)], end: u64) -> usize {
+    let mut reach = 1;
+    while cuts.get(reach).is_some_and(|cut| cut.0 < end) {
+        reach *= 2;
+    }
+    let near = &cuts[..cuts.len().min(reach)];
+    near.partition_point(|cut| cut.0 < end)
 }
 
 /// The intervals that the non-empty regions have in a dimension, each once, ascending.

@@ -4,10 +4,13 @@
 
 use smallvec::SmallVec;
 
-use crate::{Dims, Region};
+use crate::Region;
 
 /// Regions per leaf: few enough that testing them costs less than another level.
 const LEAF: usize = 8;
+
+/// Regions that are asked along which dimension to halve a node.
+const SAMPLE: usize = 128;
 
 #[derive(Clone, Debug)]
 pub(super) struct Tree {
@@ -66,6 +69,19 @@ fn node_count(len: usize) -> usize {
     }
 }
 
+/// The dimension along which a node's regions are spread most, by a sample of them.
+fn most_spread(order: &[u32], regions: &[Region], mean_sizes: &[f64]) -> Option<usize> {
+    let mut centres: SmallVec<[(f64, f64); 4]> = SmallVec::from_elem((f64::INFINITY, 0.0), mean_sizes.len());
+    for index in order.iter().step_by(order.len() / SAMPLE + 1) {
+        for ((least, most), (start, end)) in centres.iter_mut().zip(regions[*index as usize].intervals()) {
+            let centre = start as f64 + (end - start) as f64 / 2.0;
+            (*least, *most) = (least.min(centre), most.max(centre));
+        }
+    }
+    let spread = |dim: &usize| (centres[*dim].1 - centres[*dim].0) / mean_sizes[*dim];
+    (0..mean_sizes.len()).max_by(|a, b| spread(a).total_cmp(&spread(b)))
+}
+
 impl Tree {
     pub(super) fn new(ndim: usize, regions: &[Region]) -> Tree {
         let order: Vec<u32> = (0u32..).zip(regions).filter(|(_, region)| !region.is_empty()).map(|(index, _)| index).collect();
@@ -80,42 +96,48 @@ impl Tree {
             *mean /= order.len().max(1) as f64;
         }
         let root = Node { number: 0, start: 0, end: order.len() };
-        let mut tree = Tree { ndim, order, bounds: vec![0; node_count(root.len()) * 2 * ndim] };
+        let bounds = vec![0; node_count(root.len()) * 2 * ndim];
+        let mut tree = Tree { ndim, order, bounds };
+        let mut parents = Vec::new();
         let mut stack = vec![root];
         while let Some(node) = stack.pop() {
-            let spread = tree.bound(node, regions, &mean_sizes);
-            if let Some((left, right)) = node.children() {
-                tree.order[node.start..node.end].select_nth_unstable_by_key(left.len(), |index| {
-                    let region = &regions[*index as usize];
-                    // The centre, doubled; ends fit in 64 bits but their sum may not.
-                    spread.map_or(0, |dim| u128::from(region.offsets()[dim]) + u128::from(region.end(dim)))
-                });
-                stack.push(right);
-                stack.push(left);
+            let Some((left, right)) = node.children() else {
+                tree.bound_leaf(node, regions);
+                continue;
+            };
+            let stretch = &mut tree.order[node.start..node.end];
+            let spread = most_spread(stretch, regions, &mean_sizes);
+            stretch.select_nth_unstable_by_key(left.len(), |index| {
+                let region = &regions[*index as usize];
+                // The centre, doubled; ends fit in 64 bits but their sum may not.
+                spread.map_or(0, |dim| u128::from(region.offsets()[dim]) + u128::from(region.end(dim)))
+            });
+            parents.push((node, left, right));
+            stack.push(right);
+            stack.push(left);
+        }
+        // Children come after their parents.
+        for (node, left, right) in parents.into_iter().rev() {
+            for at in 0..2 * ndim {
+                let ends = [left, right].map(|child| tree.bounds[child.number * 2 * ndim + at]);
+                let joined = if at < ndim { ends[0].min(ends[1]) } else { ends[0].max(ends[1]) };
+                tree.bounds[node.number * 2 * ndim + at] = joined;
             }
         }
         tree
     }
 
-    /// Fills in a node's bounds and says along which dimension its regions are spread most.
-    fn bound(&mut self, node: Node, regions: &[Region], mean_sizes: &[f64]) -> Option<usize> {
+    fn bound_leaf(&mut self, node: Node, regions: &[Region]) {
         let ndim = self.ndim;
-        let mut starts = Dims::from_elem(u64::MAX, ndim);
-        let mut ends = Dims::from_elem(0, ndim);
-        let mut centres: SmallVec<[(f64, f64); 4]> = SmallVec::from_elem((f64::INFINITY, 0.0), ndim);
+        let at = node.number * 2 * ndim;
+        let (starts, ends) = self.bounds[at..at + 2 * ndim].split_at_mut(ndim);
+        starts.fill(u64::MAX);
         for index in &self.order[node.start..node.end] {
             for (dim, (start, end)) in regions[*index as usize].intervals().enumerate() {
                 starts[dim] = starts[dim].min(start);
                 ends[dim] = ends[dim].max(end);
-                let centre = start as f64 + (end - start) as f64 / 2.0;
-                centres[dim] = (centres[dim].0.min(centre), centres[dim].1.max(centre));
             }
         }
-        let at = node.number * 2 * ndim;
-        self.bounds[at..at + ndim].copy_from_slice(&starts);
-        self.bounds[at + ndim..at + 2 * ndim].copy_from_slice(&ends);
-        let spread = |dim: &usize| (centres[*dim].1 - centres[*dim].0) / mean_sizes[*dim];
-        (0..ndim).max_by(|a, b| spread(a).total_cmp(&spread(b)))
     }
 
     pub(super) fn for_each(&self, wanted: &Region, visit: &mut impl FnMut(usize)) {
