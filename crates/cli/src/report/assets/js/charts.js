@@ -53,7 +53,7 @@ const holdersChart = {
   draw() {
     const groups = this.groups();
     if (!groups.length) return $('files-body').replaceChildren(el('p', { class: 'empty' }, 'No data files.'));
-    const most = Math.max(...groups.map((group) => group.bytes), 1);
+    const most = greatest(groups.map((group) => group.bytes), 1);
     const mean = groups.reduce((sum, group) => sum + group.bytes, 0) / groups.length;
     const lean = mean ? most / mean : 1;
     const note = el('p', { class: 'soft note' }, `${plural(groups.length, this.by)}, ${bytes(mean)} each on average; the largest holds ${lean.toFixed(2)} × that`);
@@ -158,7 +158,7 @@ function plainSection() {
   const cells = (value) => [value.key || '(no name)', value.kind, value.text];
   const table = plainTable(columns, values.slice(0, most).map(cells));
   const more = el('button', { type: 'button', class: 'quiet' }, `Show all ${count(values.length)}`);
-  more.addEventListener('click', () => { table.tBodies[0].append(...values.slice(most).map((value) => plainRow(columns, cells(value)))); more.remove(); });
+  more.addEventListener('click', () => { for (const value of values.slice(most)) table.tBodies[0].append(plainRow(columns, cells(value))); more.remove(); });
   $('plain').hidden = false;
   $('plain').replaceChildren(
     el('div', { class: 'card-head' }, el('h2', { id: 'plain-title' }, 'Plain values'), el('p', { class: 'soft' }, plural(values.length, 'value'))),

@@ -43,6 +43,9 @@ function number(x) {
 const shapeText = (shape) => (shape.length ? shape.join(' × ') : 'scalar');
 const volume = (sizes) => sizes.reduce((product, size) => product * size, 1);
 
+// Of any number of values: spreading a hundred thousand into Math.max is an error.
+const greatest = (values, least) => values.reduce((most, value) => (value > most ? value : most), least);
+
 const natural = new Intl.Collator('en', { numeric: true }).compare;
 
 // Colours are named in the style sheet; a canvas needs them resolved for the theme of the moment.

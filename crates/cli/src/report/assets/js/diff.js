@@ -42,7 +42,7 @@ function diffSection() {
 
   // Differences span many orders of magnitude: the bars are logarithmic, from the least to the greatest found.
   const sizes = diff.changed.map((what) => what.max_rel).filter((x) => x > 0).map(Math.log10);
-  const low = Math.min(...sizes) - 0.5; const high = Math.max(...sizes, low + 1);
+  const low = -greatest(sizes.map((x) => -x), -Infinity) - 0.5; const high = greatest(sizes, low + 1);
   const numeric = (field) => (item, cell) => { cell.textContent = field in item.what ? number(item.what[field]) : ''; };
   const state = { only: 'all', by: 'max_rel', descending: true };
   const rows = new Rows(table, {
