@@ -1,0 +1,291 @@
+//! Optimizer state: ids and names, groups, the flattened form.
+
+use reshard_formats::Value;
+use reshard_state::*;
+
+use crate::host::{Host, Leaf, adam_slots, float, group, int, live, same, tensor, text};
+
+fn model() -> ModuleTree {
+    let layer = |w: u64, b: u64| ModuleTree::new().parameter("weight", Parameter::new(w)).parameter("bias", Parameter::new(b));
+    ModuleTree::new().child("a", layer(1, 2)).child("b", layer(3, 4)).wrapped(Wrapper::Ddp)
+}
+
+fn names() -> Names {
+    Names::of(&model()).unwrap()
+}
+
+fn raw(state: &[(i64, Leaf)], groups: Vec<ParamGroup<Key, Host>>) -> RawOptimizer<Host> {
+    RawOptimizer {
+        state: state.iter().map(|(id, slots)| (Key::Int(*id), slots.clone())).collect(),
+        param_groups: groups,
+    }
+}
+
+fn ids(ids: &[i64]) -> Vec<Key> {
+    ids.iter().map(|id| Key::Int(*id)).collect()
+}
+
+#[test]
+fn ids_become_names_and_names_become_ids_again() {
+    let live = live(&[&[3, 1], &[4]]);
+    let given = raw(
+        &[(0, adam_slots(&[2], 0.0, 3.0)), (2, adam_slots(&[2], 5.0, 3.0))],
+        vec![group(ids(&[0, 1]), &[("lr", float(0.1))]), group(ids(&[2]), &[("lr", float(0.2))])],
+    );
+    let named = by_names(given.clone(), &live, &names()).unwrap();
+    assert_eq!(named.state.keys().collect::<Vec<_>>(), ["b.weight", "b.bias"]);
+    assert_eq!(named.param_groups[0].params, ["b.weight", "a.weight"]);
+    let back = by_ids(named, &live, &names()).unwrap();
+    assert!(same(&back.into_tree(), &given.into_tree()));
+}
+
+#[test]
+fn several_optimizers_share_one_tree_and_take_their_parts_back() {
+    let (first, second) = (live(&[&[1, 2]]), live(&[&[3], &[4]]));
+    let one = raw(&[(0, adam_slots(&[2], 0.0, 1.0))], vec![group(ids(&[0, 1]), &[("lr", float(0.1))])]);
+    let two = raw(
+        &[(1, adam_slots(&[3], 9.0, 2.0))],
+        vec![group(ids(&[0]), &[("lr", float(0.2))]), group(ids(&[1]), &[("lr", float(0.3)), ("tag", text("x"))])],
+    );
+    let names = names();
+    let parts = vec![by_names(one.clone(), &first, &names).unwrap(), by_names(two.clone(), &second, &names).unwrap()];
+    let combined = combine(parts).unwrap();
+    assert_eq!(combined.param_groups.len(), 3);
+    let options = StateDictOptions::default();
+    let (loads, report) = set_optimizer_state(combined, &[first, second], &names, &options).unwrap();
+    assert_eq!(report.absent, ["a.bias", "b.weight"]);
+    let raws: Vec<_> = loads.into_iter().map(OptimizerLoad::into_raw).collect();
+    assert!(same(&raws[0].clone().into_tree(), &one.into_tree()));
+    assert!(same(&raws[1].clone().into_tree(), &two.into_tree()));
+}
+
+#[test]
+fn a_parameter_in_two_optimizers_is_an_error_that_names_it() {
+    let state = || OptimizerState { param_groups: vec![group(vec!["a.bias".to_owned()], &[])], ..Default::default() };
+    let error = combine::<Host>(vec![state(), state()]).unwrap_err();
+    assert!(matches!(&error, StateError::SharedBetweenOptimizers { name, .. } if name == "a.bias"));
+}
+
+#[test]
+fn a_group_split_into_two_keeps_its_options_and_two_groups_joined_must_agree() {
+    let names = names();
+    let given = OptimizerState {
+        param_groups: vec![group(vec!["a.weight".into(), "a.bias".into()], &[("lr", float(0.7))])],
+        ..Default::default()
+    };
+    let options = StateDictOptions::default();
+    let (loads, _) = set_optimizer_state(given, &[live(&[&[2], &[1]])], &names, &options).unwrap();
+    for group in &loads[0].param_groups {
+        assert!(same(&group.options[&Key::from("lr")], &float(0.7)));
+    }
+    let given = OptimizerState {
+        param_groups: vec![
+            group(vec!["a.weight".into()], &[("lr", float(0.7))]),
+            group(vec!["a.bias".into()], &[("lr", float(0.8))]),
+        ],
+        ..Default::default()
+    };
+    let error = set_optimizer_state(given, &[live(&[&[1, 2]])], &names, &options).unwrap_err().to_string();
+    assert!(error.contains("'lr' is 0.7 for 'a.weight' and 0.8 for 'a.bias'"), "{error}");
+}
+
+#[test]
+fn live_options_are_never_removed_and_unknown_ones_are_kept() {
+    let names = names();
+    let mut optimizer = live(&[&[1]]);
+    optimizer.param_groups[0].options.insert(Key::from("fused"), Tree::Value(Value::Bool(true)));
+    let given = OptimizerState {
+        param_groups: vec![group(vec!["a.weight".into()], &[("lr", float(0.7)), ("my_own", text("kept"))])],
+        ..Default::default()
+    };
+    let (loads, _) = set_optimizer_state(given, &[optimizer], &names, &StateDictOptions::default()).unwrap();
+    let options = &loads[0].param_groups[0].options;
+    assert!(options.contains_key(&Key::from("fused")) && options.contains_key(&Key::from("my_own")));
+    assert!(same(&options[&Key::from("lr")], &float(0.7)));
+}
+
+#[test]
+fn empty_groups_come_back_with_their_options() {
+    let names = names();
+    let given = OptimizerState {
+        param_groups: vec![
+            group(vec![], &[("lr", float(0.1)), ("betas", Tree::Tuple(vec![float(0.9), float(0.95)]))]),
+            group(vec!["a.weight".into()], &[("lr", float(0.2))]),
+            group(vec![], &[("lr", float(0.3))]),
+        ],
+        ..Default::default()
+    };
+    let live = live(&[&[1], &[], &[]]);
+    let (loads, report) = set_optimizer_state(given, &[live], &names, &StateDictOptions::default()).unwrap();
+    let lr = |at: usize| loads[0].param_groups[at].options[&Key::from("lr")].clone();
+    assert!(same(&lr(0), &float(0.2)) && same(&lr(1), &float(0.1)) && same(&lr(2), &float(0.3)));
+    assert!(loads[0].param_groups[1].options.contains_key(&Key::from("betas")));
+    assert!(report.unmatched_groups.is_empty());
+}
+
+#[test]
+fn empty_groups_that_can_not_be_told_apart_keep_what_they_have() {
+    let given = OptimizerState {
+        param_groups: vec![group(vec![], &[("lr", float(0.1))]), group(vec![], &[("lr", float(0.2))])],
+        ..Default::default()
+    };
+    let live = live(&[&[]]);
+    let (loads, report) = set_optimizer_state(given, &[live], &names(), &StateDictOptions::default()).unwrap();
+    assert_eq!(report.unmatched_groups, [(0, 0)]);
+    assert!(same(&loads[0].param_groups[0].options[&Key::from("lr")], &float(0.5)));
+}
+
+#[test]
+fn integer_keys_are_read_for_one_optimizer_made_the_same_way() {
+    let names = names();
+    let given = raw(&[(1, adam_slots(&[2], 0.0, 1.0))], vec![group(ids(&[0, 1]), &[("lr", float(0.1))])]);
+    let read = read_optimizer_state(given.clone(), &[live(&[&[3, 1]])], &names).unwrap();
+    assert_eq!(read.state.keys().collect::<Vec<_>>(), ["a.weight"]);
+    let other = read_optimizer_state(given.clone(), &[live(&[&[3], &[1]])], &names).unwrap_err().to_string();
+    assert!(other.contains("[2]") && other.contains("[1, 1]"), "{other}");
+    assert!(read_optimizer_state(given, &[live(&[&[3, 1]]), live(&[&[2]])], &names).is_err());
+}
+
+#[test]
+fn ids_that_became_digits_are_ids_still() {
+    let given = RawOptimizer {
+        state: [(Key::from("1"), adam_slots(&[2], 0.0, 1.0))].into_iter().collect(),
+        param_groups: vec![group(ids(&[0, 1]), &[])],
+    };
+    let read = read_optimizer_state(given, &[live(&[&[3, 1]])], &names()).unwrap();
+    assert_eq!(read.state.keys().collect::<Vec<_>>(), ["a.weight"]);
+}
+
+#[test]
+fn ids_with_names_beside_them_go_by_the_names() {
+    let listed = |names: &[&str]| Tree::List(names.iter().map(|name| text(name)).collect());
+    let given = raw(
+        &[(0, adam_slots(&[2], 0.0, 1.0))],
+        vec![group(ids(&[0, 1]), &[("param_names", listed(&["module.b.bias", "a.bias"]))])],
+    );
+    let read = read_optimizer_state(given, &[live(&[&[1, 2, 3, 4]])], &names()).unwrap();
+    assert_eq!(read.state.keys().collect::<Vec<_>>(), ["b.bias"]);
+    assert_eq!(read.param_groups[0].params, ["b.bias", "a.bias"]);
+}
+
+#[test]
+fn user_defined_state_is_carried_through() {
+    let names = names();
+    let given = RawOptimizer {
+        state: [
+            (Key::Int(0), adam_slots(&[2], 0.0, 1.0)),
+            (Key::from("global_scale"), tensor(Host::scalar(8.0))),
+            (Key::from("mine"), Tree::dict_of([("x", int(1))])),
+        ]
+        .into_iter()
+        .collect(),
+        param_groups: vec![group(ids(&[0]), &[])],
+    };
+    let optimizer = live(&[&[1]]);
+    let state = by_names(given.clone(), &optimizer, &names).unwrap();
+    assert_eq!(state.user_state.len(), 2);
+    let (loads, _) = set_optimizer_state(state, std::slice::from_ref(&optimizer), &names, &Default::default()).unwrap();
+    let raw = loads.into_iter().next().unwrap().into_raw();
+    assert!(raw.state.contains_key(&Key::from("global_scale")) && raw.state.contains_key(&Key::from("mine")));
+}
+
+fn shampoo() -> Leaf {
+    let factors = Tree::dict_of([(Key::Int(0), tensor(Host::ramp(&[2, 2], 0.0))), (Key::Int(1), tensor(Host::ramp(&[2, 2], 4.0)))]);
+    let block = Tree::dict_of([("factors", factors), ("scale", float(0.5))]);
+    Tree::dict_of([("step", tensor(Host::scalar(3.0))), ("block_0", block)])
+}
+
+#[test]
+fn nested_slots_with_keys_that_are_no_strings_survive_both_forms() {
+    let names = names();
+    let optimizer = live(&[&[1]]);
+    let given = raw(&[(0, shampoo())], vec![group(ids(&[0]), &[("lr", float(0.1))])]);
+    let state = by_names(given, &optimizer, &names).unwrap();
+    let flat = flatten_optimizer(&state).unwrap();
+    assert!(flat.contains_key("state.a.weight.block_0.factors.1"));
+    assert!(flat.contains_key("param_groups.a.weight.lr"));
+    let (back, left) = unflatten_optimizer(&flat, &[optimizer], &names).unwrap();
+    assert_eq!(left, FlatLeftovers::default());
+    let typed = back.into_tree().with_key_types_of(&state.clone().into_tree());
+    assert!(same(&typed, &state.into_tree()));
+}
+
+#[test]
+fn members_that_disagree_in_the_flattened_form_are_named() {
+    let flat: FlatOptimizer<Host> = [
+        ("param_groups.a.weight.lr".to_owned(), float(0.1)),
+        ("param_groups.a.bias.lr".to_owned(), float(0.2)),
+    ]
+    .into_iter()
+    .collect();
+    let error = unflatten_optimizer(&flat, &[live(&[&[1, 2]])], &names()).unwrap_err().to_string();
+    assert!(error.contains("'lr' is 0.1 for 'a.weight' and 0.2 for 'a.bias'"), "{error}");
+    let alone = unflatten_optimizer_alone(&flat).unwrap();
+    assert_eq!(alone.param_groups.len(), 2);
+}
+
+#[test]
+fn what_the_flattened_form_has_too_much_or_too_little_is_reported() {
+    let flat: FlatOptimizer<Host> = [
+        ("state.gone.weight.step".to_owned(), float(1.0)),
+        ("state.scale".to_owned(), float(2.0)),
+        ("param_groups.a.weight.lr".to_owned(), float(0.1)),
+    ]
+    .into_iter()
+    .collect();
+    let (state, left) = unflatten_optimizer(&flat, &[live(&[&[1, 2]])], &names()).unwrap();
+    assert_eq!(left.unexpected, ["state.gone.weight.step"]);
+    assert_eq!(left.missing, ["a.bias"]);
+    assert!(state.user_state.contains_key(&Key::from("scale")));
+}
+
+#[test]
+fn a_missing_parameter_is_an_error_when_strict_and_a_report_otherwise() {
+    let given = || OptimizerState { param_groups: vec![group(vec!["a.weight".into()], &[])], ..Default::default() };
+    let live = live(&[&[1, 2]]);
+    let strict = set_optimizer_state::<Host>(given(), std::slice::from_ref(&live), &names(), &Default::default());
+    assert!(strict.unwrap_err().to_string().contains("'a.bias'"));
+    let lenient = StateDictOptions { strict: false, ..Default::default() };
+    let (_, report) = set_optimizer_state::<Host>(given(), &[live], &names(), &lenient).unwrap();
+    assert_eq!(report.missing, ["a.bias"]);
+    assert_eq!(report.absent, ["a.weight"]);
+}
+
+#[test]
+fn rekeying_needs_to_know_every_parameter() {
+    let given = raw(&[(0, adam_slots(&[2], 0.0, 1.0))], vec![group(ids(&[0, 1]), &[])]);
+    let mapping = [(Key::Int(0), Key::from("b")), (Key::Int(1), Key::from("a"))].into_iter().collect();
+    let rekeyed = rekey(given.clone(), &mapping).unwrap();
+    assert_eq!(rekeyed.param_groups[0].params, [Key::from("a"), Key::from("b")]);
+    assert!(rekeyed.state.contains_key(&Key::from("b")));
+    let short = [(Key::Int(0), Key::from("b"))].into_iter().collect();
+    assert!(rekey(given, &short).is_err());
+}
+
+#[test]
+fn the_calls_work_together() {
+    let model = model();
+    let optimizer = live(&[&[1, 2]]);
+    let given = raw(&[(0, adam_slots(&[2], 0.0, 1.0))], vec![group(ids(&[0, 1]), &[("lr", float(0.1))])]);
+    for flatten in [false, true] {
+        let options = StateDictOptions { flatten_optimizer_state_dict: flatten, ..Default::default() };
+        let plan = get_state(&model, &[], vec![(given.clone(), optimizer.clone())], &options).unwrap();
+        assert_eq!(plan.model.entries.len(), 4);
+        let tree = plan.optimizer.unwrap();
+        assert_eq!(matches!(tree, OptimizerTree::Flattened(_)), flatten);
+        let keys = plan.model.entries.keys().map(|key| (key.as_str(), None)).collect();
+        let state = StateGiven { model: Some(keys), optimizer: Some(tree) };
+        let live = std::slice::from_ref(&optimizer);
+        let (set, loads) = set_state(&model, state, live, LoadTarget::Ids, &options).unwrap();
+        assert_eq!(set.unwrap().assignments.len(), 4);
+        let (loads, report) = loads.unwrap();
+        assert_eq!(report.absent, ["a.bias"]);
+        assert_eq!(loads[0].state.keys().collect::<Vec<_>>(), [&Key::Int(0)]);
+    }
+    let none: Vec<(RawOptimizer<Host>, LiveOptimizer<Host>)> = Vec::new();
+    let mut timings = PhaseTimings::default();
+    let error = get_optimizer_state(&model, none, &StateDictOptions::default(), &mut timings).unwrap_err();
+    assert!(matches!(error, StateError::InvalidOptions { .. }));
+    let nothing = StateGiven::<Host> { model: None, optimizer: None };
+    assert!(set_state(&model, nothing, &[optimizer], LoadTarget::Ids, &StateDictOptions::default()).is_err());
+}
