@@ -21,5 +21,5 @@ pub(crate) fn data_file(rank: usize, file: u32, save_id: Option<&str>) -> String
 pub(crate) fn is_save_file(name: &str) -> bool {
     let data = name.starts_with(DATA_PREFIX) && name.ends_with(DATA_SUFFIX);
     let side = name.starts_with(SIDE_PREFIX) && name.ends_with(SIDE_SUFFIX);
-    !name.contains('/') && (data || side)
+    !name.contains('/') && (data || side || reshard_storage::is_staged(name))
 }

@@ -9,13 +9,13 @@ use std::collections::HashSet;
 
 use reshard_formats::{Chunk, Entry, EntryKind, FileId, Metadata, StorageInfo, StorageMeta, TensorEntry, TensorProperties};
 use reshard_layout::Region;
-use reshard_storage::{Publish, Store};
+use reshard_storage::{Publish, StorageError, Store};
 use serde::{Deserialize, Serialize};
 
 use super::SaveOptions;
 use super::prepare::{Decision, Prepared};
 use super::write::{Written, discard};
-use crate::error::{Error, Result, StorageContext};
+use crate::error::{Error, RankFailure, Result, StorageContext};
 use crate::group::{Group, at_root, decode, encode};
 use crate::layout_names::{METADATA_FILE, data_file, is_save_file};
 use crate::plan::files::{FrameSizes, lay_out};
@@ -32,7 +32,15 @@ struct RankResults {
     values: Vec<(u64, Option<Sums>)>,
 }
 
-/// What every rank learns at the end.
+/// What rank 0 tells everyone at the end.
+#[derive(Serialize, Deserialize)]
+enum Answer {
+    Published(Outcome),
+    /// Publishing failed, and `.metadata` may be the new one all the same: both the old and the new files must stay.
+    Unclear(Vec<RankFailure>),
+}
+
+/// What every rank learns of a save that was published.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Outcome {
     total_bytes: u64,
@@ -53,42 +61,44 @@ pub(crate) fn commit(
     let results = written
         .and_then(|w| options.control.check("publishing").map(|()| w))
         .and_then(|w| encode(&RankResults { files: w.files, tensors: w.tensors, values: w.values }));
-    let mut published = false;
     let answer = at_root(group, results, |all| {
         let results: Vec<RankResults> = all.iter().map(|bytes| decode(bytes)).collect::<Result<_>>()?;
         let Some(global) = prepared.global() else {
             return Err(Error::invalid("the planning rank has lost its plan"));
         };
-        let old = old_files(store);
-        let (metadata, side) = assemble(global, &results, &prepared.decision, options)?;
-        publish(store, &metadata, &side, options)?;
-        published = true;
-        let warnings = sweep(store, &metadata, &prepared.decision.save_id, old);
-        let total_bytes = global.loads.iter().sum();
-        let mean = total_bytes as f64 / global.loads.len().max(1) as f64;
-        let most = global.loads.iter().copied().max().unwrap_or(0) as f64;
-        let outcome = Outcome {
-            total_bytes,
-            files: metadata.files.len() as u64,
-            imbalance: if mean > 0.0 { most / mean } else { 1.0 },
-            warnings,
-        };
-        Ok(vec![encode(&outcome)?; group.size()])
+        let answer = publish_all(global, &results, &prepared.decision, store, options)?;
+        Ok(vec![encode(&answer)?; group.size()])
     });
-    match answer {
-        Ok(bytes) => decode(&bytes),
+    let failure = match answer.and_then(|bytes| decode(&bytes)) {
+        Ok(Answer::Published(outcome)) => return Ok(outcome),
+        Ok(Answer::Unclear(failures)) => Error::Remote { failures },
         Err(error) => {
-            if let Some(cache) = &options.plan_cache {
-                cache.clear();
-            }
-            // A failure after publishing can only be one of telling the others; the checkpoint is there and stays.
-            // The same holds for a rank that cannot know: its files may be in use, and the next save sweeps them if not.
-            if !published && !matches!(error, Error::Group { .. }) {
+            // A rank that lost contact cannot know whether its files are in use; if not, the next save sweeps them.
+            if !matches!(error, Error::Group { .. }) {
                 discard(&own_files, store);
             }
-            Err(error)
+            error
         }
+    };
+    if let Some(cache) = &options.plan_cache {
+        cache.clear();
     }
+    Err(failure)
+}
+
+/// Rank 0's part. An error means that nothing was published.
+fn publish_all(global: &GlobalPlan, results: &[RankResults], decision: &Decision, store: &dyn Store, options: &SaveOptions) -> Result<Answer> {
+    let old = old_files(store);
+    let (metadata, side) = assemble(global, results, decision, options)?;
+    if let Some(error) = publish(store, &metadata, &side, options)? {
+        return Ok(Answer::Unclear(error.to_failures(0)));
+    }
+    let warnings = sweep(store, &metadata, &decision.save_id, old);
+    let total_bytes = global.loads.iter().sum();
+    let mean = total_bytes as f64 / global.loads.len().max(1) as f64;
+    let most = global.loads.iter().copied().max().unwrap_or(0) as f64;
+    let imbalance = if mean > 0.0 { most / mean } else { 1.0 };
+    Ok(Answer::Published(Outcome { total_bytes, files: metadata.files.len() as u64, imbalance, warnings }))
 }
 
 /// The report of a finished save.
@@ -191,22 +201,31 @@ fn position(ids: &[Option<FileId>], file: u32) -> usize {
     ids[..file as usize].iter().flatten().count()
 }
 
-fn publish(store: &dyn Store, metadata: &Metadata, side: &SideFile, options: &SaveOptions) -> Result<()> {
+/// Publishes. `Err` when nothing was; an error inside `Ok` when it cannot be told whether it was.
+fn publish(store: &dyn Store, metadata: &Metadata, side: &SideFile, options: &SaveOptions) -> Result<Option<Error>> {
     let encoded = metadata.encode()?;
     let sums = side.encode().map_err(|e| Error::invalid(format!("the side file cannot be written: {e}")))?;
     let name = side_file_name(&side.save_id);
-    store.publish(&name, &sums, Publish::Create).doing(|| format!("writing {name}"))?;
-    options.control.check("publishing")?;
     let mode = if options.overwrite { Publish::Replace } else { Publish::Create };
-    let result = store.publish(METADATA_FILE, &encoded, mode).doing(|| "publishing .metadata".into());
-    if result.is_err() {
-        let _ = store.delete(&name);
+    let result = store
+        .publish(&name, &sums, Publish::Create)
+        .doing(|| format!("writing {name}"))
+        .and_then(|()| options.control.check("publishing"))
+        .and_then(|()| store.publish(METADATA_FILE, &encoded, mode).doing(|| "publishing .metadata".into()));
+    let Err(error) = result else { return Ok(None) };
+    // A publication may fail after the new file got its name (the folder could not be synced, the answer got lost). Only
+    // when the file is seen not to be ours may our data go.
+    match store.read(METADATA_FILE, crate::checkpoint::MAX_METADATA_BYTES) {
+        Ok(found) if found != encoded => {}
+        Err(StorageError::NotFound { .. }) => {}
+        _ => return Ok(Some(error)),
     }
-    result
+    let _ = store.delete(&name);
+    Err(error)
 }
 
 /// The files that the checkpoint already there names, as far as it can be read.
-fn old_files(store: &dyn Store) -> Vec<String> {
+pub(crate) fn old_files(store: &dyn Store) -> Vec<String> {
     let Ok(bytes) = store.read(METADATA_FILE, crate::checkpoint::MAX_METADATA_BYTES) else { return Vec::new() };
     Metadata::decode(&bytes).map_or_else(|_| Vec::new(), |metadata| metadata.files)
 }

@@ -131,7 +131,7 @@ fn a_failure_at_any_step_is_an_error_on_every_rank_and_publishes_nothing() {
     for failure in [Failure::Device, Failure::NoSpace] {
         let (store, _keep) = local();
         let steps = steps_of_a_save(store);
-        let mut failed = 0;
+        let (mut failed, mut old) = (0, 0);
         for step in 1..=steps {
             let (store, _keep) = local();
             save_generation(1, &store).into_iter().for_each(|r| drop(r.unwrap()));
@@ -141,18 +141,22 @@ fn a_failure_at_any_step_is_an_error_on_every_rank_and_publishes_nothing() {
             assert!(errors == 0 || errors == RANKS, "step {step}: {errors} of {RANKS} ranks failed");
             if errors > 0 {
                 failed += 1;
-                assert_eq!(generation_at(&store), Some(1), "step {step}");
+                // After `.metadata` got its new name only its durability is in doubt: the new one is there, complete.
+                let found = generation_at(&store);
+                assert!(found == Some(1) || found == Some(2), "step {step}");
+                old += usize::from(found == Some(1));
                 for (rank, result) in results.iter().enumerate() {
                     let error = result.as_ref().unwrap_err();
                     assert_eq!(error.kind(), ErrorKind::Storage, "step {step}, rank {rank}: {}", error.full_text());
                 }
                 let files = store.list("").unwrap();
-                assert!(files.len() <= 2 + RANKS + 1, "step {step}: a failed save leaves nothing behind: {files:?}");
+                let most = if found == Some(1) { 2 + RANKS + 1 } else { 2 * (2 + RANKS) };
+                assert!(files.len() <= most, "step {step}: a failed save leaves nothing behind: {files:?}");
             } else {
                 assert_eq!(generation_at(&store), Some(2), "step {step}: removing old files failed, which is a warning");
             }
         }
-        assert!(failed > 5);
+        assert!(failed > 5 && old + 2 >= failed, "{old} of {failed} failures left the old one");
     }
 }
 

@@ -109,8 +109,8 @@ impl Memory {
     }
 
     fn visit(&mut self, length: u64, mut f: impl FnMut(&mut [u8], (usize, usize, usize))) {
-        let element = if self.region.volume() == 0 { 1 } else { length / self.region.volume() };
-        let packed = ByteLayout::contiguous(self.region.sizes(), element).unwrap();
+        let packed = ByteLayout::contiguous(self.region.sizes(), self.layout.element_size()).unwrap();
+        assert_eq!(packed.end(), length);
         let zero = Dims::from_elem(0, self.region.ndim());
         for run in reshard::layout::runs(self.region.sizes(), &packed, &zero, &self.layout, &zero).unwrap() {
             f(&mut self.bytes, (run.src as usize, run.dst as usize, run.len as usize));
