@@ -3,10 +3,9 @@
 
 use crate::optimizer::combine;
 use crate::{
-    FlatLoad, FlatLoadReport, FlatModel, FlatOptimizer, LiveOptimizer, LoadTarget, ModelState,
-    ModuleTree, Names, OptimizerState, PhaseTimings, RawOptimizer, SetModel, SlotTensor,
-    StateDictOptions, StateError, TensorFacts, TensorLike, flatten_optimizer, get_model_state,
-    optim_state_to_load, set_model_state, sharded_optim_state, unflatten_optimizer,
+    FlatLoad, FlatLoadReport, FlatModel, FlatOptimizer, LiveOptimizer, LoadTarget, ModelState, ModuleTree, Names, OptimizerState,
+    PhaseTimings, RawOptimizer, SetModel, SlotTensor, StateDictOptions, StateError, TensorFacts, TensorLike, flatten_optimizer,
+    get_model_state, optim_state_to_load, set_model_state, sharded_optim_state, unflatten_optimizer,
 };
 
 /// Optimizer state in the form the options ask for.
@@ -65,18 +64,9 @@ pub fn get_state<T: TensorLike>(
     let plan = get_model_state(model, submodules, options)?;
     let optimizer = match optimizers.is_empty() {
         true => None,
-        false => Some(get_optimizer_state(
-            model,
-            optimizers,
-            options,
-            &mut timings,
-        )?),
+        false => Some(get_optimizer_state(model, optimizers, options, &mut timings)?),
     };
-    Ok(StatePlan {
-        model: plan,
-        optimizer,
-        timings,
-    })
+    Ok(StatePlan { model: plan, optimizer, timings })
 }
 
 /// Plans setting the state of optimizers over a model.
@@ -98,10 +88,7 @@ pub fn set_optimizer_tree<T: TensorLike>(
         }
         OptimizerTree::Flattened(flat) => {
             options.check_given(None, Some(flat.len()), false)?;
-            let whole: Vec<LiveOptimizer<SlotTensor<T>>> = live
-                .iter()
-                .map(crate::flat_load::with_whole_options)
-                .collect();
+            let whole: Vec<LiveOptimizer<SlotTensor<T>>> = live.iter().map(crate::flat_load::with_whole_options).collect();
             let (state, left) = unflatten_optimizer(&flat, &whole, &names)?;
             (state, left.unexpected)
         }
@@ -137,12 +124,7 @@ pub fn set_state<T: TensorLike>(
         Some(keys) => {
             let facts: indexmap::IndexMap<&str, Option<TensorFacts>> = keys.into_iter().collect();
             let known = |key: &str| facts.get(key).cloned().flatten();
-            Some(set_model_state(
-                model,
-                facts.keys().copied(),
-                known,
-                options,
-            )?)
+            Some(set_model_state(model, facts.keys().copied(), known, options)?)
         }
     };
     let optimizer_plan = match given.optimizer {

@@ -26,10 +26,7 @@ pub struct Differences {
 impl Differences {
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.missing.is_empty()
-            && self.unexpected.is_empty()
-            && self.shapes.is_empty()
-            && self.dtypes.is_empty()
+        self.missing.is_empty() && self.unexpected.is_empty() && self.shapes.is_empty() && self.dtypes.is_empty()
     }
 
     /// The error, if differences are not allowed. Shapes and dtypes never are: no leniency makes them fit.
@@ -77,18 +74,13 @@ impl fmt::Display for Differences {
         }
         if !self.shapes.is_empty() {
             let shapes = list(&self.shapes, |(key, given, wanted)| {
-                format!(
-                    "'{key}' has shape {:?}, wanted {:?}",
-                    given.as_slice(),
-                    wanted.as_slice()
-                )
+                format!("'{key}' has shape {:?}, wanted {:?}", given.as_slice(), wanted.as_slice())
             });
             parts.push(shapes);
         }
         if !self.dtypes.is_empty() {
-            let dtypes = list(&self.dtypes, |(key, given, wanted)| {
-                format!("'{key}' is {}, wanted {}", given.name(), wanted.name())
-            });
+            let dtypes =
+                list(&self.dtypes, |(key, given, wanted)| format!("'{key}' is {}, wanted {}", given.name(), wanted.name()));
             parts.push(dtypes);
         }
         f.write_str(&parts.join("; "))

@@ -9,9 +9,7 @@ use crate::{Dict, Flat, FlatLeaf, StateError, Tree, dotted};
 
 /// Keeps the leaves for which `keep` says so.
 pub fn filter<T>(flat: Flat<T>, mut keep: impl FnMut(&str, &FlatLeaf<T>) -> bool) -> Flat<T> {
-    flat.into_iter()
-        .filter(|(key, leaf)| keep(key, leaf))
-        .collect()
+    flat.into_iter().filter(|(key, leaf)| keep(key, leaf)).collect()
 }
 
 /// New names for flattened keys: whole keys first, then the longest prefix that fits. A prefix ends where a dot is.
@@ -46,10 +44,7 @@ impl Renames {
         if let Some(to) = self.exact.get(key) {
             return to.clone();
         }
-        let best = self
-            .prefixes
-            .iter()
-            .filter_map(|(from, to)| Some((from.len(), to, below(key, from)?)));
+        let best = self.prefixes.iter().filter_map(|(from, to)| Some((from.len(), to, below(key, from)?)));
         match best.max_by_key(|(length, ..)| *length) {
             Some((_, to, rest)) => join(to, rest),
             None => key.to_owned(),
@@ -66,11 +61,7 @@ impl Renames {
             }
             if let Some(first) = renamed.get(&to) {
                 let (first, second) = (path_text(&first.path), path_text(&leaf.path));
-                return Err(StateError::DuplicateKey {
-                    key: to,
-                    first,
-                    second,
-                });
+                return Err(StateError::DuplicateKey { key: to, first, second });
             }
             renamed.insert(to, leaf);
         }
@@ -84,11 +75,7 @@ pub(crate) fn below<'a>(key: &'a str, prefix: &str) -> Option<&'a str> {
         return Some(key);
     }
     let rest = key.strip_prefix(prefix)?;
-    if rest.is_empty() {
-        Some(rest)
-    } else {
-        rest.strip_prefix('.')
-    }
+    if rest.is_empty() { Some(rest) } else { rest.strip_prefix('.') }
 }
 
 pub(crate) fn join(prefix: &str, rest: &str) -> String {
@@ -117,9 +104,7 @@ fn renamed_path(path: &[PathSegment], old: &str, new: &str) -> KeyPath {
     let mut back = path.len();
     while back > front + 1 {
         let text = dotted(&path[back - 1..back]);
-        let shorter = new_rest
-            .strip_suffix(&text)
-            .and_then(|rest| rest.strip_suffix('.'));
+        let shorter = new_rest.strip_suffix(&text).and_then(|rest| rest.strip_suffix('.'));
         match shorter {
             Some(rest) if !rest.is_empty() => {
                 new_rest = rest;
@@ -147,23 +132,12 @@ pub fn merge<T>(
     for (name, tree) in trees {
         let outline: Dict<()> = outline(&tree);
         merge_into(&mut merged, tree, &mut KeyPath::new(), &same, &mut |path| {
-            let first = owners
-                .iter()
-                .find(|(_, owned)| holds(owned, path))
-                .map(|(name, _)| name.clone());
-            conflicts.push(MergeConflict {
-                path: dotted(path),
-                first: first.unwrap_or_default(),
-                second: name.clone(),
-            });
+            let first = owners.iter().find(|(_, owned)| holds(owned, path)).map(|(name, _)| name.clone());
+            conflicts.push(MergeConflict { path: dotted(path), first: first.unwrap_or_default(), second: name.clone() });
         });
         owners.push((name, outline));
     }
-    if conflicts.is_empty() {
-        Ok(merged)
-    } else {
-        Err(StateError::MergeConflicts { conflicts })
-    }
+    if conflicts.is_empty() { Ok(merged) } else { Err(StateError::MergeConflicts { conflicts }) }
 }
 
 fn outline<T>(tree: &Dict<T>) -> Dict<()> {
@@ -202,9 +176,7 @@ fn merge_into<T>(
     for (key, value) in source {
         path.push(PathSegment::Key(key.to_string()));
         match (target.get_mut(&key), value) {
-            (Some(Tree::Dict(into)), Tree::Dict(from)) => {
-                merge_into(into, from, path, same, conflict)
-            }
+            (Some(Tree::Dict(into)), Tree::Dict(from)) => merge_into(into, from, path, same, conflict),
             (Some(existing), value) => {
                 if !existing.same_as(&value, same) {
                     conflict(path);
@@ -223,16 +195,12 @@ mod tests {
     use super::*;
 
     fn keys(path: &[&str]) -> KeyPath {
-        path.iter()
-            .map(|text| PathSegment::Key((*text).to_owned()))
-            .collect()
+        path.iter().map(|text| PathSegment::Key((*text).to_owned())).collect()
     }
 
     #[test]
     fn a_prefix_ends_at_a_dot() {
-        let renames = Renames::new()
-            .prefix("model.layer", "model.block")
-            .prefix("", "old");
+        let renames = Renames::new().prefix("model.layer", "model.block").prefix("", "old");
         assert_eq!(renames.apply("model.layer.0"), "model.block.0");
         assert_eq!(renames.apply("model.layer"), "model.block");
         assert_eq!(renames.apply("model.layers.0"), "old.model.layers.0");
@@ -240,10 +208,7 @@ mod tests {
 
     #[test]
     fn a_whole_key_goes_before_a_prefix_and_the_longest_prefix_wins() {
-        let renames = Renames::new()
-            .prefix("a", "x")
-            .prefix("a.b", "y")
-            .key("a.b.c", "z");
+        let renames = Renames::new().prefix("a", "x").prefix("a.b", "y").key("a.b.c", "z");
         assert_eq!(renames.apply("a.b.c"), "z");
         assert_eq!(renames.apply("a.b.d"), "y.d");
         assert_eq!(renames.apply("a.c"), "x.c");
@@ -252,20 +217,10 @@ mod tests {
     #[test]
     fn a_renamed_path_keeps_the_segments_that_stay() {
         let path = keys(&["optim", "state", "layers.0.weight", "exp_avg"]);
-        let renamed = renamed_path(
-            &path,
-            "optim.state.layers.0.weight.exp_avg",
-            "optim.state.blocks.0.weight.exp_avg",
-        );
-        assert_eq!(
-            renamed,
-            keys(&["optim", "state", "blocks.0.weight", "exp_avg"])
-        );
+        let renamed = renamed_path(&path, "optim.state.layers.0.weight.exp_avg", "optim.state.blocks.0.weight.exp_avg");
+        assert_eq!(renamed, keys(&["optim", "state", "blocks.0.weight", "exp_avg"]));
         let path = keys(&["model", "layers.0.weight"]);
-        assert_eq!(
-            renamed_path(&path, "model.layers.0.weight", "model.blocks.0.weight"),
-            keys(&["model", "blocks.0.weight"])
-        );
+        assert_eq!(renamed_path(&path, "model.layers.0.weight", "model.blocks.0.weight"), keys(&["model", "blocks.0.weight"]));
         assert_eq!(dotted(&renamed_path(&keys(&["a", "b"]), "a.b", "c")), "c");
     }
 }

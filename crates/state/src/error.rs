@@ -111,10 +111,7 @@ pub enum StateError {
         second: usize,
     },
     /// Members of one param_group carry different values for the same option.
-    #[error(
-        "members of one param_group disagree: {}",
-        list(disagreements, ToString::to_string)
-    )]
+    #[error("members of one param_group disagree: {}", list(disagreements, ToString::to_string))]
     GroupDisagreement {
         /// Every option the members disagree about.
         disagreements: Vec<GroupDisagreement>,
@@ -210,27 +207,18 @@ pub struct GroupDisagreement {
 
 impl std::fmt::Display for GroupDisagreement {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "'{}' is {} for '{}' and {} for '{}'",
-            self.option, self.first.1, self.first.0, self.second.1, self.second.0
-        )
+        write!(f, "'{}' is {} for '{}' and {} for '{}'", self.option, self.first.1, self.first.0, self.second.1, self.second.0)
     }
 }
 
 impl StateError {
     pub(crate) fn layout(what: &str) -> impl FnOnce(LayoutError) -> StateError + use<'_> {
-        move |source| StateError::Layout {
-            what: what.to_owned(),
-            source,
-        }
+        move |source| StateError::Layout { what: what.to_owned(), source }
     }
 }
 
 fn hint(nearest: Option<&str>) -> String {
-    nearest
-        .map(|name| format!(" (did you mean '{name}'?)"))
-        .unwrap_or_default()
+    nearest.map(|name| format!(" (did you mean '{name}'?)")).unwrap_or_default()
 }
 
 /// Joins a list for a message; long lists end in a count, since a model has thousands of names.

@@ -9,8 +9,8 @@ use crate::optimizer::same_tensor;
 use crate::optimizer_load::{match_groups, value_text};
 use crate::slot::copies_for;
 use crate::{
-    BoxCopy, Dict, FlatModel, FlatParameter, Identity, Key, LiveOptimizer, Names, OptimizerState,
-    ParamGroup, Phase, PhaseTimings, SlotTensor, StateDictOptions, StateError, TensorLike, Tree,
+    BoxCopy, Dict, FlatModel, FlatParameter, Identity, Key, LiveOptimizer, Names, OptimizerState, ParamGroup, Phase,
+    PhaseTimings, SlotTensor, StateDictOptions, StateError, TensorLike, Tree,
 };
 
 /// What the loading optimizer calls its parameters.
@@ -80,26 +80,15 @@ pub fn optim_state_to_load<T: TensorLike>(
     options.check()?;
     let mut report = FlatLoadReport::default();
     let mut timings = PhaseTimings::default();
-    let given_state: IndexMap<String, &Dict<SlotTensor<T>>> = given
-        .state
-        .iter()
-        .map(|(name, slots)| (names.primary(name).to_owned(), slots))
-        .collect();
-    let listed: IndexSet<&str> = given
-        .param_groups
-        .iter()
-        .flat_map(|group| &group.params)
-        .map(|name| names.primary(name))
-        .collect();
+    let given_state: IndexMap<String, &Dict<SlotTensor<T>>> =
+        given.state.iter().map(|(name, slots)| (names.primary(name).to_owned(), slots)).collect();
+    let listed: IndexSet<&str> =
+        given.param_groups.iter().flat_map(|group| &group.params).map(|name| names.primary(name)).collect();
     let mut loads = Vec::new();
     let mut members: Vec<Vec<Vec<String>>> = Vec::new();
     let mut keys: Vec<Vec<Key>> = Vec::new();
     for optimizer in live {
-        let mut load = FlatLoad {
-            state: IndexMap::new(),
-            user_state: given.user_state.clone(),
-            param_groups: Vec::new(),
-        };
+        let mut load = FlatLoad { state: IndexMap::new(), user_state: given.user_state.clone(), param_groups: Vec::new() };
         let mut own_members = Vec::new();
         let mut own_keys = Vec::new();
         for (id, identity) in (0_i64..).zip(optimizer.members()) {
@@ -109,26 +98,19 @@ pub fn optim_state_to_load<T: TensorLike>(
                 let frozen = names.get(name).is_some_and(|leaf| !leaf.requires_grad);
                 match given_state.contains_key(name) {
                     true => {}
-                    false if frozen || listed.contains(name.as_str()) => {
-                        report.absent.push(name.clone())
-                    }
+                    false if frozen || listed.contains(name.as_str()) => report.absent.push(name.clone()),
                     false => report.missing.push(name.clone()),
                 }
             }
             let slots = match param.flat {
-                Some((flat, None)) => timings.measure(Phase::Flatten, || {
-                    flatten_members(flat, &given_state, &mut report)
-                })?,
-                Some((flat, Some(member))) => timings.measure(Phase::Reshard, || {
-                    shard_member(flat, member, &given_state, target)
-                })?,
+                Some((flat, None)) => timings.measure(Phase::Flatten, || flatten_members(flat, &given_state, &mut report))?,
+                Some((flat, Some(member))) => {
+                    timings.measure(Phase::Reshard, || shard_member(flat, member, &given_state, target))?
+                }
                 None => {
                     let own = param.names.first().and_then(|name| given_state.get(name));
-                    let keep = |(slot, value): (&Key, &Tree<SlotTensor<T>>)| {
-                        (slot.clone(), FlatSlot::Keep(value.clone()))
-                    };
-                    own.map(|slots| slots.iter().map(keep).collect())
-                        .unwrap_or_default()
+                    let keep = |(slot, value): (&Key, &Tree<SlotTensor<T>>)| (slot.clone(), FlatSlot::Keep(value.clone()));
+                    own.map(|slots| slots.iter().map(keep).collect()).unwrap_or_default()
                 }
             };
             if !slots.is_empty() {
@@ -141,38 +123,18 @@ pub fn optim_state_to_load<T: TensorLike>(
         members.push(own_members);
         keys.push(own_keys);
     }
-    let known: IndexSet<&str> = members
-        .iter()
-        .flatten()
-        .flatten()
-        .map(|name| names.primary(name))
-        .collect();
-    let extra: IndexSet<&str> = given_state
-        .keys()
-        .map(String::as_str)
-        .chain(listed.iter().copied())
-        .collect();
-    report.unexpected = extra
-        .into_iter()
-        .filter(|name| !known.contains(name))
-        .map(str::to_owned)
-        .collect();
+    let known: IndexSet<&str> = members.iter().flatten().flatten().map(|name| names.primary(name)).collect();
+    let extra: IndexSet<&str> = given_state.keys().map(String::as_str).chain(listed.iter().copied()).collect();
+    report.unexpected = extra.into_iter().filter(|name| !known.contains(name)).map(str::to_owned).collect();
     if options.strict && !report.missing.is_empty() {
         let (missing, unexpected) = (report.missing.clone(), report.unexpected.clone());
-        crate::Differences {
-            missing,
-            unexpected,
-            ..Default::default()
-        }
-        .into_result(true)?;
+        crate::Differences { missing, unexpected, ..Default::default() }.into_result(true)?;
     }
     timings.measure(Phase::Rekey, || -> Result<(), StateError> {
-        let whole: Vec<LiveOptimizer<SlotTensor<T>>> =
-            live.iter().map(with_whole_options).collect();
+        let whole: Vec<LiveOptimizer<SlotTensor<T>>> = live.iter().map(with_whole_options).collect();
         let (groups, unmatched) = match_groups(&given.param_groups, &whole, &members, names)?;
         report.unmatched_groups = unmatched;
-        for (((load, optimizer), groups), keys) in loads.iter_mut().zip(live).zip(groups).zip(keys)
-        {
+        for (((load, optimizer), groups), keys) in loads.iter_mut().zip(live).zip(groups).zip(keys) {
             let mut keys = keys.into_iter();
             for (group, options) in optimizer.param_groups.iter().zip(groups) {
                 let params = keys.by_ref().take(group.params.len()).collect();
@@ -202,16 +164,8 @@ impl<'a> LiveParam<'a> {
     ) -> Result<LiveParam<'a>, StateError> {
         let whole = flats.of_identity(identity);
         let own: Vec<String> = match whole {
-            Some(flat) => flat
-                .members()
-                .iter()
-                .map(|member| member.name.clone())
-                .collect(),
-            None => names
-                .of_identity(identity)
-                .into_iter()
-                .map(str::to_owned)
-                .collect(),
+            Some(flat) => flat.members().iter().map(|member| member.name.clone()).collect(),
+            None => names.of_identity(identity).into_iter().map(str::to_owned).collect(),
         };
         let Some(first) = own.first() else {
             let reason = format!("parameter {id} of the optimizer is not a parameter of the model");
@@ -219,36 +173,19 @@ impl<'a> LiveParam<'a> {
         };
         let key = match target {
             LoadTarget::Ids => Key::Int(id),
-            LoadTarget::Names => Key::from(
-                names
-                    .get(first)
-                    .map_or(first.as_str(), |leaf| leaf.raw.as_str()),
-            ),
+            LoadTarget::Names => Key::from(names.get(first).map_or(first.as_str(), |leaf| leaf.raw.as_str())),
         };
-        let member = flats
-            .of_member(first)
-            .map(|(flat, member)| (flat, Some(member)));
-        Ok(LiveParam {
-            key,
-            flat: whole.map(|flat| (flat, None)).or(member),
-            names: own,
-        })
+        let member = flats.of_member(first).map(|(flat, member)| (flat, Some(member)));
+        Ok(LiveParam { key, flat: whole.map(|flat| (flat, None)).or(member), names: own })
     }
 }
 
-pub(crate) fn with_whole_options<T: Clone>(
-    live: &LiveOptimizer<T>,
-) -> LiveOptimizer<SlotTensor<T>> {
-    let whole =
-        |(key, value): (&Key, &Tree<T>)| (key.clone(), value.clone().map(&mut SlotTensor::Whole));
+pub(crate) fn with_whole_options<T: Clone>(live: &LiveOptimizer<T>) -> LiveOptimizer<SlotTensor<T>> {
+    let whole = |(key, value): (&Key, &Tree<T>)| (key.clone(), value.clone().map(&mut SlotTensor::Whole));
     let groups = live.param_groups.iter();
-    let groups = groups.map(|group| ParamGroup {
-        params: group.params.clone(),
-        options: group.options.iter().map(whole).collect(),
-    });
-    LiveOptimizer {
-        param_groups: groups.collect(),
-    }
+    let groups =
+        groups.map(|group| ParamGroup { params: group.params.clone(), options: group.options.iter().map(whole).collect() });
+    LiveOptimizer { param_groups: groups.collect() }
 }
 
 fn is_none<T>(tree: &Tree<T>) -> bool {
@@ -278,60 +215,28 @@ fn flatten_members<T: TensorLike>(
     given: &IndexMap<String, &Dict<SlotTensor<T>>>,
     report: &mut FlatLoadReport,
 ) -> Result<IndexMap<Key, FlatSlot<T>>, StateError> {
-    let states: Vec<Option<&Dict<SlotTensor<T>>>> = flat
-        .members()
-        .iter()
-        .map(|member| {
-            given
-                .get(&member.name)
-                .copied()
-                .filter(|slots| !slots.is_empty())
-        })
-        .collect();
-    let mut with_state = flat
-        .members()
-        .iter()
-        .zip(&states)
-        .filter_map(|(member, state)| Some((member, (*state)?)));
+    let states: Vec<Option<&Dict<SlotTensor<T>>>> =
+        flat.members().iter().map(|member| given.get(&member.name).copied().filter(|slots| !slots.is_empty())).collect();
+    let mut with_state = flat.members().iter().zip(&states).filter_map(|(member, state)| Some((member, (*state)?)));
     let Some((first, slots)) = with_state.next() else {
         return Ok(IndexMap::new());
     };
-    let differ = |slot: &str, reason: String| StateError::FlatMembers {
-        flat: flat.name().to_owned(),
-        slot: slot.to_owned(),
-        reason,
-    };
+    let differ =
+        |slot: &str, reason: String| StateError::FlatMembers { flat: flat.name().to_owned(), slot: slot.to_owned(), reason };
     for (member, other) in with_state {
-        let lacking = |a: &Dict<SlotTensor<T>>, b: &Dict<SlotTensor<T>>| {
-            a.keys().find(|slot| !b.contains_key(*slot)).cloned()
-        };
+        let lacking = |a: &Dict<SlotTensor<T>>, b: &Dict<SlotTensor<T>>| a.keys().find(|slot| !b.contains_key(*slot)).cloned();
         if let Some(slot) = lacking(slots, other) {
-            return Err(differ(
-                &slot.to_string(),
-                format!("'{}' has it and '{}' has not", first.name, member.name),
-            ));
+            return Err(differ(&slot.to_string(), format!("'{}' has it and '{}' has not", first.name, member.name)));
         }
         if let Some(slot) = lacking(other, slots) {
-            return Err(differ(
-                &slot.to_string(),
-                format!("'{}' has it and '{}' has not", member.name, first.name),
-            ));
+            return Err(differ(&slot.to_string(), format!("'{}' has it and '{}' has not", member.name, first.name)));
         }
     }
     let mut result = IndexMap::new();
     for slot in slots.keys() {
-        let values: Vec<Option<&Tree<SlotTensor<T>>>> = states
-            .iter()
-            .map(|state| {
-                state
-                    .and_then(|state| state.get(slot))
-                    .filter(|value| !is_none(value))
-            })
-            .collect();
-        result.insert(
-            slot.clone(),
-            flatten_slot(flat, &slot.to_string(), &values, &differ, report)?,
-        );
+        let values: Vec<Option<&Tree<SlotTensor<T>>>> =
+            states.iter().map(|state| state.and_then(|state| state.get(slot)).filter(|value| !is_none(value))).collect();
+        result.insert(slot.clone(), flatten_slot(flat, &slot.to_string(), &values, &differ, report)?);
     }
     Ok(result)
 }
@@ -343,72 +248,32 @@ fn flatten_slot<T: TensorLike>(
     differ: &dyn Fn(&str, String) -> StateError,
     report: &mut FlatLoadReport,
 ) -> Result<FlatSlot<T>, StateError> {
-    let present: Vec<(usize, &Tree<SlotTensor<T>>)> = values
-        .iter()
-        .enumerate()
-        .filter_map(|(index, value)| Some((index, (*value)?)))
-        .collect();
-    let name = |index: usize| {
-        flat.members()
-            .get(index)
-            .map_or("", |member| member.name.as_str())
-    };
+    let present: Vec<(usize, &Tree<SlotTensor<T>>)> =
+        values.iter().enumerate().filter_map(|(index, value)| Some((index, (*value)?))).collect();
+    let name = |index: usize| flat.members().get(index).map_or("", |member| member.name.as_str());
     let Some((first, value)) = present.first().copied() else {
         return Ok(FlatSlot::Keep(Tree::Value(Value::None)));
     };
-    let kind =
-        |index: usize, value: &Tree<SlotTensor<T>>| class(value, &flat.members()[index].shape);
-    let any_tensor = present
-        .iter()
-        .any(|(index, value)| kind(*index, value) == Class::Tensor);
+    let kind = |index: usize, value: &Tree<SlotTensor<T>>| class(value, &flat.members()[index].shape);
+    let any_tensor = present.iter().any(|(index, value)| kind(*index, value) == Class::Tensor);
     // A parameter without dimensions has slots without dimensions; beside others it is one element of a flat slot.
     let kind = |index: usize, value: &Tree<SlotTensor<T>>| match kind(index, value) {
         Class::Scalar if any_tensor && flat.members()[index].shape.is_empty() => Class::Tensor,
         other => other,
     };
     let expected = kind(first, value);
-    if let Some((other, _)) = present
-        .iter()
-        .find(|(index, value)| kind(*index, value) != expected)
-    {
-        return Err(differ(
-            slot,
-            format!(
-                "it is of one kind for '{}' and of another for '{}'",
-                name(first),
-                name(*other)
-            ),
-        ));
+    if let Some((other, _)) = present.iter().find(|(index, value)| kind(*index, value) != expected) {
+        return Err(differ(slot, format!("it is of one kind for '{}' and of another for '{}'", name(first), name(*other))));
     }
     if expected != Class::Tensor {
-        let missing: Vec<&str> = (0..values.len())
-            .filter(|index| values[*index].is_none())
-            .map(name)
-            .collect();
+        let missing: Vec<&str> = (0..values.len()).filter(|index| values[*index].is_none()).map(name).collect();
         if !missing.is_empty() {
             // No value and some value are not the same: for Adam, no step means the most bias correction.
-            return Err(differ(
-                slot,
-                format!(
-                    "'{}' has a value and {} have none",
-                    name(first),
-                    quoted(&missing)
-                ),
-            ));
+            return Err(differ(slot, format!("'{}' has a value and {} have none", name(first), quoted(&missing))));
         }
-        if let Some((other, second)) = present
-            .iter()
-            .find(|(_, other)| !other.same_as(value, &same_tensor))
-        {
+        if let Some((other, second)) = present.iter().find(|(_, other)| !other.same_as(value, &same_tensor)) {
             let (a, b) = (scalar_text(value), scalar_text(second));
-            return Err(differ(
-                slot,
-                format!(
-                    "it is {a} for '{}' and {b} for '{}'",
-                    name(first),
-                    name(*other)
-                ),
-            ));
+            return Err(differ(slot, format!("it is {a} for '{}' and {b} for '{}'", name(first), name(*other))));
         }
         return Ok(FlatSlot::Keep(value.clone()));
     }
@@ -416,9 +281,7 @@ fn flatten_slot<T: TensorLike>(
     let mut copies = Vec::new();
     for (index, member) in flat.members().iter().enumerate() {
         let Some(Tree::Tensor(tensor)) = values[index] else {
-            report
-                .zero_filled
-                .push((member.name.clone(), slot.to_owned()));
+            report.zero_filled.push((member.name.clone(), slot.to_owned()));
             continue;
         };
         if tensor.shape() != member.shape.as_slice() {
@@ -432,14 +295,7 @@ fn flatten_slot<T: TensorLike>(
         match dtype {
             Some((known, other)) if known != tensor.dtype() => {
                 let (a, b) = (known.name(), tensor.dtype().name());
-                return Err(differ(
-                    slot,
-                    format!(
-                        "it is {a} for '{}' and {b} for '{}'",
-                        name(other),
-                        member.name
-                    ),
-                ));
+                return Err(differ(slot, format!("it is {a} for '{}' and {b} for '{}'", name(other), member.name)));
             }
             _ => dtype = Some((tensor.dtype(), index)),
         }
@@ -449,20 +305,11 @@ fn flatten_slot<T: TensorLike>(
         };
         let pieces = tensor.pieces().map_err(StateError::layout(&member.name))?;
         for piece in flat.member_regions(index, rank)? {
-            copies.extend(copies_for(
-                (&member.name, slot),
-                &pieces,
-                &piece.region,
-                held.in_shard + piece.start,
-            )?);
+            copies.extend(copies_for((&member.name, slot), &pieces, &piece.region, held.in_shard + piece.start)?);
         }
     }
     let dtype = dtype.map_or(flat.dtype(), |(dtype, _)| dtype);
-    Ok(FlatSlot::Build {
-        dtype,
-        shape: Dims::from_slice(&[flat.shard_len()]),
-        copies,
-    })
+    Ok(FlatSlot::Build { dtype, shape: Dims::from_slice(&[flat.shard_len()]), copies })
 }
 
 /// This rank's part of the slots of an original parameter.
@@ -485,30 +332,15 @@ fn shard_member<T: TensorLike>(
     let length = held.map_or(0, |held| held.range.end - held.range.start);
     for (slot, value) in *slots {
         let made = match value {
-            Tree::Tensor(tensor)
-                if !tensor.shape().is_empty() && tensor.shape() == member.shape.as_slice() =>
-            {
+            Tree::Tensor(tensor) if !tensor.shape().is_empty() && tensor.shape() == member.shape.as_slice() => {
                 let pieces = tensor.pieces().map_err(StateError::layout(&member.name))?;
                 let regions = flat.member_regions(index, rank)?;
                 let mut copies = Vec::new();
                 for piece in &regions {
-                    copies.extend(copies_for(
-                        (&member.name, &slot.to_string()),
-                        &pieces,
-                        &piece.region,
-                        piece.start,
-                    )?);
+                    copies.extend(copies_for((&member.name, &slot.to_string()), &pieces, &piece.region, piece.start)?);
                 }
-                let shape = if flat.is_sharded() {
-                    Dims::from_slice(&[length])
-                } else {
-                    member.shape.clone()
-                };
-                FlatSlot::Build {
-                    dtype: tensor.dtype(),
-                    shape,
-                    copies,
-                }
+                let shape = if flat.is_sharded() { Dims::from_slice(&[length]) } else { member.shape.clone() };
+                FlatSlot::Build { dtype: tensor.dtype(), shape, copies }
             }
             Tree::Tensor(tensor) if tensor.numel() != 1 => {
                 return Err(StateError::SlotShape {
@@ -535,27 +367,11 @@ fn scalar_text<T: TensorLike>(value: &Tree<SlotTensor<T>>) -> String {
         return value_text(value);
     };
     let number = match (tensor.dtype(), tensor.scalar()) {
-        (DType::Float32, Some(bytes)) => bytes
-            .try_into()
-            .ok()
-            .map(f32::from_le_bytes)
-            .map(|number| number.to_string()),
-        (DType::Float64, Some(bytes)) => bytes
-            .try_into()
-            .ok()
-            .map(f64::from_le_bytes)
-            .map(|number| number.to_string()),
-        (DType::Int64, Some(bytes)) => bytes
-            .try_into()
-            .ok()
-            .map(i64::from_le_bytes)
-            .map(|number| number.to_string()),
+        (DType::Float32, Some(bytes)) => bytes.try_into().ok().map(f32::from_le_bytes).map(|number| number.to_string()),
+        (DType::Float64, Some(bytes)) => bytes.try_into().ok().map(f64::from_le_bytes).map(|number| number.to_string()),
+        (DType::Int64, Some(bytes)) => bytes.try_into().ok().map(i64::from_le_bytes).map(|number| number.to_string()),
         (_, Some(bytes)) => Some(format!("{bytes:02x?}")),
         _ => None,
     };
-    format!(
-        "{} ({})",
-        number.unwrap_or_else(|| "a tensor".to_owned()),
-        tensor.dtype().name()
-    )
+    format!("{} ({})", number.unwrap_or_else(|| "a tensor".to_owned()), tensor.dtype().name())
 }

@@ -37,38 +37,20 @@ impl FlatModel {
             }
         }
         for (child_name, child) in &module.children {
-            let below = if module.wrapper.hides(child_name) {
-                name.to_owned()
-            } else {
-                join(name, child_name)
-            };
+            let below = if module.wrapper.hides(child_name) { name.to_owned() } else { join(name, child_name) };
             self.visit(child, &below, &join(raw, child_name))?;
         }
         Ok(())
     }
 
-    fn add(
-        &mut self,
-        module: &ModuleTree,
-        name: &str,
-        flat: &FlatParameter,
-    ) -> Result<usize, StateError> {
+    fn add(&mut self, module: &ModuleTree, name: &str, flat: &FlatParameter) -> Result<usize, StateError> {
         let index = self.flats.len();
-        let flat = flat
-            .clone()
-            .renamed(|member| join(name, &canonical_below(module, member)));
+        let flat = flat.clone().renamed(|member| join(name, &canonical_below(module, member)));
         for (member, info) in flat.members().iter().enumerate() {
             for name in std::iter::once(&info.name).chain(&info.aliases) {
-                if self
-                    .by_member
-                    .insert(name.clone(), (index, member))
-                    .is_some()
-                {
+                if self.by_member.insert(name.clone(), (index, member)).is_some() {
                     let reason = format!("'{name}' is a member of two flat parameters");
-                    return Err(StateError::InvalidFlatParameter {
-                        name: flat.name().to_owned(),
-                        reason,
-                    });
+                    return Err(StateError::InvalidFlatParameter { name: flat.name().to_owned(), reason });
                 }
             }
         }
@@ -89,15 +71,11 @@ impl FlatModel {
 
     /// The flat parameter that an optimizer trains as one tensor.
     pub fn of_identity(&self, identity: Identity) -> Option<&FlatParameter> {
-        self.by_identity
-            .get(&identity)
-            .and_then(|index| self.flats.get(*index))
+        self.by_identity.get(&identity).and_then(|index| self.flats.get(*index))
     }
 
     /// The flat parameter with this name of its own, as a name-keyed optimizer calls it.
     pub fn of_raw(&self, raw: &str) -> Option<&FlatParameter> {
-        self.by_raw
-            .get(raw)
-            .and_then(|index| self.flats.get(*index))
+        self.by_raw.get(raw).and_then(|index| self.flats.get(*index))
     }
 }

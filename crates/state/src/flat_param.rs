@@ -40,12 +40,7 @@ pub struct FlatMember {
 impl FlatMember {
     /// A trained member.
     pub fn new(name: &str, shape: &[u64]) -> FlatMember {
-        FlatMember {
-            name: name.to_owned(),
-            shape: Dims::from_slice(shape),
-            requires_grad: true,
-            aliases: Vec::new(),
-        }
+        FlatMember { name: name.to_owned(), shape: Dims::from_slice(shape), requires_grad: true, aliases: Vec::new() }
     }
 }
 
@@ -106,20 +101,14 @@ impl FlatParameter {
         let pad_to = |total: &mut u64, multiple: u64, extents: &mut Vec<Extent>| {
             if multiple > 0 && *total % multiple > 0 {
                 let numel = multiple - *total % multiple;
-                extents.push(Extent {
-                    member: None,
-                    numel,
-                });
+                extents.push(Extent { member: None, numel });
                 *total = total.saturating_add(numel);
             }
         };
         for (index, member) in members.iter().enumerate() {
             pad_to(&mut total, aligned, &mut extents);
             let numel = numel(&member.shape);
-            extents.push(Extent {
-                member: Some(index),
-                numel,
-            });
+            extents.push(Extent { member: Some(index), numel });
             total = total.saturating_add(numel);
         }
         if aligned > 0 {
@@ -137,15 +126,9 @@ impl FlatParameter {
         sharding: FlatSharding,
         use_orig_params: bool,
     ) -> Result<FlatParameter, StateError> {
-        let invalid = |reason: String| StateError::InvalidFlatParameter {
-            name: name.to_owned(),
-            reason,
-        };
+        let invalid = |reason: String| StateError::InvalidFlatParameter { name: name.to_owned(), reason };
         if sharding.rank >= sharding.world {
-            return Err(invalid(format!(
-                "rank {} of {}",
-                sharding.rank, sharding.world
-            )));
+            return Err(invalid(format!("rank {} of {}", sharding.rank, sharding.world)));
         }
         let mut starts = Vec::with_capacity(members.len());
         let mut total = 0_u64;
@@ -156,10 +139,7 @@ impl FlatParameter {
                 };
                 if numel(&member.shape) != extent.numel {
                     let shape = member.shape.as_slice();
-                    return Err(invalid(format!(
-                        "'{}' of shape {shape:?} takes {} elements",
-                        member.name, extent.numel
-                    )));
+                    return Err(invalid(format!("'{}' of shape {shape:?} takes {} elements", member.name, extent.numel)));
                 }
                 starts.push(total);
             }
@@ -169,21 +149,9 @@ impl FlatParameter {
                 .ok_or_else(|| invalid("it has more elements than can be counted".to_owned()))?;
         }
         if starts.len() != members.len() {
-            return Err(invalid(format!(
-                "{} members, {} extents",
-                members.len(),
-                starts.len()
-            )));
+            return Err(invalid(format!("{} members, {} extents", members.len(), starts.len())));
         }
-        Ok(FlatParameter {
-            name: name.to_owned(),
-            dtype,
-            members,
-            starts,
-            total,
-            sharding,
-            use_orig_params,
-        })
+        Ok(FlatParameter { name: name.to_owned(), dtype, members, starts, total, sharding, use_orig_params })
     }
 
     /// Its own name, as the live model has it.
@@ -223,11 +191,7 @@ impl FlatParameter {
 
     /// Elements of one shard, padding included; the same on every rank.
     pub fn shard_len(&self) -> u64 {
-        if self.is_sharded() {
-            self.total.div_ceil(self.sharding.world)
-        } else {
-            self.total
-        }
+        if self.is_sharded() { self.total.div_ceil(self.sharding.world) } else { self.total }
     }
 
     /// The elements of the whole that a rank of the group holds, padding of its shard left out.
@@ -245,17 +209,15 @@ impl FlatParameter {
         let end = start + numel(&self.members.get(member)?.shape);
         let shard = self.shard_range(rank);
         let (from, to) = (start.max(shard.start), end.min(shard.end));
-        (from < to).then(|| MemberRange {
-            range: from - start..to - start,
-            in_shard: from - shard.start,
-        })
+        (from < to).then(|| MemberRange { range: from - start..to - start, in_shard: from - shard.start })
     }
 
     /// The regions of a member that a rank holds; `start` of each is its place inside what the rank holds of the member.
     pub fn member_regions(&self, member: usize, rank: u64) -> Result<Vec<FlatPiece>, StateError> {
         match (self.members.get(member), self.member_range(member, rank)) {
-            (Some(info), Some(held)) => flat_pieces(&info.shape, held.range.start, held.range.end)
-                .map_err(StateError::layout(&info.name)),
+            (Some(info), Some(held)) => {
+                flat_pieces(&info.shape, held.range.start, held.range.end).map_err(StateError::layout(&info.name))
+            }
             _ => Ok(Vec::new()),
         }
     }
@@ -272,10 +234,7 @@ impl FlatParameter {
     pub(crate) fn renamed(mut self, rename: impl Fn(&str) -> String) -> FlatParameter {
         for member in &mut self.members {
             member.name = rename(&member.name);
-            member
-                .aliases
-                .iter_mut()
-                .for_each(|alias| *alias = rename(alias));
+            member.aliases.iter_mut().for_each(|alias| *alias = rename(alias));
         }
         self
     }

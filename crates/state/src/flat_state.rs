@@ -9,9 +9,8 @@ use crate::optimizer::id_of;
 use crate::optimizer_load::value_text;
 use crate::stream::{HeldTensor, TransferPlan, gather_plan};
 use crate::{
-    Dict, FlatModel, FlatParameter, Key, LiveOptimizer, Names, OptimizerState, ParamGroup, Phase,
-    PhaseTimings, RawOptimizer, Recipients, SlotPiece, SlotTensor, StateError, TensorLike, Tree,
-    numel,
+    Dict, FlatModel, FlatParameter, Key, LiveOptimizer, Names, OptimizerState, ParamGroup, Phase, PhaseTimings, RawOptimizer,
+    Recipients, SlotPiece, SlotTensor, StateError, TensorLike, Tree, numel,
 };
 
 /// What a key of an optimizer's state stands for.
@@ -34,19 +33,15 @@ fn owner<'a>(
         None => Owner::Plain(name.to_owned()),
     };
     if let (true, Some(id)) = (by_id, id_of(key)) {
-        let unknown = || StateError::InvalidOptimizerState {
-            reason: format!("there is no parameter with the id {id}"),
-        };
+        let unknown = || StateError::InvalidOptimizerState { reason: format!("there is no parameter with the id {id}") };
         let identity = *members.get(id).ok_or_else(unknown)?;
         if let Some(flat) = flats.of_identity(identity) {
             return Ok(Owner::Flat(flat));
         }
         let found = names.of_identity(identity);
-        let name = found
-            .first()
-            .ok_or_else(|| StateError::InvalidOptimizerState {
-                reason: format!("parameter {id} of the optimizer is not a parameter of the model"),
-            })?;
+        let name = found.first().ok_or_else(|| StateError::InvalidOptimizerState {
+            reason: format!("parameter {id} of the optimizer is not a parameter of the model"),
+        })?;
         return Ok(of_name(name));
     }
     let Some(text) = key.as_str() else {
@@ -73,9 +68,7 @@ pub fn sharded_optim_state<T: TensorLike>(
     flats: &FlatModel,
     timings: &mut PhaseTimings,
 ) -> Result<OptimizerState<SlotTensor<T>>, StateError> {
-    let (members, by_id) = timings.measure(Phase::Preprocess, || {
-        (live.members().collect::<Vec<_>>(), raw.is_keyed_by_id())
-    });
+    let (members, by_id) = timings.measure(Phase::Preprocess, || (live.members().collect::<Vec<_>>(), raw.is_keyed_by_id()));
     let mut result = OptimizerState::default();
     timings.measure(Phase::Flatten, || -> Result<(), StateError> {
         for (key, value) in raw.state {
@@ -92,15 +85,11 @@ pub fn sharded_optim_state<T: TensorLike>(
                     result.insert_slots(flat.members()[index].name.clone(), slots)?;
                 }
                 (Owner::Plain(name), Tree::Dict(slots)) => {
-                    let slots = slots
-                        .into_iter()
-                        .map(|(slot, value)| (slot, value.map(&mut SlotTensor::Whole)));
+                    let slots = slots.into_iter().map(|(slot, value)| (slot, value.map(&mut SlotTensor::Whole)));
                     result.insert_slots(name, slots.collect())?;
                 }
                 (_, value) => {
-                    result
-                        .user_state
-                        .insert(key, value.map(&mut SlotTensor::Whole));
+                    result.user_state.insert(key, value.map(&mut SlotTensor::Whole));
                 }
             }
         }
@@ -111,28 +100,17 @@ pub fn sharded_optim_state<T: TensorLike>(
             let mut params = Vec::new();
             for key in &group.params {
                 match owner(key, &members, by_id, names, flats)? {
-                    Owner::Flat(flat) => {
-                        params.extend(flat.members().iter().map(|member| member.name.clone()))
-                    }
+                    Owner::Flat(flat) => params.extend(flat.members().iter().map(|member| member.name.clone())),
                     Owner::Member(flat, index) => params.push(flat.members()[index].name.clone()),
                     Owner::Plain(name) => params.push(name),
                     Owner::Unknown => {
                         let nearest = names.nearest(&key.to_string());
-                        return Err(StateError::UnknownName {
-                            name: key.to_string(),
-                            nearest,
-                        });
+                        return Err(StateError::UnknownName { name: key.to_string(), nearest });
                     }
                 }
             }
-            let options = group
-                .options
-                .into_iter()
-                .map(|(key, value)| (key, value.map(&mut SlotTensor::Whole)));
-            result.param_groups.push(ParamGroup {
-                params,
-                options: options.collect(),
-            });
+            let options = group.options.into_iter().map(|(key, value)| (key, value.map(&mut SlotTensor::Whole)));
+            result.param_groups.push(ParamGroup { params, options: options.collect() });
         }
         Ok(())
     })?;
@@ -150,15 +128,9 @@ fn member_slots<T: TensorLike>(
     let member = &flat.members()[index];
     let held = flat.member_range(index, rank);
     let regions = flat.member_regions(index, rank)?;
-    let held_len = held
-        .as_ref()
-        .map_or(0, |held| held.range.end - held.range.start);
+    let held_len = held.as_ref().map_or(0, |held| held.range.end - held.range.start);
     let expected = if own { held_len } else { flat.shard_len() };
-    let base = if own {
-        0
-    } else {
-        held.as_ref().map_or(0, |held| held.in_shard)
-    };
+    let base = if own { 0 } else { held.as_ref().map_or(0, |held| held.in_shard) };
     let mut result = Dict::new();
     for (slot, value) in slots {
         let value = match value {
@@ -173,9 +145,7 @@ fn member_slots<T: TensorLike>(
                     pieces: regions.iter().map(piece).collect(),
                 })
             }
-            Tree::Tensor(tensor) if tensor.numel() == 1 => {
-                Tree::Tensor(SlotTensor::Whole(tensor.clone()))
-            }
+            Tree::Tensor(tensor) if tensor.numel() == 1 => Tree::Tensor(SlotTensor::Whole(tensor.clone())),
             Tree::Tensor(tensor) => {
                 return Err(StateError::SlotShape {
                     param: member.name.clone(),
@@ -191,8 +161,7 @@ fn member_slots<T: TensorLike>(
     }
     // An optimizer that makes its state up front has a `step` for a parameter of which this rank holds nothing, and it
     // never moves. The ranks that hold something know better, so here only the (empty) regions count.
-    let sharded =
-        |value: &Tree<SlotTensor<T>>| matches!(value, Tree::Tensor(SlotTensor::Sharded { .. }));
+    let sharded = |value: &Tree<SlotTensor<T>>| matches!(value, Tree::Tensor(SlotTensor::Sharded { .. }));
     if own && held.is_none() && result.values().any(sharded) {
         result.retain(|_, value| sharded(value));
     }
@@ -232,11 +201,7 @@ pub type Inventory = IndexMap<String, IndexMap<String, SlotFacts>>;
 /// Makes the inventory of this rank.
 pub fn inventory<T: TensorLike>(state: &OptimizerState<SlotTensor<T>>) -> Inventory {
     let facts = |value: &Tree<SlotTensor<T>>| match value {
-        Tree::Tensor(SlotTensor::Sharded {
-            dtype,
-            shape,
-            pieces,
-        }) => SlotFacts::Regions {
+        Tree::Tensor(SlotTensor::Sharded { dtype, shape, pieces }) => SlotFacts::Regions {
             dtype: *dtype,
             shape: shape.clone(),
             regions: pieces.iter().map(|piece| piece.region.clone()).collect(),
@@ -251,17 +216,8 @@ pub fn inventory<T: TensorLike>(state: &OptimizerState<SlotTensor<T>>) -> Invent
             None => SlotFacts::Other(other.kind()),
         },
     };
-    let slots = |slots: &Dict<SlotTensor<T>>| {
-        slots
-            .iter()
-            .map(|(slot, value)| (slot.to_string(), facts(value)))
-            .collect()
-    };
-    state
-        .state
-        .iter()
-        .map(|(name, dict)| (name.clone(), slots(dict)))
-        .collect()
+    let slots = |slots: &Dict<SlotTensor<T>>| slots.iter().map(|(slot, value)| (slot.to_string(), facts(value))).collect();
+    state.state.iter().map(|(name, dict)| (name.clone(), slots(dict))).collect()
 }
 
 /// The plan of a full state: whole tensors one after the other, and which rank's value counts for everything else.
@@ -297,10 +253,7 @@ pub fn full_optim_state(
                 if holds_nothing && !matches!(facts, SlotFacts::Regions { .. }) {
                     continue;
                 }
-                slots
-                    .entry((name.clone(), slot.clone()))
-                    .or_default()
-                    .push((rank, facts));
+                slots.entry((name.clone(), slot.clone())).or_default().push((rank, facts));
             }
         }
     }
@@ -309,23 +262,13 @@ pub fn full_optim_state(
     let mut gathered = Vec::new();
     let mut values = Vec::new();
     for ((param, slot), facts) in slots {
-        let disagree = |reason: String| {
-            Err(StateError::RankDisagreement {
-                param: param.clone(),
-                slot: slot.clone(),
-                reason,
-            })
-        };
+        let disagree = |reason: String| Err(StateError::RankDisagreement { param: param.clone(), slot: slot.clone(), reason });
         let mut held = Vec::new();
         let mut whole: Option<(DType, Dims)> = None;
         let mut value: Option<(u64, &SlotFacts)> = None;
         for (rank, facts) in facts {
             match facts {
-                SlotFacts::Regions {
-                    dtype,
-                    shape,
-                    regions,
-                } => {
+                SlotFacts::Regions { dtype, shape, regions } => {
                     match &whole {
                         Some((known, of)) if known != dtype || of != shape => {
                             return disagree(format!(
@@ -342,11 +285,7 @@ pub fn full_optim_state(
                 }
                 facts => match value {
                     Some((first, other)) if other != facts => {
-                        return disagree(format!(
-                            "rank {first} has {}, rank {rank} has {}",
-                            text(other),
-                            text(facts)
-                        ));
+                        return disagree(format!("rank {first} has {}, rank {rank} has {}", text(other), text(facts)));
                     }
                     Some(_) => {}
                     None => value = Some((rank, facts)),
@@ -355,18 +294,10 @@ pub fn full_optim_state(
         }
         match (whole, value) {
             (Some(_), Some((rank, facts))) => {
-                return disagree(format!(
-                    "rank {rank} has {}, others have regions",
-                    text(facts)
-                ));
+                return disagree(format!("rank {rank} has {}, others have regions", text(facts)));
             }
             (Some((dtype, shape)), None) => {
-                tensors.push(HeldTensor {
-                    key: format!("{param}.{slot}"),
-                    dtype,
-                    shape,
-                    held,
-                });
+                tensors.push(HeldTensor { key: format!("{param}.{slot}"), dtype, shape, held });
                 gathered.push((param, slot));
             }
             (None, Some((rank, _))) => values.push((param, slot, rank)),
@@ -374,12 +305,7 @@ pub fn full_optim_state(
         }
     }
     let tensors = gather_plan(tensors, recipients)?;
-    Ok(FullOptimState {
-        tensors,
-        slots: gathered,
-        values,
-        cpu_offload,
-    })
+    Ok(FullOptimState { tensors, slots: gathered, values, cpu_offload })
 }
 
 fn text(facts: &SlotFacts) -> String {
@@ -387,11 +313,7 @@ fn text(facts: &SlotFacts) -> String {
         SlotFacts::Regions { dtype, shape, .. } => {
             format!("regions of {} {:?}", dtype.name(), shape.as_slice())
         }
-        SlotFacts::Same {
-            dtype,
-            shape,
-            scalar,
-        } => match scalar {
+        SlotFacts::Same { dtype, shape, scalar } => match scalar {
             Some(bytes) => format!("{} {}", dtype.name(), hex(bytes)),
             None => format!("{} of {} elements", dtype.name(), numel(shape)),
         },
@@ -401,7 +323,5 @@ fn text(facts: &SlotFacts) -> String {
 }
 
 fn hex(bytes: &[u8]) -> String {
-    bytes
-        .iter()
-        .fold(String::from("0x"), |text, byte| format!("{text}{byte:02x}"))
+    bytes.iter().fold(String::from("0x"), |text, byte| format!("{text}{byte:02x}"))
 }

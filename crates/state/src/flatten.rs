@@ -77,12 +77,7 @@ pub fn flatten_by<T>(state: Dict<T>, rules: FlattenRules) -> Result<Flat<T>, Sta
     Ok(flat)
 }
 
-fn visit<T>(
-    tree: Tree<T>,
-    path: &mut KeyPath,
-    rules: FlattenRules,
-    out: &mut Flat<T>,
-) -> Result<(), StateError> {
+fn visit<T>(tree: Tree<T>, path: &mut KeyPath, rules: FlattenRules, out: &mut Flat<T>) -> Result<(), StateError> {
     if path.len() > MAX_DEPTH {
         return Err(StateError::TooDeep { limit: MAX_DEPTH });
     }
@@ -94,19 +89,9 @@ fn visit<T>(
     if is_leaf(&tree, rules) {
         let key = dotted(path);
         if let Some(first) = out.get(&key) {
-            return Err(StateError::DuplicateKey {
-                key,
-                first: path_text(&first.path),
-                second: path_text(path),
-            });
+            return Err(StateError::DuplicateKey { key, first: path_text(&first.path), second: path_text(path) });
         }
-        out.insert(
-            key,
-            FlatLeaf {
-                path: path.clone(),
-                leaf: tree,
-            },
-        );
+        out.insert(key, FlatLeaf { path: path.clone(), leaf: tree });
         return Ok(());
     }
     match tree {
@@ -133,9 +118,7 @@ fn visit<T>(
 pub fn is_leaf<T>(tree: &Tree<T>, rules: FlattenRules) -> bool {
     match (tree, rules) {
         (Tree::Dict(_), FlattenRules::Current) => false,
-        (Tree::Dict(dict), FlattenRules::V2_3) => {
-            dict.values().all(|value| keeps_shut(value, rules))
-        }
+        (Tree::Dict(dict), FlattenRules::V2_3) => dict.values().all(|value| keeps_shut(value, rules)),
         (Tree::List(items), _) => items.iter().all(|item| keeps_shut(item, rules)),
         _ => true,
     }
@@ -152,25 +135,18 @@ fn keeps_shut<T>(element: &Tree<T>, rules: FlattenRules) -> bool {
 
 /// Builds the nested tree from flattened leaves and their paths.
 pub fn unflatten<T>(flat: Flat<T>) -> Result<Dict<T>, StateError> {
-    unflatten_entries(
-        flat.into_iter()
-            .map(|(key, leaf)| (key, leaf.path, leaf.leaf)),
-    )
+    unflatten_entries(flat.into_iter().map(|(key, leaf)| (key, leaf.path, leaf.leaf)))
 }
 
 /// Builds the nested tree from keys, paths and leaves. The structure is that of the paths, so a checkpoint's own paths
 /// give the structure the checkpoint was saved with, whatever a template of today looks like.
-pub fn unflatten_entries<T>(
-    entries: impl IntoIterator<Item = (String, KeyPath, Tree<T>)>,
-) -> Result<Dict<T>, StateError> {
+pub fn unflatten_entries<T>(entries: impl IntoIterator<Item = (String, KeyPath, Tree<T>)>) -> Result<Dict<T>, StateError> {
     let mut root: IndexMap<Key, Node<T>> = IndexMap::new();
     for (key, path, leaf) in entries {
         insert(&mut root, &key, &path, leaf)?;
     }
     let mut gaps = 0;
-    root.into_iter()
-        .map(|(key, node)| Ok((key, node.build(&mut gaps)?)))
-        .collect()
+    root.into_iter().map(|(key, node)| Ok((key, node.build(&mut gaps)?))).collect()
 }
 
 enum Node<T> {
@@ -192,24 +168,15 @@ impl<T> Node<T> {
         match self {
             Node::Leaf(tree) => Ok(tree),
             Node::Dict(dict) => {
-                let dict = dict
-                    .into_iter()
-                    .map(|(key, node)| Ok((key, node.build(gaps)?)));
+                let dict = dict.into_iter().map(|(key, node)| Ok((key, node.build(gaps)?)));
                 Ok(Tree::Dict(dict.collect::<Result<_, StateError>>()?))
             }
             Node::List(elements, key) => {
-                let length = elements
-                    .keys()
-                    .next_back()
-                    .map_or(0, |last| last.saturating_add(1));
+                let length = elements.keys().next_back().map_or(0, |last| last.saturating_add(1));
                 let missing = length - elements.len() as u64;
                 *gaps = gaps.saturating_add(missing);
                 if *gaps > MAX_LIST_GAPS {
-                    return Err(StateError::SparseList {
-                        key,
-                        gaps: *gaps,
-                        limit: MAX_LIST_GAPS,
-                    });
+                    return Err(StateError::SparseList { key, gaps: *gaps, limit: MAX_LIST_GAPS });
                 }
                 let mut list = Vec::new();
                 for (index, node) in elements {
@@ -225,19 +192,11 @@ impl<T> Node<T> {
     }
 }
 
-fn insert<T>(
-    root: &mut IndexMap<Key, Node<T>>,
-    key: &str,
-    path: &[PathSegment],
-    leaf: Tree<T>,
-) -> Result<(), StateError> {
+fn insert<T>(root: &mut IndexMap<Key, Node<T>>, key: &str, path: &[PathSegment], leaf: Tree<T>) -> Result<(), StateError> {
     if path.len() > MAX_DEPTH {
         return Err(StateError::TooDeep { limit: MAX_DEPTH });
     }
-    let conflict = |reason: String| StateError::PathConflict {
-        key: key.to_owned(),
-        reason,
-    };
+    let conflict = |reason: String| StateError::PathConflict { key: key.to_owned(), reason };
     let Some((first, rest)) = path.split_first() else {
         return Err(conflict("it is empty".to_owned()));
     };
@@ -247,8 +206,7 @@ fn insert<T>(
         slot = match (node, segment) {
             (Node::Dict(dict), segment) => place(dict, segment),
             (Node::List(elements, _), PathSegment::Index(index)) => {
-                let index = u64::try_from(*index)
-                    .map_err(|_| conflict(format!("the index {index} is negative")))?;
+                let index = u64::try_from(*index).map_err(|_| conflict(format!("the index {index} is negative")))?;
                 Place::Element(elements, index)
             }
             (Node::List(..), PathSegment::Key(text)) => {

@@ -38,50 +38,34 @@ mod tensor;
 mod timings;
 mod tree;
 
-pub use calls::{
-    OptimizerTree, SetState, StateGiven, StatePlan, get_optimizer_state, get_state,
-    set_optimizer_tree, set_state,
-};
+pub use calls::{OptimizerTree, SetState, StateGiven, StatePlan, get_optimizer_state, get_state, set_optimizer_tree, set_state};
 pub use differences::Differences;
 pub use edit::{Renames, filter, merge};
 pub use error::{GroupDisagreement, MergeConflict, StateError};
 pub use flat_load::{FlatLoad, FlatLoadReport, FlatSlot, LoadTarget, optim_state_to_load};
 pub use flat_model::FlatModel;
-pub use flat_param::{
-    Extent, FlatMember, FlatParameter, FlatSharding, MemberRange, ShardingStrategy,
-};
-pub use flat_state::{
-    FullOptimState, Inventory, SlotFacts, full_optim_state, inventory, sharded_optim_state,
-};
+pub use flat_param::{Extent, FlatMember, FlatParameter, FlatSharding, MemberRange, ShardingStrategy};
+pub use flat_state::{FullOptimState, Inventory, SlotFacts, full_optim_state, inventory, sharded_optim_state};
 pub use flatten::{
-    Flat, FlatLeaf, FlattenRules, MAX_LIST_GAPS, dotted, flatten, flatten_by, is_leaf, path_text,
-    unflatten, unflatten_entries,
+    Flat, FlatLeaf, FlattenRules, MAX_LIST_GAPS, dotted, flatten, flatten_by, is_leaf, path_text, unflatten, unflatten_entries,
 };
-pub use model_state::{
-    ModelEntry, ModelState, SetModel, get_model_state, set_model_state, with_submodule_prefix,
-};
+pub use model_state::{ModelEntry, ModelState, SetModel, get_model_state, set_model_state, with_submodule_prefix};
 pub use module::{Buffer, Identity, ModuleTree, Parameter, Wrapper};
 pub use names::{EXTRA_STATE, LeafKind, NamedLeaf, Names, canonical_below, nearest};
 pub use optimizer::{
-    LiveOptimizer, OptimizerState, PARAM_GROUPS, PARAM_NAMES, PARAMS, ParamGroup, RawOptimizer,
-    STATE, by_ids, by_names, combine, names_by_id,
+    LiveOptimizer, OptimizerState, PARAM_GROUPS, PARAM_NAMES, PARAMS, ParamGroup, RawOptimizer, STATE, by_ids, by_names, combine,
+    names_by_id,
 };
-pub use optimizer_flat_form::{
-    FlatLeftovers, FlatOptimizer, flatten_optimizer, unflatten_optimizer, unflatten_optimizer_alone,
-};
-pub use optimizer_load::{
-    OptimizerLoad, OptimizerReport, read_optimizer_state, set_optimizer_state,
-};
+pub use optimizer_flat_form::{FlatLeftovers, FlatOptimizer, flatten_optimizer, unflatten_optimizer, unflatten_optimizer_alone};
+pub use optimizer_load::{OptimizerLoad, OptimizerReport, read_optimizer_state, set_optimizer_state};
 pub use options::{Recipients, StateDictOptions};
 pub use rekey::{check_same_on_ranks, group_key, rekey};
 pub use sharded_load::{
-    CheckpointEntry, EntryFacts, OddSlots, ParamLayout, ShardedOptimizerPlan, SlotTarget,
+    CheckpointEntry, EntryFacts, OddSlots, ParamLayout, ShardedOptimizerPlan, SlotTarget, adopt_layouts, place_slot,
     plan_sharded_optimizer,
 };
 pub use slot::{BoxCopy, SlotPiece, SlotTensor, device_of_slot};
-pub use stream::{
-    HeldTensor, TransferPart, TransferPlan, TransferStep, broadcast_plan, gather_plan,
-};
+pub use stream::{HeldTensor, TransferPart, TransferPlan, TransferStep, broadcast_plan, gather_plan};
 pub use template::{TemplateMatch, compare_keys, match_template, structure_of_checkpoint};
 pub use tensor::{DeviceKind, TensorFacts, TensorLike, numel};
 pub use timings::{Phase, PhaseTimings};

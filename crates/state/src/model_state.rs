@@ -39,11 +39,7 @@ pub struct ModelState {
 }
 
 /// Plans reading the state of a model, or of some of its submodules.
-pub fn get_model_state(
-    model: &ModuleTree,
-    submodules: &[&str],
-    options: &StateDictOptions,
-) -> Result<ModelState, StateError> {
+pub fn get_model_state(model: &ModuleTree, submodules: &[&str], options: &StateDictOptions) -> Result<ModelState, StateError> {
     options.check()?;
     let names = Names::of(model)?;
     let prefixes = Names::submodule_prefixes(model, submodules)?;
@@ -56,9 +52,7 @@ pub fn get_model_state(
         if options.ignore_frozen_params && leaf.kind == LeafKind::Parameter && !leaf.requires_grad {
             continue;
         }
-        let alias_of = leaf
-            .identity
-            .and_then(|identity| stored.get(&(identity, leaf.member)).cloned());
+        let alias_of = leaf.identity.and_then(|identity| stored.get(&(identity, leaf.member)).cloned());
         if let (Some(identity), None) = (leaf.identity, &alias_of) {
             stored.insert((identity, leaf.member), key.clone());
         }
@@ -77,11 +71,7 @@ pub fn get_model_state(
         }
         entries.insert(key, entry);
     }
-    Ok(ModelState {
-        entries,
-        recipients: options.recipients(),
-        cpu_offload: options.cpu_offload,
-    })
+    Ok(ModelState { entries, recipients: options.recipients(), cpu_offload: options.cpu_offload })
 }
 
 /// The key of a name when only some submodules are asked for; None for what is outside of them.
@@ -89,15 +79,8 @@ fn key_of(name: &str, prefixes: &IndexSet<String>, keep: bool) -> Option<String>
     if prefixes.is_empty() {
         return Some(name.to_owned());
     }
-    let rest = prefixes
-        .iter()
-        .filter_map(|prefix| below(name, prefix))
-        .min_by_key(|rest| rest.len())?;
-    Some(if keep {
-        name.to_owned()
-    } else {
-        rest.to_owned()
-    })
+    let rest = prefixes.iter().filter_map(|prefix| below(name, prefix)).min_by_key(|rest| rest.len())?;
+    Some(if keep { name.to_owned() } else { rest.to_owned() })
 }
 
 /// What goes where when a given state is set.
@@ -120,22 +103,11 @@ pub fn set_model_state<'a>(
 ) -> Result<SetModel, StateError> {
     options.check()?;
     let names = Names::of(model)?;
-    let plan = get_model_state(
-        model,
-        &[],
-        &StateDictOptions {
-            ignore_frozen_params: false,
-            ..options.clone()
-        },
-    )?;
+    let plan = get_model_state(model, &[], &StateDictOptions { ignore_frozen_params: false, ..options.clone() })?;
     let given: IndexSet<&str> = given.into_iter().collect();
     options.check_given(Some(given.len()), None, false)?;
-    if let Some(key) = given
-        .iter()
-        .find(|key| key.split('.').any(|segment| segment == "_flat_param"))
-    {
-        let reason =
-            format!("'{key}' names a flat parameter; only its members have names of their own");
+    if let Some(key) = given.iter().find(|key| key.split('.').any(|segment| segment == "_flat_param")) {
+        let reason = format!("'{key}' names a flat parameter; only its members have names of their own");
         return Err(StateError::InvalidModule { reason });
     }
     let mut used: IndexSet<&str> = IndexSet::new();
@@ -145,12 +117,9 @@ pub fn set_model_state<'a>(
         let leaf = names.get(&entry.name);
         let candidates = [entry.name.as_str(), entry.raw.as_str()];
         let aliases = names.aliases(&entry.name).iter().map(String::as_str);
-        let own = candidates
-            .into_iter()
-            .find(|name| given.contains(*name) && (entry.member.is_none() || *name != entry.raw));
+        let own = candidates.into_iter().find(|name| given.contains(*name) && (entry.member.is_none() || *name != entry.raw));
         let found = own.or_else(|| aliases.into_iter().find(|name| given.contains(*name)));
-        let frozen =
-            entry.kind == LeafKind::Parameter && leaf.is_some_and(|leaf| !leaf.requires_grad);
+        let frozen = entry.kind == LeafKind::Parameter && leaf.is_some_and(|leaf| !leaf.requires_grad);
         let Some(found) = found.and_then(|name| given.get(name).copied()) else {
             if !(options.ignore_frozen_params && frozen) {
                 result.differences.missing.push(key.clone());
@@ -158,18 +127,11 @@ pub fn set_model_state<'a>(
             continue;
         };
         used.insert(found);
-        if let (Some(have), Some(want)) = (facts(found), leaf.and_then(|leaf| leaf.facts.as_ref()))
-        {
+        if let (Some(have), Some(want)) = (facts(found), leaf.and_then(|leaf| leaf.facts.as_ref())) {
             if have.shape != want.shape {
-                result
-                    .differences
-                    .shapes
-                    .push((found.to_owned(), have.shape, want.shape.clone()));
+                result.differences.shapes.push((found.to_owned(), have.shape, want.shape.clone()));
             } else if have.dtype != want.dtype {
-                result
-                    .differences
-                    .dtypes
-                    .push((found.to_owned(), have.dtype, want.dtype));
+                result.differences.dtypes.push((found.to_owned(), have.dtype, want.dtype));
             }
         }
         if let Some(identity) = entry.identity {
@@ -179,10 +141,7 @@ pub fn set_model_state<'a>(
         }
         result.assignments.push((found.to_owned(), entry.clone()));
     }
-    let extra = given
-        .iter()
-        .filter(|key| !used.contains(*key))
-        .map(|key| (*key).to_owned());
+    let extra = given.iter().filter(|key| !used.contains(*key)).map(|key| (*key).to_owned());
     result.differences.unexpected = extra.collect();
     result.differences = result.differences.into_result(options.strict)?;
     Ok(result)
@@ -190,8 +149,5 @@ pub fn set_model_state<'a>(
 
 /// Puts the prefix of a submodule before the keys of a state that was saved without it.
 pub fn with_submodule_prefix<V>(prefix: &str, state: IndexMap<String, V>) -> IndexMap<String, V> {
-    state
-        .into_iter()
-        .map(|(key, value)| (join(prefix, &key), value))
-        .collect()
+    state.into_iter().map(|(key, value)| (join(prefix, &key), value)).collect()
 }

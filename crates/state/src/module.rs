@@ -67,12 +67,7 @@ pub struct Parameter {
 impl Parameter {
     /// A trained parameter.
     pub fn new(identity: u64) -> Parameter {
-        Parameter {
-            identity: Identity(identity),
-            requires_grad: true,
-            facts: None,
-            flat: None,
-        }
+        Parameter { identity: Identity(identity), requires_grad: true, facts: None, flat: None }
     }
 
     /// The same parameter, not trained.
@@ -134,14 +129,7 @@ impl ModuleTree {
     /// Adds a buffer.
     #[must_use]
     pub fn buffer(mut self, name: &str, identity: u64, persistent: bool) -> ModuleTree {
-        self.buffers.insert(
-            name.to_owned(),
-            Buffer {
-                identity: Identity(identity),
-                persistent,
-                facts: None,
-            },
-        );
+        self.buffers.insert(name.to_owned(), Buffer { identity: Identity(identity), persistent, facts: None });
         self
     }
 
@@ -163,11 +151,7 @@ impl ModuleTree {
     #[must_use]
     pub fn wrapped(mut self, wrapper: Wrapper) -> ModuleTree {
         match wrapper.segment() {
-            Some(segment) => ModuleTree {
-                wrapper,
-                ..ModuleTree::default()
-            }
-            .child(segment, self),
+            Some(segment) => ModuleTree { wrapper, ..ModuleTree::default() }.child(segment, self),
             None => {
                 // Name modifiers change names and must not be lost; the FSDP2 mark is only a mark.
                 if matches!(self.wrapper, Wrapper::None | Wrapper::Fsdp2) {
@@ -188,19 +172,13 @@ impl ModuleTree {
             return Some(found);
         }
         // The name leaves out wrappers: look for the same name in whatever this module hides.
-        self.children
-            .iter()
-            .filter(|(child, _)| self.wrapper.hides(child))
-            .find_map(|(_, child)| child.find(name))
+        self.children.iter().filter(|(child, _)| self.wrapper.hides(child)).find_map(|(_, child)| child.find(name))
     }
 
     pub(crate) fn check(&self) -> Result<(), StateError> {
         if let Some(segment) = self.wrapper.segment() {
             if !self.children.contains_key(segment) {
-                let reason = format!(
-                    "a {:?} wrapper has no child called '{segment}'",
-                    self.wrapper
-                );
+                let reason = format!("a {:?} wrapper has no child called '{segment}'", self.wrapper);
                 return Err(StateError::InvalidModule { reason });
             }
         }

@@ -76,15 +76,9 @@ impl Names {
                 None => self.add(leaf)?,
                 Some(flat) => {
                     let members = flat.members().iter().enumerate();
-                    let own = members
-                        .clone()
-                        .map(|(index, member)| (index, member, &member.name));
-                    let others = members.flat_map(|(index, member)| {
-                        member
-                            .aliases
-                            .iter()
-                            .map(move |alias| (index, member, alias))
-                    });
+                    let own = members.clone().map(|(index, member)| (index, member, &member.name));
+                    let others =
+                        members.flat_map(|(index, member)| member.aliases.iter().map(move |alias| (index, member, alias)));
                     for (index, member, below) in own.chain(others) {
                         self.add(NamedLeaf {
                             name: join(name, &canonical_below(module, below)),
@@ -122,11 +116,7 @@ impl Names {
             })?;
         }
         for (child_name, child) in &module.children {
-            let below = if module.wrapper.hides(child_name) {
-                name.to_owned()
-            } else {
-                join(name, child_name)
-            };
+            let below = if module.wrapper.hides(child_name) { name.to_owned() } else { join(name, child_name) };
             self.visit(child, &below, &join(raw, child_name))?;
         }
         Ok(())
@@ -134,29 +124,17 @@ impl Names {
 
     fn add(&mut self, leaf: NamedLeaf) -> Result<(), StateError> {
         if let Some(first) = self.leaves.get(&leaf.name) {
-            if first.identity == leaf.identity
-                && first.member == leaf.member
-                && first.kind == leaf.kind
-            {
+            if first.identity == leaf.identity && first.member == leaf.member && first.kind == leaf.kind {
                 // The same thing seen through two wrappers of one module; the first sight counts.
                 return Ok(());
             }
-            let reason = format!(
-                "'{}' and '{}' are both called '{}'",
-                first.raw, leaf.raw, leaf.name
-            );
+            let reason = format!("'{}' and '{}' are both called '{}'", first.raw, leaf.raw, leaf.name);
             return Err(StateError::InvalidModule { reason });
         }
         if let Some(identity) = leaf.identity {
-            self.by_identity
-                .entry((identity, leaf.member))
-                .or_default()
-                .push(leaf.name.clone());
+            self.by_identity.entry((identity, leaf.member)).or_default().push(leaf.name.clone());
         }
-        self.by_raw
-            .entry(leaf.raw.clone())
-            .or_default()
-            .push(leaf.name.clone());
+        self.by_raw.entry(leaf.raw.clone()).or_default().push(leaf.name.clone());
         self.leaves.insert(leaf.name.clone(), leaf);
         Ok(())
     }
@@ -178,10 +156,7 @@ impl Names {
 
     /// All names of the tensor that `name` belongs to, in order, `name` itself included.
     pub fn aliases(&self, name: &str) -> &[String] {
-        self.leaves
-            .get(name)
-            .and_then(|leaf| self.by_identity.get(&(leaf.identity?, leaf.member)))
-            .map_or(&[], Vec::as_slice)
+        self.leaves.get(name).and_then(|leaf| self.by_identity.get(&(leaf.identity?, leaf.member))).map_or(&[], Vec::as_slice)
     }
 
     /// The first name of the same tensor: the one under which it is stored and under which optimizers know it.
@@ -191,17 +166,11 @@ impl Names {
 
     /// The names of a parameter by its identity, in the order of its members; of shared ones only the first name.
     pub fn of_identity(&self, identity: Identity) -> Vec<&str> {
-        let single = self
-            .by_identity
-            .get(&(identity, None))
-            .and_then(|names| names.first());
+        let single = self.by_identity.get(&(identity, None)).and_then(|names| names.first());
         if let Some(name) = single {
             return vec![name];
         }
-        (0..)
-            .map_while(|member| self.by_identity.get(&(identity, Some(member)))?.first())
-            .map(String::as_str)
-            .collect()
+        (0..).map_while(|member| self.by_identity.get(&(identity, Some(member)))?.first()).map(String::as_str).collect()
     }
 
     /// The name most like `name`, for hints.
@@ -210,18 +179,12 @@ impl Names {
     }
 
     /// Canonical prefixes of submodules given by canonical or live names.
-    pub(crate) fn submodule_prefixes(
-        model: &ModuleTree,
-        names: &[&str],
-    ) -> Result<IndexSet<String>, StateError> {
+    pub(crate) fn submodule_prefixes(model: &ModuleTree, names: &[&str]) -> Result<IndexSet<String>, StateError> {
         names
             .iter()
             .map(|name| match model.find(name) {
                 Some(_) => Ok(canonical_below(model, name)),
-                None => Err(StateError::UnknownName {
-                    name: (*name).to_owned(),
-                    nearest: None,
-                }),
+                None => Err(StateError::UnknownName { name: (*name).to_owned(), nearest: None }),
             })
             .collect()
     }
@@ -230,11 +193,7 @@ impl Names {
 /// The canonical form of a name below a module, by walking the module itself. Segments that the description does not know
 /// stay as they are, except those that only a wrapper can have brought.
 pub fn canonical_below(module: &ModuleTree, name: &str) -> String {
-    const WRAPPED: [&str; 3] = [
-        "_fsdp_wrapped_module",
-        "_orig_mod",
-        "_checkpoint_wrapped_module",
-    ];
+    const WRAPPED: [&str; 3] = ["_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module"];
     let mut canonical = String::new();
     let mut here = Some(module);
     for segment in name.split('.') {
@@ -243,10 +202,7 @@ pub fn canonical_below(module: &ModuleTree, name: &str) -> String {
             let knows = current.children.contains_key(segment)
                 || current.parameters.contains_key(segment)
                 || current.buffers.contains_key(segment);
-            let hidden = current
-                .children
-                .iter()
-                .find(|(child, _)| current.wrapper.hides(child));
+            let hidden = current.children.iter().find(|(child, _)| current.wrapper.hides(child));
             match hidden {
                 Some((_, inner)) if !knows => here = Some(inner),
                 _ => break,

@@ -35,10 +35,7 @@ pub struct RawOptimizer<T> {
 
 impl<T> Default for RawOptimizer<T> {
     fn default() -> Self {
-        RawOptimizer {
-            state: Dict::new(),
-            param_groups: Vec::new(),
-        }
+        RawOptimizer { state: Dict::new(), param_groups: Vec::new() }
     }
 }
 
@@ -52,9 +49,7 @@ pub struct LiveOptimizer<T> {
 impl<T> LiveOptimizer<T> {
     /// The members of all groups in order: the position of a member is its id.
     pub fn members(&self) -> impl Iterator<Item = Identity> + '_ {
-        self.param_groups
-            .iter()
-            .flat_map(|group| group.params.iter().copied())
+        self.param_groups.iter().flat_map(|group| group.params.iter().copied())
     }
 }
 
@@ -71,18 +66,12 @@ pub struct OptimizerState<T> {
 
 impl<T> Default for OptimizerState<T> {
     fn default() -> Self {
-        OptimizerState {
-            state: IndexMap::new(),
-            user_state: Dict::new(),
-            param_groups: Vec::new(),
-        }
+        OptimizerState { state: IndexMap::new(), user_state: Dict::new(), param_groups: Vec::new() }
     }
 }
 
 fn invalid(reason: impl Into<String>) -> StateError {
-    StateError::InvalidOptimizerState {
-        reason: reason.into(),
-    }
+    StateError::InvalidOptimizerState { reason: reason.into() }
 }
 
 impl<T> RawOptimizer<T> {
@@ -101,45 +90,25 @@ impl<T> RawOptimizer<T> {
             Some(Tree::List(groups) | Tree::Tuple(groups)) => groups,
             None => Vec::new(),
             Some(other) => {
-                return Err(invalid(format!(
-                    "'param_groups' is {}, not a list",
-                    other.kind()
-                )));
+                return Err(invalid(format!("'param_groups' is {}, not a list", other.kind())));
             }
         };
-        let param_groups = groups
-            .into_iter()
-            .enumerate()
-            .map(|(index, group)| raw_group(index, group));
-        Ok(RawOptimizer {
-            state,
-            param_groups: param_groups.collect::<Result<_, _>>()?,
-        })
+        let param_groups = groups.into_iter().enumerate().map(|(index, group)| raw_group(index, group));
+        Ok(RawOptimizer { state, param_groups: param_groups.collect::<Result<_, _>>()? })
     }
 
     /// The tree of it, members last in every group as PyTorch writes them.
     pub fn into_tree(self) -> Tree<T> {
         let groups = self.param_groups.into_iter().map(|group| {
-            let params = group
-                .params
-                .into_iter()
-                .map(|key| Tree::Value(key.to_value()))
-                .collect();
+            let params = group.params.into_iter().map(|key| Tree::Value(key.to_value())).collect();
             group_tree(group.options, params)
         });
-        Tree::dict_of([
-            (STATE, Tree::Dict(self.state)),
-            (PARAM_GROUPS, Tree::List(groups.collect())),
-        ])
+        Tree::dict_of([(STATE, Tree::Dict(self.state)), (PARAM_GROUPS, Tree::List(groups.collect()))])
     }
 
     /// Whether parameters go by id. Numbers that went through a flattened tree come back as digits, and count.
     pub fn is_keyed_by_id(&self) -> bool {
-        let mut members = self
-            .param_groups
-            .iter()
-            .flat_map(|group| &group.params)
-            .peekable();
+        let mut members = self.param_groups.iter().flat_map(|group| &group.params).peekable();
         if members.peek().is_some() {
             return members.all(|key| id_of(key).is_some());
         }
@@ -155,42 +124,28 @@ fn group_tree<T>(options: Dict<T>, params: Vec<Tree<T>>) -> Tree<T> {
 
 fn raw_group<T>(index: usize, tree: Tree<T>) -> Result<ParamGroup<Key, T>, StateError> {
     let Tree::Dict(mut options) = tree else {
-        return Err(invalid(format!(
-            "param_group {index} is {}, not a dict",
-            tree.kind()
-        )));
+        return Err(invalid(format!("param_group {index} is {}, not a dict", tree.kind())));
     };
     let params = match options.shift_remove(&Key::from(PARAMS)) {
         Some(Tree::List(params) | Tree::Tuple(params)) => params,
         // A group without members flattens to one without the key.
         None => Vec::new(),
         Some(other) => {
-            return Err(invalid(format!(
-                "'params' of param_group {index} is {}",
-                other.kind()
-            )));
+            return Err(invalid(format!("'params' of param_group {index} is {}", other.kind())));
         }
     };
     let params = params.into_iter().map(|param| match param {
         Tree::Value(value @ (Value::Str(_) | Value::Int(_))) => Ok(crate::tree::key_of(value)),
-        other => Err(invalid(format!(
-            "a member of param_group {index} is {}, neither id nor name",
-            other.kind()
-        ))),
+        other => Err(invalid(format!("a member of param_group {index} is {}, neither id nor name", other.kind()))),
     });
-    Ok(ParamGroup {
-        params: params.collect::<Result<_, _>>()?,
-        options,
-    })
+    Ok(ParamGroup { params: params.collect::<Result<_, _>>()?, options })
 }
 
 /// A parameter id, if the key is one.
 pub(crate) fn id_of(key: &Key) -> Option<usize> {
     match key {
         Key::Int(id) => usize::try_from(*id).ok(),
-        Key::Str(text) if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) => {
-            text.parse().ok()
-        }
+        Key::Str(text) if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) => text.parse().ok(),
         _ => None,
     }
 }
@@ -198,54 +153,32 @@ pub(crate) fn id_of(key: &Key) -> Option<usize> {
 impl<T> OptimizerState<T> {
     /// The nested tree of it.
     pub fn into_tree(self) -> Tree<T> {
-        let mut state: Dict<T> = self
-            .state
-            .into_iter()
-            .map(|(name, slots)| (Key::Str(name), Tree::Dict(slots)))
-            .collect();
+        let mut state: Dict<T> = self.state.into_iter().map(|(name, slots)| (Key::Str(name), Tree::Dict(slots))).collect();
         state.extend(self.user_state);
         let groups = self.param_groups.into_iter().map(|group| {
-            let params = group
-                .params
-                .into_iter()
-                .map(|name| Tree::Value(Value::Str(name)))
-                .collect();
+            let params = group.params.into_iter().map(|name| Tree::Value(Value::Str(name))).collect();
             group_tree(group.options, params)
         });
-        Tree::dict_of([
-            (STATE, Tree::Dict(state)),
-            (PARAM_GROUPS, Tree::List(groups.collect())),
-        ])
+        Tree::dict_of([(STATE, Tree::Dict(state)), (PARAM_GROUPS, Tree::List(groups.collect()))])
     }
 
     /// Reads state by names. A string that `names` does not know and that no group lists is user-defined state, unless
     /// it holds slots: then it belongs to a parameter that this model does not have.
-    pub fn from_named(
-        raw: RawOptimizer<T>,
-        names: &Names,
-    ) -> Result<OptimizerState<T>, StateError> {
+    pub fn from_named(raw: RawOptimizer<T>, names: &Names) -> Result<OptimizerState<T>, StateError> {
         let mut result = OptimizerState::default();
         for group in raw.param_groups {
             let params = group.params.into_iter().map(|key| match key {
                 Key::Str(name) => Ok(canonical(&name, names)),
                 other => Err(invalid(format!("the member {other} is an id among names"))),
             });
-            result.param_groups.push(ParamGroup {
-                params: params.collect::<Result<_, _>>()?,
-                options: group.options,
-            });
+            result.param_groups.push(ParamGroup { params: params.collect::<Result<_, _>>()?, options: group.options });
         }
-        let listed: indexmap::IndexSet<String> = result
-            .param_groups
-            .iter()
-            .flat_map(|group| group.params.iter().cloned())
-            .collect();
+        let listed: indexmap::IndexSet<String> =
+            result.param_groups.iter().flat_map(|group| group.params.iter().cloned()).collect();
         for (key, value) in raw.state {
             let name = key.as_str().map(|name| canonical(name, names));
             match (name, value) {
-                (Some(name), Tree::Dict(slots))
-                    if names.get(&name).is_some() || listed.contains(&name) =>
-                {
+                (Some(name), Tree::Dict(slots)) if names.get(&name).is_some() || listed.contains(&name) => {
                     result.insert_slots(name, slots)?;
                 }
                 (_, value) => {
@@ -285,33 +218,17 @@ fn canonical(name: &str, names: &Names) -> String {
 pub fn names_by_id<T>(live: &LiveOptimizer<T>, names: &Names) -> Result<Vec<String>, StateError> {
     live.members()
         .enumerate()
-        .map(
-            |(id, identity)| match names.of_identity(identity).as_slice() {
-                [only] => Ok((*only).to_owned()),
-                [] => Err(invalid(format!(
-                    "parameter {id} of the optimizer is not a parameter of the model"
-                ))),
-                several => Err(invalid(format!(
-                    "parameter {id} of the optimizer is a flat parameter of {}",
-                    several.join(", ")
-                ))),
-            },
-        )
+        .map(|(id, identity)| match names.of_identity(identity).as_slice() {
+            [only] => Ok((*only).to_owned()),
+            [] => Err(invalid(format!("parameter {id} of the optimizer is not a parameter of the model"))),
+            several => Err(invalid(format!("parameter {id} of the optimizer is a flat parameter of {}", several.join(", ")))),
+        })
         .collect()
 }
 
 /// Turns the state an optimizer gives into state by names.
-pub fn by_names<T>(
-    raw: RawOptimizer<T>,
-    live: &LiveOptimizer<T>,
-    names: &Names,
-) -> Result<OptimizerState<T>, StateError> {
-    if !raw.is_keyed_by_id()
-        && raw
-            .param_groups
-            .iter()
-            .any(|group| !group.params.is_empty())
-    {
+pub fn by_names<T>(raw: RawOptimizer<T>, live: &LiveOptimizer<T>, names: &Names) -> Result<OptimizerState<T>, StateError> {
+    if !raw.is_keyed_by_id() && raw.param_groups.iter().any(|group| !group.params.is_empty()) {
         return OptimizerState::from_named(raw, names);
     }
     let by_id = names_by_id(live, names)?;
@@ -322,11 +239,8 @@ pub(crate) fn by_given_ids<T>(
     raw: RawOptimizer<T>,
     name_of: &dyn Fn(usize) -> Option<String>,
 ) -> Result<OptimizerState<T>, StateError> {
-    let resolve = |key: &Key| {
-        id_of(key)
-            .and_then(name_of)
-            .ok_or_else(|| invalid(format!("there is no parameter with the id {key}")))
-    };
+    let resolve =
+        |key: &Key| id_of(key).and_then(name_of).ok_or_else(|| invalid(format!("there is no parameter with the id {key}")));
     let mut result = OptimizerState::default();
     for (key, value) in raw.state {
         match (id_of(&key), value) {
@@ -338,34 +252,20 @@ pub(crate) fn by_given_ids<T>(
     }
     for group in raw.param_groups {
         let params = group.params.iter().map(resolve).collect::<Result<_, _>>()?;
-        result.param_groups.push(ParamGroup {
-            params,
-            options: group.options,
-        });
+        result.param_groups.push(ParamGroup { params, options: group.options });
     }
     Ok(result)
 }
 
 /// Turns state by names into the state one optimizer loads, by its own ids. The inverse of [`by_names`].
-pub fn by_ids<T>(
-    state: OptimizerState<T>,
-    live: &LiveOptimizer<T>,
-    names: &Names,
-) -> Result<RawOptimizer<T>, StateError> {
+pub fn by_ids<T>(state: OptimizerState<T>, live: &LiveOptimizer<T>, names: &Names) -> Result<RawOptimizer<T>, StateError> {
     let by_id = names_by_id(live, names)?;
-    let ids: IndexMap<&str, i64> = by_id
-        .iter()
-        .map(|name| names.primary(name))
-        .zip(0_i64..)
-        .collect();
+    let ids: IndexMap<&str, i64> = by_id.iter().map(|name| names.primary(name)).zip(0_i64..).collect();
     let id = |name: &str| {
-        ids.get(names.primary(name))
-            .copied()
-            .map(Key::Int)
-            .ok_or_else(|| StateError::UnknownName {
-                name: name.to_owned(),
-                nearest: crate::names::nearest(name, by_id.iter().map(String::as_str)),
-            })
+        ids.get(names.primary(name)).copied().map(Key::Int).ok_or_else(|| StateError::UnknownName {
+            name: name.to_owned(),
+            nearest: crate::names::nearest(name, by_id.iter().map(String::as_str)),
+        })
     };
     let mut raw = RawOptimizer::default();
     for (name, slots) in state.state {
@@ -373,48 +273,30 @@ pub fn by_ids<T>(
     }
     raw.state.extend(state.user_state);
     for group in state.param_groups {
-        let params = group
-            .params
-            .iter()
-            .map(|name| id(name))
-            .collect::<Result<_, _>>()?;
-        raw.param_groups.push(ParamGroup {
-            params,
-            options: group.options,
-        });
+        let params = group.params.iter().map(|name| id(name)).collect::<Result<_, _>>()?;
+        raw.param_groups.push(ParamGroup { params, options: group.options });
     }
     Ok(raw)
 }
 
 /// Puts the states of several optimizers over one model into one. A parameter in two of them is an error.
-pub fn combine<T: TensorLike>(
-    states: Vec<OptimizerState<T>>,
-) -> Result<OptimizerState<T>, StateError> {
+pub fn combine<T: TensorLike>(states: Vec<OptimizerState<T>>) -> Result<OptimizerState<T>, StateError> {
     let mut combined = OptimizerState::default();
     let mut owners: IndexMap<String, usize> = IndexMap::new();
     for (index, state) in states.into_iter().enumerate() {
-        let members = state
-            .param_groups
-            .iter()
-            .flat_map(|group| group.params.iter());
+        let members = state.param_groups.iter().flat_map(|group| group.params.iter());
         let mut own: indexmap::IndexSet<&String> = members.collect();
         own.extend(state.state.keys());
         for name in own {
             if let Some(first) = owners.insert(name.clone(), index) {
-                return Err(StateError::SharedBetweenOptimizers {
-                    name: name.clone(),
-                    first,
-                    second: index,
-                });
+                return Err(StateError::SharedBetweenOptimizers { name: name.clone(), first, second: index });
             }
         }
         combined.state.extend(state.state);
         for (key, value) in state.user_state {
             if let Some(other) = combined.user_state.get(&key) {
                 if !other.same_as(&value, &same_tensor) {
-                    return Err(invalid(format!(
-                        "two optimizers have different state under '{key}'"
-                    )));
+                    return Err(invalid(format!("two optimizers have different state under '{key}'")));
                 }
             }
             combined.user_state.insert(key, value);

@@ -7,17 +7,13 @@ use crate::edit::below;
 use crate::error::GroupDisagreement;
 use crate::optimizer::{PARAM_GROUPS, STATE, same_tensor};
 use crate::optimizer_load::value_text;
-use crate::{
-    Dict, Key, LiveOptimizer, Names, OptimizerState, ParamGroup, StateError, TensorLike, Tree,
-};
+use crate::{Dict, Key, LiveOptimizer, Names, OptimizerState, ParamGroup, StateError, TensorLike, Tree};
 
 /// Optimizer state in its flattened form.
 pub type FlatOptimizer<T> = IndexMap<String, Tree<T>>;
 
 /// Flattens optimizer state. Dicts inside of slots are opened, at any depth; user-defined state stays below `state`.
-pub fn flatten_optimizer<T: Clone>(
-    state: &OptimizerState<T>,
-) -> Result<FlatOptimizer<T>, StateError> {
+pub fn flatten_optimizer<T: Clone>(state: &OptimizerState<T>) -> Result<FlatOptimizer<T>, StateError> {
     let mut flat = FlatOptimizer::new();
     for (name, slots) in &state.state {
         open(&format!("{STATE}.{name}"), slots, &mut flat)?;
@@ -33,11 +29,7 @@ pub fn flatten_optimizer<T: Clone>(
     Ok(flat)
 }
 
-fn open<T: Clone>(
-    prefix: &str,
-    dict: &Dict<T>,
-    flat: &mut FlatOptimizer<T>,
-) -> Result<(), StateError> {
+fn open<T: Clone>(prefix: &str, dict: &Dict<T>, flat: &mut FlatOptimizer<T>) -> Result<(), StateError> {
     for (key, value) in dict {
         let full = format!("{prefix}.{key}");
         match value {
@@ -48,18 +40,10 @@ fn open<T: Clone>(
     Ok(())
 }
 
-fn insert<T: Clone>(
-    key: String,
-    value: &Tree<T>,
-    flat: &mut FlatOptimizer<T>,
-) -> Result<(), StateError> {
+fn insert<T: Clone>(key: String, value: &Tree<T>, flat: &mut FlatOptimizer<T>) -> Result<(), StateError> {
     match flat.insert(key.clone(), value.clone()) {
         None => Ok(()),
-        Some(_) => Err(StateError::DuplicateKey {
-            first: format!("'{key}'"),
-            second: format!("'{key}'"),
-            key,
-        }),
+        Some(_) => Err(StateError::DuplicateKey { first: format!("'{key}'"), second: format!("'{key}'"), key }),
     }
 }
 
@@ -79,21 +63,12 @@ pub fn unflatten_optimizer<T: TensorLike>(
     live: &[LiveOptimizer<T>],
     names: &Names,
 ) -> Result<(OptimizerState<T>, FlatLeftovers), StateError> {
-    let known: IndexSet<&str> = names
-        .leaves()
-        .filter(|leaf| leaf.kind == crate::LeafKind::Parameter)
-        .map(|leaf| leaf.name.as_str())
-        .collect();
+    let known: IndexSet<&str> =
+        names.leaves().filter(|leaf| leaf.kind == crate::LeafKind::Parameter).map(|leaf| leaf.name.as_str()).collect();
     let mut sorted = sort_keys(flat, &known)?;
     let user_state = std::mem::take(&mut sorted.user_state);
-    let mut result = OptimizerState {
-        user_state,
-        ..OptimizerState::default()
-    };
-    let mut leftovers = FlatLeftovers {
-        unexpected: std::mem::take(&mut sorted.unexpected),
-        missing: Vec::new(),
-    };
+    let mut result = OptimizerState { user_state, ..OptimizerState::default() };
+    let mut leftovers = FlatLeftovers { unexpected: std::mem::take(&mut sorted.unexpected), missing: Vec::new() };
     let mut placed: IndexSet<&str> = IndexSet::new();
     for optimizer in live {
         for group in &optimizer.param_groups {
@@ -103,11 +78,7 @@ pub fn unflatten_optimizer<T: TensorLike>(
             for identity in &group.params {
                 for first in names.of_identity(*identity) {
                     // A shared parameter was saved under one of its names, not necessarily the first.
-                    let alias = names
-                        .aliases(first)
-                        .iter()
-                        .map(String::as_str)
-                        .find(|alias| sorted.has(alias));
+                    let alias = names.aliases(first).iter().map(String::as_str).find(|alias| sorted.has(alias));
                     let Some(name) = alias else {
                         leftovers.missing.push(first.to_owned());
                         continue;
@@ -138,60 +109,35 @@ pub fn unflatten_optimizer<T: TensorLike>(
             if !disagreements.is_empty() {
                 return Err(StateError::GroupDisagreement { disagreements });
             }
-            let options = options
-                .into_iter()
-                .map(|(key, (_, value))| (key, value))
-                .collect();
+            let options = options.into_iter().map(|(key, (_, value))| (key, value)).collect();
             result.param_groups.push(ParamGroup { params, options });
         }
     }
-    let unplaced = sorted
-        .slots
-        .keys()
-        .filter(|name| !placed.contains(name.as_str()));
-    leftovers
-        .unexpected
-        .extend(unplaced.map(|name| format!("{STATE}.{name}")));
+    let unplaced = sorted.slots.keys().filter(|name| !placed.contains(name.as_str()));
+    leftovers.unexpected.extend(unplaced.map(|name| format!("{STATE}.{name}")));
     Ok((result, leftovers))
 }
 
 /// Un-flattens without a live optimizer: parameters with equal options make up a group. The names are those that
 /// `param_groups.{name}.{key}` shows, so it works for any checkpoint with groups.
-pub fn unflatten_optimizer_alone<T: TensorLike>(
-    flat: &FlatOptimizer<T>,
-) -> Result<OptimizerState<T>, StateError> {
-    let known: IndexSet<&str> = flat
-        .keys()
-        .filter_map(|key| {
-            below(key, PARAM_GROUPS)?
-                .rsplit_once('.')
-                .map(|(name, _)| name)
-        })
-        .collect();
+pub fn unflatten_optimizer_alone<T: TensorLike>(flat: &FlatOptimizer<T>) -> Result<OptimizerState<T>, StateError> {
+    let known: IndexSet<&str> =
+        flat.keys().filter_map(|key| below(key, PARAM_GROUPS)?.rsplit_once('.').map(|(name, _)| name)).collect();
     let sorted = sort_keys(flat, &known)?;
-    let mut result = OptimizerState {
-        user_state: sorted.user_state,
-        ..OptimizerState::default()
-    };
+    let mut result = OptimizerState { user_state: sorted.user_state, ..OptimizerState::default() };
     for (name, slots) in sorted.slots {
         result.insert_slots(name, slots)?;
     }
     for (name, options) in sorted.options {
         let group = result.param_groups.iter_mut().find(|group| {
             group.options.len() == options.len()
-                && options.iter().all(|(key, value)| {
-                    group
-                        .options
-                        .get(key)
-                        .is_some_and(|other| other.same_as(value, &same_tensor))
-                })
+                && options
+                    .iter()
+                    .all(|(key, value)| group.options.get(key).is_some_and(|other| other.same_as(value, &same_tensor)))
         });
         match group {
             Some(group) => group.params.push(name),
-            None => result.param_groups.push(ParamGroup {
-                params: vec![name],
-                options,
-            }),
+            None => result.param_groups.push(ParamGroup { params: vec![name], options }),
         }
     }
     Ok(result)
@@ -211,16 +157,8 @@ impl<T> Sorted<T> {
 }
 
 /// Sorts keys by the parameter they belong to. Names contain dots, so the longest known name counts.
-fn sort_keys<T: Clone>(
-    flat: &FlatOptimizer<T>,
-    known: &IndexSet<&str>,
-) -> Result<Sorted<T>, StateError> {
-    let mut sorted = Sorted {
-        slots: IndexMap::new(),
-        options: IndexMap::new(),
-        user_state: Dict::new(),
-        unexpected: Vec::new(),
-    };
+fn sort_keys<T: Clone>(flat: &FlatOptimizer<T>, known: &IndexSet<&str>) -> Result<Sorted<T>, StateError> {
+    let mut sorted = Sorted { slots: IndexMap::new(), options: IndexMap::new(), user_state: Dict::new(), unexpected: Vec::new() };
     for (key, value) in flat {
         if let Some(rest) = below(key, STATE) {
             match split_name(rest, known) {
@@ -237,11 +175,7 @@ fn sort_keys<T: Clone>(
         } else if let Some(rest) = below(key, PARAM_GROUPS) {
             match split_name(rest, known) {
                 Some((name, option)) => {
-                    sorted
-                        .options
-                        .entry(name.to_owned())
-                        .or_default()
-                        .insert(Key::from(option), value.clone());
+                    sorted.options.entry(name.to_owned()).or_default().insert(Key::from(option), value.clone());
                 }
                 None => sorted.unexpected.push(key.clone()),
             }
@@ -258,16 +192,8 @@ fn split_name<'a>(rest: &'a str, known: &IndexSet<&str>) -> Option<(&'a str, &'a
         .find(|(name, slot)| known.contains(name) && !slot.is_empty())
 }
 
-fn nest<T: Clone>(
-    key: &str,
-    slots: &mut Dict<T>,
-    slot: &str,
-    value: &Tree<T>,
-) -> Result<(), StateError> {
-    let conflict = |kind: &str| StateError::PathConflict {
-        key: key.to_owned(),
-        reason: format!("{kind} is in its way"),
-    };
+fn nest<T: Clone>(key: &str, slots: &mut Dict<T>, slot: &str, value: &Tree<T>) -> Result<(), StateError> {
+    let conflict = |kind: &str| StateError::PathConflict { key: key.to_owned(), reason: format!("{kind} is in its way") };
     let mut dict = slots;
     let mut rest = slot;
     while let Some((first, after)) = rest.split_once('.') {

@@ -9,8 +9,7 @@ use reshard_formats::Value;
 use crate::error::GroupDisagreement;
 use crate::optimizer::{PARAM_NAMES, by_given_ids, id_of, names_by_id, same_tensor};
 use crate::{
-    Dict, Key, LiveOptimizer, Names, OptimizerState, ParamGroup, RawOptimizer, StateDictOptions,
-    StateError, TensorLike, Tree,
+    Dict, Key, LiveOptimizer, Names, OptimizerState, ParamGroup, RawOptimizer, StateDictOptions, StateError, TensorLike, Tree,
 };
 
 /// What one live optimizer loads: slots by its own ids, groups in its own order.
@@ -30,23 +29,13 @@ impl<T> OptimizerLoad<T> {
     /// As the optimizer's own `load_state_dict` takes it.
     pub fn into_raw(self) -> RawOptimizer<T> {
         let key = |id: usize| Key::Int(i64::try_from(id).unwrap_or(i64::MAX));
-        let mut state: Dict<T> = self
-            .state
-            .into_iter()
-            .map(|(id, slots)| (key(id), Tree::Dict(slots)))
-            .collect();
+        let mut state: Dict<T> = self.state.into_iter().map(|(id, slots)| (key(id), Tree::Dict(slots))).collect();
         state.extend(self.user_state);
         let groups = self.param_groups.into_iter();
         let param_groups = groups
-            .map(|group| ParamGroup {
-                params: group.params.into_iter().map(key).collect(),
-                options: group.options,
-            })
+            .map(|group| ParamGroup { params: group.params.into_iter().map(key).collect(), options: group.options })
             .collect();
-        RawOptimizer {
-            state,
-            param_groups,
-        }
+        RawOptimizer { state, param_groups }
     }
 }
 
@@ -80,12 +69,7 @@ pub fn set_optimizer_state<T: TensorLike>(
         .param_groups
         .iter()
         .enumerate()
-        .flat_map(|(index, group)| {
-            group
-                .params
-                .iter()
-                .map(move |name| (names.primary(name).to_owned(), index))
-        })
+        .flat_map(|(index, group)| group.params.iter().map(move |name| (names.primary(name).to_owned(), index)))
         .collect();
     let mut used: IndexSet<String> = IndexSet::new();
     let mut loads = Vec::new();
@@ -104,31 +88,17 @@ pub fn set_optimizer_state<T: TensorLike>(
             }
             used.insert(name.to_owned());
         }
-        loads.push(OptimizerLoad {
-            names: by_id,
-            state,
-            user_state: Dict::new(),
-            param_groups: Vec::new(),
-        });
+        loads.push(OptimizerLoad { names: by_id, state, user_state: Dict::new(), param_groups: Vec::new() });
     }
-    let extra: IndexSet<&String> = given_state
-        .keys()
-        .chain(group_of.keys())
-        .filter(|name| !used.contains(*name))
-        .collect();
+    let extra: IndexSet<&String> = given_state.keys().chain(group_of.keys()).filter(|name| !used.contains(*name)).collect();
     report.unexpected = extra.into_iter().cloned().collect();
     if options.strict && !report.missing.is_empty() {
-        let differences = crate::Differences {
-            missing: report.missing.clone(),
-            unexpected: report.unexpected.clone(),
-            ..Default::default()
-        };
+        let differences =
+            crate::Differences { missing: report.missing.clone(), unexpected: report.unexpected.clone(), ..Default::default() };
         differences.into_result(true)?;
     }
-    let members: Vec<Vec<Vec<String>>> = loads
-        .iter()
-        .map(|load| load.names.iter().map(|name| vec![name.clone()]).collect())
-        .collect();
+    let members: Vec<Vec<Vec<String>>> =
+        loads.iter().map(|load| load.names.iter().map(|name| vec![name.clone()]).collect()).collect();
     let (groups, unmatched) = match_groups(&given.param_groups, live, &members, names)?;
     report.unmatched_groups = unmatched;
     for ((load, optimizer), options) in loads.iter_mut().zip(live).zip(groups) {
@@ -157,12 +127,7 @@ pub(crate) fn match_groups<T: TensorLike>(
     let group_of: IndexMap<&str, usize> = given
         .iter()
         .enumerate()
-        .flat_map(|(index, group)| {
-            group
-                .params
-                .iter()
-                .map(move |name| (names.primary(name), index))
-        })
+        .flat_map(|(index, group)| group.params.iter().map(move |name| (names.primary(name), index)))
         .collect();
     let empties = match_empty_groups(given, live);
     let mut unmatched = Vec::new();
@@ -171,12 +136,7 @@ pub(crate) fn match_groups<T: TensorLike>(
         let mut members = members.iter();
         let mut options = Vec::new();
         for (position, group) in optimizer.param_groups.iter().enumerate() {
-            let own: Vec<&str> = members
-                .by_ref()
-                .take(group.params.len())
-                .flatten()
-                .map(String::as_str)
-                .collect();
+            let own: Vec<&str> = members.by_ref().take(group.params.len()).flatten().map(String::as_str).collect();
             // The first member to lead to a given group speaks for it in messages.
             let mut found: BTreeMap<usize, &str> = BTreeMap::new();
             for name in &own {
@@ -187,10 +147,7 @@ pub(crate) fn match_groups<T: TensorLike>(
             if let Some(empty) = empties.get(&(index, position)) {
                 found.insert(*empty, "");
             }
-            let sources: Vec<_> = found
-                .into_iter()
-                .filter_map(|(at, name)| Some((given.get(at)?, name)))
-                .collect();
+            let sources: Vec<_> = found.into_iter().filter_map(|(at, name)| Some((given.get(at)?, name))).collect();
             if sources.is_empty() {
                 unmatched.push((index, position));
             }
@@ -215,24 +172,18 @@ fn overlay<T: TensorLike>(
         for (key, value) in &group.options {
             if *key == names_key {
                 // Names in the order of the members: the live group's own order is what counts.
-                let same_members = group
-                    .params
-                    .iter()
-                    .map(String::as_str)
-                    .eq(members.iter().copied());
+                let same_members = group.params.iter().map(String::as_str).eq(members.iter().copied());
                 if !live.contains_key(&names_key) && same_members {
                     options.insert(key.clone(), value.clone());
                 }
                 continue;
             }
             match origin.get(key) {
-                Some((first, name)) if !first.same_as(value, &same_tensor) => {
-                    disagreements.push(GroupDisagreement {
-                        option: key.to_string(),
-                        first: ((*name).to_owned(), value_text(first)),
-                        second: ((*member).to_owned(), value_text(value)),
-                    })
-                }
+                Some((first, name)) if !first.same_as(value, &same_tensor) => disagreements.push(GroupDisagreement {
+                    option: key.to_string(),
+                    first: ((*name).to_owned(), value_text(first)),
+                    second: ((*member).to_owned(), value_text(value)),
+                }),
                 Some(_) => {}
                 None => {
                     origin.insert(key, (value, member));
@@ -241,30 +192,19 @@ fn overlay<T: TensorLike>(
             }
         }
     }
-    if disagreements.is_empty() {
-        Ok(options)
-    } else {
-        Err(StateError::GroupDisagreement { disagreements })
-    }
+    if disagreements.is_empty() { Ok(options) } else { Err(StateError::GroupDisagreement { disagreements }) }
 }
 
 /// A group without members has nothing to be recognised by but its place among the others without members, and that only
 /// where there are as many of them on both sides, or where their keys tell them apart.
-fn match_empty_groups<T>(
-    given: &[ParamGroup<String, T>],
-    live: &[LiveOptimizer<T>],
-) -> IndexMap<(usize, usize), usize> {
-    let from: Vec<usize> = (0..given.len())
-        .filter(|index| given[*index].params.is_empty())
-        .collect();
+fn match_empty_groups<T>(given: &[ParamGroup<String, T>], live: &[LiveOptimizer<T>]) -> IndexMap<(usize, usize), usize> {
+    let from: Vec<usize> = (0..given.len()).filter(|index| given[*index].params.is_empty()).collect();
     let to: Vec<(usize, usize)> = live
         .iter()
         .enumerate()
         .flat_map(|(index, optimizer)| {
             let groups = optimizer.param_groups.iter().enumerate();
-            groups
-                .filter(|(_, group)| group.params.is_empty())
-                .map(move |(position, _)| (index, position))
+            groups.filter(|(_, group)| group.params.is_empty()).map(move |(position, _)| (index, position))
         })
         .collect();
     if from.len() == to.len() {
@@ -278,9 +218,7 @@ fn match_empty_groups<T>(
     let mut matched = IndexMap::new();
     for (index, position) in to {
         let wanted = keys(&live[index].param_groups[position].options);
-        let mut fits = from
-            .iter()
-            .filter(|at| keys(&given[**at].options) == wanted);
+        let mut fits = from.iter().filter(|at| keys(&given[**at].options) == wanted);
         if let (Some(only), None) = (fits.next(), fits.next()) {
             matched.insert((index, position), *only);
         }
@@ -294,10 +232,7 @@ pub fn read_optimizer_state<T: TensorLike>(
     live: &[LiveOptimizer<T>],
     names: &Names,
 ) -> Result<OptimizerState<T>, StateError> {
-    let members = raw
-        .param_groups
-        .iter()
-        .any(|group| !group.params.is_empty());
+    let members = raw.param_groups.iter().any(|group| !group.params.is_empty());
     if !raw.is_keyed_by_id() || (!members && raw.state.is_empty()) {
         return OptimizerState::from_named(raw, names);
     }
@@ -311,11 +246,7 @@ pub fn read_optimizer_state<T: TensorLike>(
             }
         }
     }
-    let all_named = raw
-        .param_groups
-        .iter()
-        .flat_map(|group| &group.params)
-        .filter_map(id_of);
+    let all_named = raw.param_groups.iter().flat_map(|group| &group.params).filter_map(id_of);
     if members && all_named.clone().count() == named.len() {
         let name = |id: usize| {
             let name = named.get(&id)?;
@@ -328,20 +259,12 @@ pub fn read_optimizer_state<T: TensorLike>(
     }
     // Ids without names mean what they mean to the one live optimizer, and only if it is made the same way.
     let [optimizer] = live else {
-        let reason = format!(
-            "parameter ids are ambiguous between {} optimizers",
-            live.len()
-        );
+        let reason = format!("parameter ids are ambiguous between {} optimizers", live.len());
         return Err(StateError::InvalidOptimizerState { reason });
     };
     let sizes = |groups: &mut dyn Iterator<Item = usize>| groups.collect::<Vec<_>>();
     let given_sizes = sizes(&mut raw.param_groups.iter().map(|group| group.params.len()));
-    let live_sizes = sizes(
-        &mut optimizer
-            .param_groups
-            .iter()
-            .map(|group| group.params.len()),
-    );
+    let live_sizes = sizes(&mut optimizer.param_groups.iter().map(|group| group.params.len()));
     if members && given_sizes != live_sizes {
         let reason = format!(
             "it goes by parameter ids, but its groups have {given_sizes:?} members where the optimizer's have {live_sizes:?}"
@@ -350,18 +273,9 @@ pub fn read_optimizer_state<T: TensorLike>(
     }
     let by_id = names_by_id(optimizer, names)?;
     // Ids need not be consecutive in the given state: the place of a member in its groups is what carries over.
-    let order: IndexSet<usize> = raw
-        .param_groups
-        .iter()
-        .flat_map(|group| &group.params)
-        .filter_map(id_of)
-        .collect();
+    let order: IndexSet<usize> = raw.param_groups.iter().flat_map(|group| &group.params).filter_map(id_of).collect();
     let name = |id: usize| {
-        let place = if order.is_empty() {
-            Some(id)
-        } else {
-            order.get_index_of(&id)
-        };
+        let place = if order.is_empty() { Some(id) } else { order.get_index_of(&id) };
         place.and_then(|place| by_id.get(place).cloned())
     };
     by_given_ids(raw, &name)

@@ -66,11 +66,7 @@ impl Recipients {
 impl StateDictOptions {
     /// Checks the rules between the options.
     pub fn check(&self) -> Result<(), StateError> {
-        let broken = |reason: &str| {
-            Err(StateError::InvalidOptions {
-                reason: reason.to_owned(),
-            })
-        };
+        let broken = |reason: &str| Err(StateError::InvalidOptions { reason: reason.to_owned() });
         if self.broadcast_from_rank0 && !self.full_state_dict {
             return broken("full_state_dict must be set when broadcast_from_rank0 is set");
         }
@@ -91,11 +87,7 @@ impl StateDictOptions {
 
     /// Who receives what a get call gives.
     pub fn recipients(&self) -> Recipients {
-        match (
-            &self.full_state_dict_ranks,
-            self.full_state_dict,
-            self.cpu_offload,
-        ) {
+        match (&self.full_state_dict_ranks, self.full_state_dict, self.cpu_offload) {
             (_, false, _) => Recipients::Own,
             (Some(ranks), ..) => Recipients::Ranks(ranks.clone()),
             // What all ranks put into host memory would fill the memory of every host that runs several ranks.
@@ -105,19 +97,9 @@ impl StateDictOptions {
     }
 
     /// Checks that what is to be set is there at all, by the rules for when it may be empty.
-    pub fn check_given(
-        &self,
-        model: Option<usize>,
-        optimizer: Option<usize>,
-        submodules: bool,
-    ) -> Result<(), StateError> {
+    pub fn check_given(&self, model: Option<usize>, optimizer: Option<usize>, submodules: bool) -> Result<(), StateError> {
         let elsewhere = self.broadcast_from_rank0 || (self.full_state_dict && self.cpu_offload);
-        if model == Some(0)
-            && !submodules
-            && !self.ignore_frozen_params
-            && self.strict
-            && !elsewhere
-        {
+        if model == Some(0) && !submodules && !self.ignore_frozen_params && self.strict && !elsewhere {
             return Err(StateError::Empty { what: "model" });
         }
         if optimizer == Some(0) && !elsewhere {

@@ -6,15 +6,8 @@ use crate::{Dict, Key, ParamGroup, RawOptimizer, StateError};
 
 /// Renames the parameters of an optimizer's state by a mapping from its keys to others (ids to names, or back). Keys that
 /// are not in the mapping stay if no group lists them: they are user-defined. Members come out sorted, as PyTorch's do.
-pub fn rekey<T>(
-    raw: RawOptimizer<T>,
-    mapping: &IndexMap<Key, Key>,
-) -> Result<RawOptimizer<T>, StateError> {
-    let members: IndexSet<Key> = raw
-        .param_groups
-        .iter()
-        .flat_map(|group| group.params.iter().cloned())
-        .collect();
+pub fn rekey<T>(raw: RawOptimizer<T>, mapping: &IndexMap<Key, Key>) -> Result<RawOptimizer<T>, StateError> {
+    let members: IndexSet<Key> = raw.param_groups.iter().flat_map(|group| group.params.iter().cloned()).collect();
     let target = |key: &Key| mapping.get(key).cloned();
     let mut state = Dict::new();
     for (key, slots) in raw.state {
@@ -32,33 +25,19 @@ pub fn rekey<T>(
     }
     let mut param_groups = Vec::with_capacity(raw.param_groups.len());
     for group in raw.param_groups {
-        let params = group
-            .params
-            .iter()
-            .map(|key| target(key).ok_or_else(|| unknown(key)));
-        let mut params: Vec<Key> = params
-            .collect::<Result<IndexSet<_>, _>>()?
-            .into_iter()
-            .collect();
+        let params = group.params.iter().map(|key| target(key).ok_or_else(|| unknown(key)));
+        let mut params: Vec<Key> = params.collect::<Result<IndexSet<_>, _>>()?.into_iter().collect();
         params.sort_by(|a, b| match (a, b) {
             (Key::Int(a), Key::Int(b)) => a.cmp(b),
             _ => a.to_string().cmp(&b.to_string()),
         });
-        param_groups.push(ParamGroup {
-            params,
-            options: group.options,
-        });
+        param_groups.push(ParamGroup { params, options: group.options });
     }
-    Ok(RawOptimizer {
-        state,
-        param_groups,
-    })
+    Ok(RawOptimizer { state, param_groups })
 }
 
 fn unknown(key: &Key) -> StateError {
-    StateError::InvalidOptimizerState {
-        reason: format!("nothing is known of the parameter '{key}'"),
-    }
+    StateError::InvalidOptimizerState { reason: format!("nothing is known of the parameter '{key}'") }
 }
 
 /// The identity of a group among optimizers that go by names: its members, sorted.
@@ -74,17 +53,9 @@ pub fn check_same_on_ranks(ranks: &[Vec<String>]) -> Result<(), StateError> {
     let all: IndexSet<&str> = ranks.iter().flatten().map(String::as_str).collect();
     let lacking = (0_u64..).zip(ranks).filter_map(|(rank, own)| {
         let own: IndexSet<&str> = own.iter().map(String::as_str).collect();
-        let missing: Vec<String> = all
-            .iter()
-            .filter(|name| !own.contains(*name))
-            .map(|name| (*name).to_owned())
-            .collect();
+        let missing: Vec<String> = all.iter().filter(|name| !own.contains(*name)).map(|name| (*name).to_owned()).collect();
         (!missing.is_empty()).then_some((rank, missing))
     });
     let lacking: Vec<_> = lacking.collect();
-    if lacking.is_empty() {
-        Ok(())
-    } else {
-        Err(StateError::MissingOnRanks { ranks: lacking })
-    }
+    if lacking.is_empty() { Ok(()) } else { Err(StateError::MissingOnRanks { ranks: lacking }) }
 }

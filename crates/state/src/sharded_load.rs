@@ -4,12 +4,14 @@
 
 use indexmap::{IndexMap, IndexSet};
 use reshard_formats::{DType, KeyPath, PathSegment};
-use reshard_layout::{
-    Dims, LayoutError, LocalRegion, Mesh, Placement, Region, local_regions, local_shape,
-};
+use reshard_layout::{Dims, LayoutError, LocalRegion, Mesh, Placement, Region, local_regions, local_shape};
 
 use crate::optimizer::STATE;
-use crate::{Dict, FlatParameter, SlotPiece, StateError, Tree, dotted, numel, unflatten_entries};
+use crate::slot::copies_for;
+use crate::{
+    Dict, FlatParameter, FlatSlot, OptimizerState, SlotPiece, SlotTensor, StateError, TensorLike, Tree, dotted, numel,
+    unflatten_entries,
+};
 
 /// How a rank holds a tensor: the shape of its memory, and which region of the whole lies where in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,47 +28,24 @@ impl ParamLayout {
     /// Whole on every rank.
     pub fn replicated(shape: &[u64]) -> Result<ParamLayout, LayoutError> {
         let pieces = vec![SlotPiece::contiguous((), 0, Region::whole(shape)?)];
-        Ok(ParamLayout {
-            shape: Dims::from_slice(shape),
-            local_shape: Dims::from_slice(shape),
-            pieces,
-        })
+        Ok(ParamLayout { shape: Dims::from_slice(shape), local_shape: Dims::from_slice(shape), pieces })
     }
 
     /// Parts of a local tensor.
-    pub fn from_regions(
-        shape: &[u64],
-        local_shape: &[u64],
-        regions: Vec<LocalRegion>,
-    ) -> Result<ParamLayout, LayoutError> {
+    pub fn from_regions(shape: &[u64], local_shape: &[u64], regions: Vec<LocalRegion>) -> Result<ParamLayout, LayoutError> {
         let local = Dims::from_slice(local_shape);
         let mut pieces = Vec::with_capacity(regions.len());
         for region in regions {
             region.global.check_inside(shape)?;
             let box_in_memory = Region::new(&region.local, region.global.sizes())?;
             box_in_memory.check_inside(local_shape)?;
-            pieces.push(SlotPiece {
-                source: (),
-                start: 0,
-                within: local.clone(),
-                at: region.local,
-                region: region.global,
-            });
+            pieces.push(SlotPiece { source: (), start: 0, within: local.clone(), at: region.local, region: region.global });
         }
-        Ok(ParamLayout {
-            shape: Dims::from_slice(shape),
-            local_shape: local,
-            pieces,
-        })
+        Ok(ParamLayout { shape: Dims::from_slice(shape), local_shape: local, pieces })
     }
 
     /// Placed on a mesh, as a DTensor is.
-    pub fn placed(
-        mesh: &Mesh,
-        placements: &[Placement],
-        shape: &[u64],
-        rank: u64,
-    ) -> Result<ParamLayout, LayoutError> {
+    pub fn placed(mesh: &Mesh, placements: &[Placement], shape: &[u64], rank: u64) -> Result<ParamLayout, LayoutError> {
         let local = local_shape(mesh, placements, shape, rank)?;
         ParamLayout::from_regions(shape, &local, local_regions(mesh, placements, shape, rank)?)
     }
@@ -74,22 +53,14 @@ impl ParamLayout {
     /// This rank's part of a member of a flat parameter: one dimension, in the order of the flat parameter.
     pub fn flat_member(flat: &FlatParameter, member: usize) -> Result<ParamLayout, StateError> {
         let rank = flat.sharding().rank;
-        let shape = flat
-            .members()
-            .get(member)
-            .map(|member| member.shape.clone())
-            .unwrap_or_default();
+        let shape = flat.members().get(member).map(|member| member.shape.clone()).unwrap_or_default();
         let pieces: Vec<SlotPiece<()>> = flat
             .member_regions(member, rank)?
             .into_iter()
             .map(|piece| SlotPiece::contiguous((), piece.start, piece.region))
             .collect();
         let length = pieces.iter().map(|piece| piece.region.volume()).sum();
-        Ok(ParamLayout {
-            shape,
-            local_shape: Dims::from_slice(&[length]),
-            pieces,
-        })
+        Ok(ParamLayout { shape, local_shape: Dims::from_slice(&[length]), pieces })
     }
 
     /// A layout of a slice of a larger tensor: nested sharding, such as FSDP inside of tensor parallelism.
@@ -104,11 +75,7 @@ impl ParamLayout {
         for piece in &mut pieces {
             piece.region = piece.region.translated(slice.offsets())?;
         }
-        Ok(ParamLayout {
-            shape: Dims::from_slice(whole),
-            local_shape: self.local_shape,
-            pieces,
-        })
+        Ok(ParamLayout { shape: Dims::from_slice(whole), local_shape: self.local_shape, pieces })
     }
 
     /// Cut along the first dimension the way `torch.chunk` cuts. A rank with nothing is at the end of the dimension.
@@ -123,11 +90,7 @@ impl ParamLayout {
         let mut sizes = Dims::from_slice(shape);
         (offsets[0], sizes[0]) = (start, end - start);
         let region = Region::new(&offsets, &sizes)?;
-        Ok(ParamLayout {
-            shape: Dims::from_slice(shape),
-            local_shape: sizes,
-            pieces: vec![SlotPiece::contiguous((), 0, region)],
-        })
+        Ok(ParamLayout { shape: Dims::from_slice(shape), local_shape: sizes, pieces: vec![SlotPiece::contiguous((), 0, region)] })
     }
 }
 
@@ -202,14 +165,8 @@ pub struct ShardedOptimizerPlan {
 
 impl ShardedOptimizerPlan {
     /// The nested tree, in the checkpoint's structure, with a leaf for every key that `leaf` gives one for.
-    pub fn tree<T>(
-        &self,
-        mut leaf: impl FnMut(&str) -> Option<Tree<T>>,
-    ) -> Result<Dict<T>, StateError> {
-        let entries = self
-            .paths
-            .iter()
-            .filter_map(|(key, path)| Some((key.clone(), path.clone(), leaf(key)?)));
+    pub fn tree<T>(&self, mut leaf: impl FnMut(&str) -> Option<Tree<T>>) -> Result<Dict<T>, StateError> {
+        let entries = self.paths.iter().filter_map(|(key, path)| Some((key.clone(), path.clone(), leaf(key)?)));
         unflatten_entries(entries.collect::<Vec<_>>())
     }
 }
@@ -236,10 +193,7 @@ pub fn plan_sharded_optimizer<'a>(
             continue;
         };
         let owner = owner(rest, &known);
-        if let Some((name, _)) = owner
-            .as_ref()
-            .filter(|(name, _)| !known.contains(name.as_str()))
-        {
+        if let Some((name, _)) = owner.as_ref().filter(|(name, _)| !known.contains(name.as_str())) {
             unknown.insert(name.clone());
         }
         let own = owner.as_ref().and_then(|owner| own_layouts.get(owner));
@@ -256,21 +210,12 @@ pub fn plan_sharded_optimizer<'a>(
                 }
                 match odd_slots {
                     OddSlots::Whole => (ParamLayout::replicated(&shape).map_err(wrong)?, true),
-                    OddSlots::Chunked { rank, world } => (
-                        ParamLayout::chunked(&shape, rank, world).map_err(wrong)?,
-                        false,
-                    ),
+                    OddSlots::Chunked { rank, world } => (ParamLayout::chunked(&shape, rank, world).map_err(wrong)?, false),
                 }
             }
         };
         let param = owner.map(|(name, _)| name);
-        let target = SlotTarget {
-            key: entry.key.to_owned(),
-            param,
-            dtype,
-            layout,
-            replicated,
-        };
+        let target = SlotTarget { key: entry.key.to_owned(), param, dtype, layout, replicated };
         plan.tensors.insert(entry.key.to_owned(), target);
     }
     plan.unknown_params = unknown.into_iter().collect();
@@ -296,16 +241,63 @@ fn owner(path: &[PathSegment], known: &IndexSet<&str>) -> Option<(String, String
         }
         [PathSegment::Key(flat)] => {
             let rest = flat.strip_prefix("state.")?;
-            let splits = || {
-                rest.rmatch_indices('.')
-                    .map(|(dot, _)| (&rest[..dot], &rest[dot + 1..]))
-            };
+            let splits = || rest.rmatch_indices('.').map(|(dot, _)| (&rest[..dot], &rest[dot + 1..]));
             // Without a known name the slot is taken to be the last segment.
-            let (name, slot) = splits()
-                .find(|(name, _)| known.contains(name))
-                .or_else(|| splits().next())?;
+            let (name, slot) = splits().find(|(name, _)| known.contains(name)).or_else(|| splits().next())?;
             Some((name.to_owned(), slot.to_owned()))
         }
         _ => None,
     }
+}
+
+/// How this rank makes its part of a slot from what is at hand of it, in the layout of its parameter: a full tensor that
+/// every rank has, or parts in another layout. A slot of another shape than its parameter's is kept as it is.
+pub fn place_slot<T: TensorLike>(
+    (param, slot): (&str, &str),
+    given: &SlotTensor<T>,
+    layout: &ParamLayout,
+) -> Result<FlatSlot<T>, StateError> {
+    if given.shape() != layout.shape.as_slice() || given.shape().is_empty() {
+        return Ok(FlatSlot::Keep(Tree::Tensor(given.clone())));
+    }
+    let pieces = given.pieces().map_err(StateError::layout(param))?;
+    let mut copies = Vec::new();
+    for target in &layout.pieces {
+        for mut copy in copies_for((param, slot), &pieces, &target.region, target.start)? {
+            copy.dest_at = copy.dest_at.iter().zip(&target.at).map(|(inside, at)| inside + at).collect();
+            copy.dest_shape = target.within.clone();
+            copies.push(copy);
+        }
+    }
+    Ok(FlatSlot::Build { dtype: given.dtype(), shape: layout.local_shape.clone(), copies })
+}
+
+/// Gives slots that an optimizer made as plain tensors beside sharded parameters the layout of their parameters. Such a
+/// slot has the shape of the rank's part; taken for the whole it would be saved once instead of once per part. Returns
+/// which slots those were.
+pub fn adopt_layouts<T: TensorLike>(
+    state: &mut OptimizerState<SlotTensor<T>>,
+    params: &IndexMap<String, ParamLayout>,
+) -> Vec<(String, String)> {
+    let mut adopted = Vec::new();
+    for (name, slots) in &mut state.state {
+        let Some(layout) = params.get(name).filter(|layout| layout.local_shape != layout.shape) else { continue };
+        for (slot, value) in slots {
+            let local = match value {
+                Tree::Tensor(SlotTensor::Whole(tensor)) if tensor.shape() == layout.local_shape.as_slice() => tensor.clone(),
+                _ => continue,
+            };
+            let piece = |place: &SlotPiece<()>| SlotPiece {
+                source: local.clone(),
+                start: place.start,
+                within: place.within.clone(),
+                at: place.at.clone(),
+                region: place.region.clone(),
+            };
+            let pieces = layout.pieces.iter().map(piece).collect();
+            *value = Tree::Tensor(SlotTensor::Sharded { dtype: local.dtype(), shape: layout.shape.clone(), pieces });
+            adopted.push((name.clone(), slot.to_string()));
+        }
+    }
+    adopted
 }

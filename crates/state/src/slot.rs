@@ -25,13 +25,7 @@ impl<T> SlotPiece<T> {
     pub fn contiguous(source: T, start: u64, region: Region) -> SlotPiece<T> {
         let within = Dims::from_slice(region.sizes());
         let at = Dims::from_elem(0, within.len());
-        SlotPiece {
-            source,
-            start,
-            within,
-            at,
-            region,
-        }
+        SlotPiece { source, start, within, at, region }
     }
 }
 
@@ -69,10 +63,7 @@ impl<T: TensorLike> TensorLike for SlotTensor<T> {
     fn device(&self) -> DeviceKind {
         match self {
             SlotTensor::Whole(tensor) => tensor.device(),
-            SlotTensor::Sharded { pieces, .. } => pieces
-                .first()
-                .map(|piece| piece.source.device())
-                .unwrap_or_default(),
+            SlotTensor::Sharded { pieces, .. } => pieces.first().map(|piece| piece.source.device()).unwrap_or_default(),
         }
     }
 
@@ -89,11 +80,7 @@ impl<T: TensorLike> SlotTensor<T> {
     pub fn pieces(&self) -> Result<Vec<SlotPiece<T>>, LayoutError> {
         Ok(match self {
             SlotTensor::Whole(tensor) => {
-                vec![SlotPiece::contiguous(
-                    tensor.clone(),
-                    0,
-                    Region::whole(tensor.shape())?,
-                )]
+                vec![SlotPiece::contiguous(tensor.clone(), 0, Region::whole(tensor.shape())?)]
             }
             SlotTensor::Sharded { pieces, .. } => pieces.clone(),
         })
@@ -153,12 +140,7 @@ pub(crate) fn copies_for<T: Clone>(
             source: piece.source.clone(),
             source_start: piece.start,
             source_shape: piece.within.clone(),
-            source_at: piece
-                .at
-                .iter()
-                .zip(&inside)
-                .map(|(at, inside)| at + inside)
-                .collect(),
+            source_at: piece.at.iter().zip(&inside).map(|(at, inside)| at + inside).collect(),
             sizes: Dims::from_slice(part.sizes()),
             dest_start,
             dest_shape: Dims::from_slice(wanted.sizes()),
@@ -174,14 +156,8 @@ pub(crate) fn copies_for<T: Clone>(
     match coverage.gaps.first() {
         None => Ok(copies),
         Some(gap) => {
-            let gap = gap
-                .translated(wanted.offsets())
-                .map_err(StateError::layout(param))?;
-            Err(StateError::Uncovered {
-                param: param.to_owned(),
-                slot: slot.to_owned(),
-                region: gap.to_string(),
-            })
+            let gap = gap.translated(wanted.offsets()).map_err(StateError::layout(param))?;
+            Err(StateError::Uncovered { param: param.to_owned(), slot: slot.to_owned(), region: gap.to_string() })
         }
     }
 }
@@ -189,15 +165,6 @@ pub(crate) fn copies_for<T: Clone>(
 /// Where a loaded slot belongs. `step` stays in host memory as it was saved unless the optimizer runs it on the device
 /// (`capturable` or `fused`); every other slot is where its parameter is. The dtype is never changed.
 pub fn device_of_slot<T>(slot: &str, options: &Dict<T>, parameter: DeviceKind) -> DeviceKind {
-    let is_set = |key: &str| {
-        matches!(
-            options.get(&Key::from(key)),
-            Some(Tree::Value(Value::Bool(true)))
-        )
-    };
-    if slot == "step" && !is_set("capturable") && !is_set("fused") {
-        DeviceKind::Cpu
-    } else {
-        parameter
-    }
+    let is_set = |key: &str| matches!(options.get(&Key::from(key)), Some(Tree::Value(Value::Bool(true))));
+    if slot == "step" && !is_set("capturable") && !is_set("fused") { DeviceKind::Cpu } else { parameter }
 }

@@ -56,18 +56,11 @@ pub struct TransferPlan {
 }
 
 fn peak(steps: &[TransferStep]) -> u64 {
-    steps
-        .iter()
-        .map(|step| numel(&step.shape).saturating_mul(step.dtype.size()))
-        .max()
-        .unwrap_or(0)
+    steps.iter().map(|step| numel(&step.shape).saturating_mul(step.dtype.size())).max().unwrap_or(0)
 }
 
 /// Plans gathering tensors. Of ranks that hold the same region the one that has sent the least so far sends it.
-pub fn gather_plan(
-    tensors: Vec<HeldTensor>,
-    recipients: Recipients,
-) -> Result<TransferPlan, StateError> {
+pub fn gather_plan(tensors: Vec<HeldTensor>, recipients: Recipients) -> Result<TransferPlan, StateError> {
     let mut sent: IndexMap<u64, u64> = IndexMap::new();
     let mut steps = Vec::with_capacity(tensors.len());
     for tensor in tensors {
@@ -81,37 +74,20 @@ pub fn gather_plan(
         let covered = coverage(&tensor.shape, &regions).map_err(StateError::layout(&tensor.key))?;
         if let Some(gap) = covered.gaps.first() {
             let region = gap.to_string();
-            return Err(StateError::Uncovered {
-                param: tensor.key,
-                slot: String::new(),
-                region,
-            });
+            return Err(StateError::Uncovered { param: tensor.key, slot: String::new(), region });
         }
         let mut from = Vec::with_capacity(holders.len());
         for (region, ranks) in holders {
-            let Some(rank) = ranks
-                .into_iter()
-                .min_by_key(|rank| (sent.get(rank).copied().unwrap_or(0), *rank))
-            else {
+            let Some(rank) = ranks.into_iter().min_by_key(|rank| (sent.get(rank).copied().unwrap_or(0), *rank)) else {
                 continue;
             };
             *sent.entry(rank).or_default() += region.volume().saturating_mul(tensor.dtype.size());
             from.push(TransferPart { rank, region });
         }
-        steps.push(TransferStep {
-            key: tensor.key,
-            dtype: tensor.dtype,
-            shape: tensor.shape,
-            from,
-            to: Vec::new(),
-        });
+        steps.push(TransferStep { key: tensor.key, dtype: tensor.dtype, shape: tensor.shape, from, to: Vec::new() });
     }
     let peak_bytes = peak(&steps);
-    Ok(TransferPlan {
-        steps,
-        recipients,
-        peak_bytes,
-    })
+    Ok(TransferPlan { steps, recipients, peak_bytes })
 }
 
 /// Plans distributing the tensors that one rank alone has. Steps follow the owner's keys in the owner's order, which it
@@ -129,38 +105,13 @@ pub fn broadcast_plan(
         let whole = Region::whole(shape).map_err(StateError::layout(key))?;
         let mut to = Vec::with_capacity(receivers.len());
         for (rank, region) in receivers {
-            region
-                .check_inside(shape)
-                .map_err(StateError::layout(key))?;
-            to.push(TransferPart {
-                rank: *rank,
-                region: region.clone(),
-            });
+            region.check_inside(shape).map_err(StateError::layout(key))?;
+            to.push(TransferPart { rank: *rank, region: region.clone() });
         }
-        let from = vec![TransferPart {
-            rank: owner,
-            region: whole,
-        }];
-        steps.push(TransferStep {
-            key: key.clone(),
-            dtype: *dtype,
-            shape: shape.clone(),
-            from,
-            to,
-        });
+        let from = vec![TransferPart { rank: owner, region: whole }];
+        steps.push(TransferStep { key: key.clone(), dtype: *dtype, shape: shape.clone(), from, to });
     }
-    let missing = wanted
-        .keys()
-        .filter(|key| !offered.contains_key(*key))
-        .cloned()
-        .collect();
+    let missing = wanted.keys().filter(|key| !offered.contains_key(*key)).cloned().collect();
     let peak_bytes = peak(&steps);
-    Ok((
-        TransferPlan {
-            steps,
-            recipients: Recipients::Own,
-            peak_bytes,
-        },
-        missing,
-    ))
+    Ok((TransferPlan { steps, recipients: Recipients::Own, peak_bytes }, missing))
 }

@@ -53,8 +53,7 @@ pub fn match_template<'a, T: Clone>(
         if seen.contains(key.as_str()) {
             continue;
         }
-        let whole =
-            (1..leaf.path.len()).any(|length| seen.contains(dotted(&leaf.path[..length]).as_str()));
+        let whole = (1..leaf.path.len()).any(|length| seen.contains(dotted(&leaf.path[..length]).as_str()));
         if whole || opened.contains(key) {
             result.replaced.push(key.clone());
         } else {
@@ -79,11 +78,7 @@ fn meets<T>(template: &Dict<T>, path: &[PathSegment], rules: FlattenRules) -> Me
         return Meeting::Nothing;
     };
     let text = dotted(std::slice::from_ref(first));
-    let Some(mut current) = template
-        .iter()
-        .find(|(key, _)| key.to_string() == text)
-        .map(|(_, tree)| tree)
-    else {
+    let Some(mut current) = template.iter().find(|(key, _)| key.to_string() == text).map(|(_, tree)| tree) else {
         return Meeting::Nothing;
     };
     for (depth, segment) in rest.iter().enumerate() {
@@ -93,13 +88,9 @@ fn meets<T>(template: &Dict<T>, path: &[PathSegment], rules: FlattenRules) -> Me
             (tree, _) if is_leaf(tree, rules) => return Meeting::Leaf(here()),
             (Tree::Dict(dict), segment) => {
                 let text = dotted(std::slice::from_ref(segment));
-                dict.iter()
-                    .find(|(key, _)| key.to_string() == text)
-                    .map(|(_, tree)| tree)
+                dict.iter().find(|(key, _)| key.to_string() == text).map(|(_, tree)| tree)
             }
-            (Tree::List(items), PathSegment::Index(index)) => {
-                usize::try_from(*index).ok().and_then(|i| items.get(i))
-            }
+            (Tree::List(items), PathSegment::Index(index)) => usize::try_from(*index).ok().and_then(|i| items.get(i)),
             (Tree::List(_), PathSegment::Key(_)) => return Meeting::Leaf(here()),
             _ => return Meeting::Leaf(here()),
         };
@@ -124,19 +115,8 @@ pub fn structure_of_checkpoint<'a, T>(
 }
 
 /// Presence of keys by name, for callers that only compare: missing and unexpected keys of two key sets, in order.
-pub fn compare_keys<V, W>(
-    wanted: &IndexMap<String, V>,
-    found: &IndexMap<String, W>,
-) -> (Vec<String>, Vec<String>) {
-    let missing = wanted
-        .keys()
-        .filter(|key| !found.contains_key(*key))
-        .cloned()
-        .collect();
-    let unexpected = found
-        .keys()
-        .filter(|key| !wanted.contains_key(*key))
-        .cloned()
-        .collect();
+pub fn compare_keys<V, W>(wanted: &IndexMap<String, V>, found: &IndexMap<String, W>) -> (Vec<String>, Vec<String>) {
+    let missing = wanted.keys().filter(|key| !found.contains_key(*key)).cloned().collect();
+    let unexpected = found.keys().filter(|key| !wanted.contains_key(*key)).cloned().collect();
     (missing, unexpected)
 }

@@ -40,9 +40,7 @@ pub trait TensorLike: Clone {
 
 /// Number of elements of a shape; saturates.
 pub fn numel(shape: &[u64]) -> u64 {
-    shape
-        .iter()
-        .fold(1, |product, size| product.saturating_mul(*size))
+    shape.iter().fold(1, |product, size| product.saturating_mul(*size))
 }
 
 /// A tensor's facts without the tensor: dtype, shape, device and, for single elements, the value.
@@ -61,12 +59,7 @@ pub struct TensorFacts {
 impl TensorFacts {
     /// Facts of a tensor in host memory.
     pub fn new(dtype: DType, shape: &[u64]) -> TensorFacts {
-        TensorFacts {
-            dtype,
-            shape: Dims::from_slice(shape),
-            device: DeviceKind::Cpu,
-            scalar: None,
-        }
+        TensorFacts { dtype, shape: Dims::from_slice(shape), device: DeviceKind::Cpu, scalar: None }
     }
 
     /// The facts of something tensor-like.

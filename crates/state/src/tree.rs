@@ -129,12 +129,7 @@ impl<T> Tree<T> {
 
     /// A dict of the given entries; a repeated key keeps its first place and its last value, as in Python.
     pub fn dict_of<K: Into<Key>>(entries: impl IntoIterator<Item = (K, Tree<T>)>) -> Tree<T> {
-        Tree::Dict(
-            entries
-                .into_iter()
-                .map(|(key, value)| (key.into(), value))
-                .collect(),
-        )
+        Tree::Dict(entries.into_iter().map(|(key, value)| (key.into(), value)).collect())
     }
 
     /// A plain value as a tree: containers become containers of the tree, so that a value leaf is never one.
@@ -142,12 +137,9 @@ impl<T> Tree<T> {
         match value {
             Value::List(items) => Tree::List(items.into_iter().map(Tree::from_value).collect()),
             Value::Tuple(items) => Tree::Tuple(items.into_iter().map(Tree::from_value).collect()),
-            Value::Dict(entries) | Value::OrderedDict(entries) => Tree::Dict(
-                entries
-                    .into_iter()
-                    .map(|(key, value)| (key_of(key), Tree::from_value(value)))
-                    .collect(),
-            ),
+            Value::Dict(entries) | Value::OrderedDict(entries) => {
+                Tree::Dict(entries.into_iter().map(|(key, value)| (key_of(key), Tree::from_value(value))).collect())
+            }
             other => Tree::Value(other),
         }
     }
@@ -155,17 +147,11 @@ impl<T> Tree<T> {
     /// The tree as one plain value, if there is neither a tensor nor an opaque value in it.
     pub fn to_value(&self) -> Option<Value> {
         Some(match self {
-            Tree::Dict(dict) => Value::Dict(
-                dict.iter()
-                    .map(|(key, value)| Some((key.to_value(), value.to_value()?)))
-                    .collect::<Option<_>>()?,
-            ),
-            Tree::List(items) => {
-                Value::List(items.iter().map(Tree::to_value).collect::<Option<_>>()?)
+            Tree::Dict(dict) => {
+                Value::Dict(dict.iter().map(|(key, value)| Some((key.to_value(), value.to_value()?))).collect::<Option<_>>()?)
             }
-            Tree::Tuple(items) => {
-                Value::Tuple(items.iter().map(Tree::to_value).collect::<Option<_>>()?)
-            }
+            Tree::List(items) => Value::List(items.iter().map(Tree::to_value).collect::<Option<_>>()?),
+            Tree::Tuple(items) => Value::Tuple(items.iter().map(Tree::to_value).collect::<Option<_>>()?),
             Tree::Value(value) => value.clone(),
             Tree::Tensor(_) | Tree::Opaque(_) => return None,
         })
@@ -215,11 +201,7 @@ impl<T> Tree<T> {
     /// The same tree over other tensors.
     pub fn map<U>(self, f: &mut impl FnMut(T) -> U) -> Tree<U> {
         match self {
-            Tree::Dict(dict) => Tree::Dict(
-                dict.into_iter()
-                    .map(|(key, value)| (key, value.map(f)))
-                    .collect(),
-            ),
+            Tree::Dict(dict) => Tree::Dict(dict.into_iter().map(|(key, value)| (key, value.map(f))).collect()),
             Tree::List(items) => Tree::List(items.into_iter().map(|item| item.map(f)).collect()),
             Tree::Tuple(items) => Tree::Tuple(items.into_iter().map(|item| item.map(f)).collect()),
             Tree::Tensor(tensor) => Tree::Tensor(f(tensor)),
@@ -232,9 +214,7 @@ impl<T> Tree<T> {
     pub fn for_each_tensor<'a>(&'a self, f: &mut impl FnMut(&'a T)) {
         match self {
             Tree::Dict(dict) => dict.values().for_each(|value| value.for_each_tensor(f)),
-            Tree::List(items) | Tree::Tuple(items) => {
-                items.iter().for_each(|item| item.for_each_tensor(f))
-            }
+            Tree::List(items) | Tree::Tuple(items) => items.iter().for_each(|item| item.for_each_tensor(f)),
             Tree::Tensor(tensor) => f(tensor),
             Tree::Value(_) | Tree::Opaque(_) => {}
         }
@@ -244,10 +224,7 @@ impl<T> Tree<T> {
     pub fn same_as(&self, other: &Tree<T>, same: &impl Fn(&T, &T) -> bool) -> bool {
         match (self, other) {
             (Tree::Dict(a), Tree::Dict(b)) => {
-                a.len() == b.len()
-                    && a.iter().all(|(key, value)| {
-                        b.get(key).is_some_and(|other| value.same_as(other, same))
-                    })
+                a.len() == b.len() && a.iter().all(|(key, value)| b.get(key).is_some_and(|other| value.same_as(other, same)))
             }
             (Tree::List(a), Tree::List(b)) | (Tree::Tuple(a), Tree::Tuple(b)) => {
                 a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.same_as(b, same))
@@ -264,8 +241,7 @@ impl<T> Tree<T> {
     pub fn with_key_types_of<U>(self, template: &Tree<U>) -> Tree<T> {
         match (self, template) {
             (Tree::Dict(dict), Tree::Dict(model)) => {
-                let typed: IndexMap<String, &Key> =
-                    model.keys().map(|key| (key.to_string(), key)).collect();
+                let typed: IndexMap<String, &Key> = model.keys().map(|key| (key.to_string(), key)).collect();
                 Tree::Dict(
                     dict.into_iter()
                         .map(|(key, value)| match typed.get(&key.to_string()) {
@@ -281,12 +257,8 @@ impl<T> Tree<T> {
                         .collect(),
                 )
             }
-            (Tree::List(items), Tree::List(model) | Tree::Tuple(model)) => {
-                Tree::List(zip_types(items, model))
-            }
-            (Tree::Tuple(items), Tree::List(model) | Tree::Tuple(model)) => {
-                Tree::Tuple(zip_types(items, model))
-            }
+            (Tree::List(items), Tree::List(model) | Tree::Tuple(model)) => Tree::List(zip_types(items, model)),
+            (Tree::Tuple(items), Tree::List(model) | Tree::Tuple(model)) => Tree::Tuple(zip_types(items, model)),
             (tree, _) => tree,
         }
     }

@@ -155,8 +155,7 @@ fn flat_parameter(name: &str, json: &Json) -> FlatParameter {
         "HYBRID_SHARD" => ShardingStrategy::HybridShard,
         other => panic!("unknown strategy {other}"),
     };
-    let sharding =
-        FlatSharding { strategy, rank: json["rank"].as_u64().unwrap(), world: json["world"].as_u64().unwrap() };
+    let sharding = FlatSharding { strategy, rank: json["rank"].as_u64().unwrap(), world: json["world"].as_u64().unwrap() };
     let dtype = DType::from_name(json["dtype"].as_str().unwrap()).unwrap();
     let orig = json["orig"].as_bool().unwrap();
     FlatParameter::from_extents(name, dtype, members.collect(), &extents, sharding, orig).unwrap()
@@ -241,7 +240,13 @@ impl Case {
     fn shard_group(&self) -> usize {
         let hybrid = self.name.contains("hybrid");
         let alone = self.name.contains("no_shard");
-        if alone { 1 } else if hybrid { self.ranks.len() / 2 } else { self.ranks.len() }
+        if alone {
+            1
+        } else if hybrid {
+            self.ranks.len() / 2
+        } else {
+            self.ranks.len()
+        }
     }
 }
 
@@ -321,9 +326,7 @@ fn parts(fx: &Fx, rank: usize) -> Vec<SlotPiece<Host>> {
 fn hosted(slot: &SlotTensor<Fx>, rank: usize) -> SlotTensor<Host> {
     match slot {
         SlotTensor::Whole(fx) if fx.spread == Spread::Plain => SlotTensor::Whole(fx.local.clone()),
-        SlotTensor::Whole(fx) => {
-            SlotTensor::Sharded { dtype: fx.local.dtype, shape: fx.shape.clone(), pieces: parts(fx, rank) }
-        }
+        SlotTensor::Whole(fx) => SlotTensor::Sharded { dtype: fx.local.dtype, shape: fx.shape.clone(), pieces: parts(fx, rank) },
         SlotTensor::Sharded { dtype, shape, pieces } => SlotTensor::Sharded {
             dtype: *dtype,
             shape: shape.clone(),
@@ -526,7 +529,9 @@ fn optim_state_dict_to_load_makes_the_same_flat_slots() {
         for (rank, own) in case.ranks.iter().enumerate() {
             let full = named(case.expected(0, "fsdp_full").unwrap(), &own.names);
             let whole = |dict: &Dict<Fx>| -> Dict<SlotTensor<Host>> {
-                dict.iter().map(|(key, value)| (key.clone(), value.clone().map(&mut |fx: Fx| SlotTensor::Whole(fx.local)))).collect()
+                dict.iter()
+                    .map(|(key, value)| (key.clone(), value.clone().map(&mut |fx: Fx| SlotTensor::Whole(fx.local))))
+                    .collect()
             };
             let given = OptimizerState {
                 state: full.state.iter().map(|(name, slots)| (name.clone(), whole(slots))).collect(),
@@ -547,13 +552,16 @@ fn optim_state_dict_to_load_makes_the_same_flat_slots() {
                         .iter()
                         .map(|group| ParamGroup {
                             params: group.params.clone(),
-                            options: group.options.iter().map(|(k, v)| (k.clone(), v.clone().map(&mut |fx: Fx| fx.local))).collect(),
+                            options: group
+                                .options
+                                .iter()
+                                .map(|(k, v)| (k.clone(), v.clone().map(&mut |fx: Fx| fx.local)))
+                                .collect(),
                         })
                         .collect(),
                 };
                 let options = StateDictOptions::default();
-                let (loads, _) =
-                    optim_state_to_load(given, &[live], &own.names, &own.flats, LoadTarget::Ids, &options).unwrap();
+                let (loads, _) = optim_state_to_load(given, &[live], &own.names, &own.flats, LoadTarget::Ids, &options).unwrap();
                 let context = format!("{} rank {rank} {field}", case.name);
                 let ours = &loads[0];
                 let keys = |keys: Vec<&Key>| keys.into_iter().map(ToString::to_string).collect::<BTreeSet<_>>();
@@ -589,13 +597,8 @@ fn setting_what_was_got_gives_every_optimizer_its_own_state_back() {
     for case in cases().into_iter().filter(|case| !case.is_fsdp1()) {
         for (rank, own) in case.ranks.iter().enumerate() {
             let theirs = named(case.expected(rank, "sharded").unwrap(), &own.names);
-            let (loads, report) = set_optimizer_state(
-                theirs,
-                std::slice::from_ref(&own.live),
-                &own.names,
-                &StateDictOptions::default(),
-            )
-            .unwrap();
+            let (loads, report) =
+                set_optimizer_state(theirs, std::slice::from_ref(&own.live), &own.names, &StateDictOptions::default()).unwrap();
             assert!(report.missing.is_empty() && report.unexpected.is_empty(), "{} {report:?}", case.name);
             let raw = loads.into_iter().next().unwrap().into_raw();
             let same = raw.into_tree().same_as(&own.raw.clone().into_tree(), &|a, b| a == b);

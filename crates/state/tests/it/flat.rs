@@ -44,12 +44,15 @@ fn full_state() -> OptimizerState<SlotTensor<Host>> {
     state
 }
 
-fn load(given: OptimizerState<SlotTensor<Host>>, flat: FlatParameter, target: LoadTarget) -> Result<(FlatLoad<Host>, FlatLoadReport), StateError> {
+fn load(
+    given: OptimizerState<SlotTensor<Host>>,
+    flat: FlatParameter,
+    target: LoadTarget,
+) -> Result<(FlatLoad<Host>, FlatLoadReport), StateError> {
     let orig = flat.use_orig_params();
     let model = model(flat);
     let (names, flats) = (Names::of(&model).unwrap(), FlatModel::of(&model).unwrap());
-    let (mut loads, report) =
-        optim_state_to_load(given, &[live_of(orig)], &names, &flats, target, &StateDictOptions::default())?;
+    let (mut loads, report) = optim_state_to_load(given, &[live_of(orig)], &names, &flats, target, &StateDictOptions::default())?;
     Ok((loads.remove(0), report))
 }
 
@@ -91,9 +94,8 @@ fn shards_are_cut_like_torch_chunk_with_padding_at_the_end() {
 fn contradictory_descriptions_are_refused() {
     let sharding = FlatSharding { strategy: ShardingStrategy::FullShard, rank: 0, world: 2 };
     let members = || vec![FlatMember::new("a", &[2, 2])];
-    let make = |extents: &[Extent], sharding| {
-        FlatParameter::from_extents("f", DType::Float32, members(), extents, sharding, false)
-    };
+    let make =
+        |extents: &[Extent], sharding| FlatParameter::from_extents("f", DType::Float32, members(), extents, sharding, false);
     assert!(make(&[Extent { member: Some(0), numel: 4 }], sharding).is_ok());
     assert!(make(&[Extent { member: Some(0), numel: 5 }], sharding).is_err());
     assert!(make(&[Extent { member: Some(1), numel: 4 }], sharding).is_err());
@@ -105,7 +107,9 @@ fn contradictory_descriptions_are_refused() {
 #[test]
 fn loading_and_reading_back_is_the_identity_for_every_strategy() {
     use ShardingStrategy::*;
-    for (strategy, orig) in [FullShard, ShardGradOp, NoShard, HybridShard, HybridShardZero2].into_iter().flat_map(|s| [(s, false), (s, true)]) {
+    for (strategy, orig) in
+        [FullShard, ShardGradOp, NoShard, HybridShard, HybridShardZero2].into_iter().flat_map(|s| [(s, false), (s, true)])
+    {
         for world in [1, 2, 3, 5, 24] {
             let states: Vec<_> = (0..world)
                 .map(|rank| {
@@ -116,10 +120,8 @@ fn loading_and_reading_back_is_the_identity_for_every_strategy() {
             for (name, slots) in full_state().state {
                 for (slot, value) in slots {
                     let Tree::Tensor(SlotTensor::Whole(whole)) = value else { panic!() };
-                    let parts: Vec<_> = states
-                        .iter()
-                        .filter_map(|state| state.state.get(&name)?.get(&slot)?.as_tensor())
-                        .collect();
+                    let parts: Vec<_> =
+                        states.iter().filter_map(|state| state.state.get(&name)?.get(&slot)?.as_tensor()).collect();
                     assert_eq!(assemble(&parts), whole, "{strategy:?} {orig} {world} {name} {slot}");
                 }
             }

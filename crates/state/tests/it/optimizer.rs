@@ -15,10 +15,7 @@ fn names() -> Names {
 }
 
 fn raw(state: &[(i64, Leaf)], groups: Vec<ParamGroup<Key, Host>>) -> RawOptimizer<Host> {
-    RawOptimizer {
-        state: state.iter().map(|(id, slots)| (Key::Int(*id), slots.clone())).collect(),
-        param_groups: groups,
-    }
+    RawOptimizer { state: state.iter().map(|(id, slots)| (Key::Int(*id), slots.clone())).collect(), param_groups: groups }
 }
 
 fn ids(ids: &[i64]) -> Vec<Key> {
@@ -190,7 +187,8 @@ fn user_defined_state_is_carried_through() {
 }
 
 fn shampoo() -> Leaf {
-    let factors = Tree::dict_of([(Key::Int(0), tensor(Host::ramp(&[2, 2], 0.0))), (Key::Int(1), tensor(Host::ramp(&[2, 2], 4.0)))]);
+    let factors =
+        Tree::dict_of([(Key::Int(0), tensor(Host::ramp(&[2, 2], 0.0))), (Key::Int(1), tensor(Host::ramp(&[2, 2], 4.0)))]);
     let block = Tree::dict_of([("factors", factors), ("scale", float(0.5))]);
     Tree::dict_of([("step", tensor(Host::scalar(3.0))), ("block_0", block)])
 }
@@ -212,12 +210,10 @@ fn nested_slots_with_keys_that_are_no_strings_survive_both_forms() {
 
 #[test]
 fn members_that_disagree_in_the_flattened_form_are_named() {
-    let flat: FlatOptimizer<Host> = [
-        ("param_groups.a.weight.lr".to_owned(), float(0.1)),
-        ("param_groups.a.bias.lr".to_owned(), float(0.2)),
-    ]
-    .into_iter()
-    .collect();
+    let flat: FlatOptimizer<Host> =
+        [("param_groups.a.weight.lr".to_owned(), float(0.1)), ("param_groups.a.bias.lr".to_owned(), float(0.2))]
+            .into_iter()
+            .collect();
     let error = unflatten_optimizer(&flat, &[live(&[&[1, 2]])], &names()).unwrap_err().to_string();
     assert!(error.contains("'lr' is 0.1 for 'a.weight' and 0.2 for 'a.bias'"), "{error}");
     let alone = unflatten_optimizer_alone(&flat).unwrap();

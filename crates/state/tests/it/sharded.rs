@@ -74,8 +74,7 @@ fn odd_slots_are_cut_when_asked_and_may_have_a_layout_of_their_own() {
     assert_eq!(regions(&cut.tensors["optim.state.gone.weight.exp_avg"]), ["[2:4, 0:2]"]);
     let own: IndexMap<(String, String), ParamLayout> =
         [(("a.weight".to_owned(), "row".to_owned()), ParamLayout::chunked(&[8], 0, 4).unwrap())].into_iter().collect();
-    let plan =
-        plan_sharded_optimizer(&params, "optim", Checkpoint::new().entries(), OddSlots::Whole, &own).unwrap();
+    let plan = plan_sharded_optimizer(&params, "optim", Checkpoint::new().entries(), OddSlots::Whole, &own).unwrap();
     assert_eq!(regions(&plan.tensors["optim.state.a.weight.row"]), ["[0:2]"]);
 }
 

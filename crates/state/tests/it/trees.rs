@@ -37,8 +37,17 @@ fn dicts_are_opened_lists_only_for_tensors_and_dicts_tuples_never() {
     assert_eq!(
         keys(&flat),
         [
-            "plain", "tensors.0", "tensors.1", "deep.0", "deep.1.0", "dicts.0.a", "dicts.1", "tuple", "nested.a.b",
-            "empty_list", "none"
+            "plain",
+            "tensors.0",
+            "tensors.1",
+            "deep.0",
+            "deep.1.0",
+            "dicts.0.a",
+            "dicts.1",
+            "tuple",
+            "nested.a.b",
+            "empty_list",
+            "none"
         ]
     );
     assert_eq!(flat["deep.1.0"].path, vec![PathSegment::from("deep"), PathSegment::Index(1), PathSegment::Index(0)]);
