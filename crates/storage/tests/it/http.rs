@@ -14,7 +14,7 @@ fn serve(content: Vec<u8>) -> String {
     std::thread::spawn(move || {
         for socket in listener.incoming() {
             let content = content.clone();
-            std::thread::spawn(move || while answer(&socket.as_ref().unwrap(), &content).is_some() {});
+            std::thread::spawn(move || while answer(socket.as_ref().unwrap(), &content).is_some() {});
         }
     });
     server
