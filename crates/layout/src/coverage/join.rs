@@ -231,3 +231,24 @@ impl Join<'_> {
         Flow::Continue(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Touching is not overlapping: what only touches must not even count against the limit.
+    #[test]
+    fn a_grid_has_no_pairs_and_a_stray_box_has_its_own() {
+        let region = |offsets: &[u64], sizes: &[u64]| Region::new(offsets, sizes).unwrap();
+        let mut regions: Vec<Region> = (0..900).map(|at| region(&[at / 30 * 2, at % 30 * 2], &[2, 2])).collect();
+        regions.push(region(&[3, 4], &[2, 2]));
+        let all: Vec<u32> = (0..901).collect();
+        let mut pairs = Vec::new();
+        assert!(overlapping_pairs(&[60, 60], &regions, &all[..900], 0, &mut pairs).is_continue());
+        assert!(overlapping_pairs(&[60, 60], &regions, &all, 2, &mut pairs).is_continue());
+        pairs.sort_unstable();
+        assert_eq!(pairs, [(32, 900), (62, 900)]);
+        pairs.clear();
+        assert!(overlapping_pairs(&[60, 60], &regions, &all, 1, &mut pairs).is_break());
+    }
+}
