@@ -99,7 +99,7 @@ impl FlatParameter {
         let mut extents = Vec::new();
         let mut total = 0_u64;
         let pad_to = |total: &mut u64, multiple: u64, extents: &mut Vec<Extent>| {
-            if multiple > 0 && *total % multiple > 0 {
+            if multiple > 0 && !total.is_multiple_of(multiple) {
                 let numel = multiple - *total % multiple;
                 extents.push(Extent { member: None, numel });
                 *total = total.saturating_add(numel);

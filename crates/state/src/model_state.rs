@@ -134,10 +134,10 @@ pub fn set_model_state<'a>(
                 result.differences.dtypes.push((found.to_owned(), have.dtype, want.dtype));
             }
         }
-        if let Some(identity) = entry.identity {
-            if !filled.insert((identity, entry.member)) {
-                continue;
-            }
+        if let Some(identity) = entry.identity
+            && !filled.insert((identity, entry.member))
+        {
+            continue;
         }
         result.assignments.push((found.to_owned(), entry.clone()));
     }

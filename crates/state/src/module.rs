@@ -176,11 +176,11 @@ impl ModuleTree {
     }
 
     pub(crate) fn check(&self) -> Result<(), StateError> {
-        if let Some(segment) = self.wrapper.segment() {
-            if !self.children.contains_key(segment) {
-                let reason = format!("a {:?} wrapper has no child called '{segment}'", self.wrapper);
-                return Err(StateError::InvalidModule { reason });
-            }
+        if let Some(segment) = self.wrapper.segment()
+            && !self.children.contains_key(segment)
+        {
+            let reason = format!("a {:?} wrapper has no child called '{segment}'", self.wrapper);
+            return Err(StateError::InvalidModule { reason });
         }
         self.children.values().try_for_each(ModuleTree::check)
     }

@@ -210,7 +210,8 @@ pub fn canonical_below(module: &ModuleTree, name: &str) -> String {
         }
         let hides = here.is_some_and(|current| current.wrapper.hides(segment));
         let next = here.and_then(|current| current.children.get(segment));
-        if !hides && !(next.is_none() && WRAPPED.contains(&segment)) {
+        let only_a_wrapper_has_it = next.is_none() && WRAPPED.contains(&segment);
+        if !hides && !only_a_wrapper_has_it {
             canonical = join(&canonical, segment);
         }
         here = next;

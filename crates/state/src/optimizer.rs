@@ -162,8 +162,7 @@ impl<T> OptimizerState<T> {
         Tree::dict_of([(STATE, Tree::Dict(state)), (PARAM_GROUPS, Tree::List(groups.collect()))])
     }
 
-    /// Reads state by names. A string that `names` does not know and that no group lists is user-defined state, unless
-    /// it holds slots: then it belongs to a parameter that this model does not have.
+    /// Reads state by names. What `names` does not know and no group lists is user-defined state.
     pub fn from_named(raw: RawOptimizer<T>, names: &Names) -> Result<OptimizerState<T>, StateError> {
         let mut result = OptimizerState::default();
         for group in raw.param_groups {
@@ -294,10 +293,10 @@ pub fn combine<T: TensorLike>(states: Vec<OptimizerState<T>>) -> Result<Optimize
         }
         combined.state.extend(state.state);
         for (key, value) in state.user_state {
-            if let Some(other) = combined.user_state.get(&key) {
-                if !other.same_as(&value, &same_tensor) {
-                    return Err(invalid(format!("two optimizers have different state under '{key}'")));
-                }
+            if let Some(other) = combined.user_state.get(&key)
+                && !other.same_as(&value, &same_tensor)
+            {
+                return Err(invalid(format!("two optimizers have different state under '{key}'")));
             }
             combined.user_state.insert(key, value);
         }

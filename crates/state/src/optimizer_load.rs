@@ -116,6 +116,9 @@ pub fn set_optimizer_state<T: TensorLike>(
     Ok((loads, report))
 }
 
+/// Options of every group of every optimizer, and the (optimizer, group) pairs that found no counterpart.
+pub(crate) type MatchedGroups<T> = (Vec<Vec<Dict<T>>>, Vec<(usize, usize)>);
+
 /// Finds the options of every live group among the given groups, by members. `members` are the names of every parameter
 /// of every optimizer, by id: several where the parameter is a flat one. Also gives the groups that found no counterpart.
 pub(crate) fn match_groups<T: TensorLike>(
@@ -123,7 +126,7 @@ pub(crate) fn match_groups<T: TensorLike>(
     live: &[LiveOptimizer<T>],
     members: &[Vec<Vec<String>>],
     names: &Names,
-) -> Result<(Vec<Vec<Dict<T>>>, Vec<(usize, usize)>), StateError> {
+) -> Result<MatchedGroups<T>, StateError> {
     let group_of: IndexMap<&str, usize> = given
         .iter()
         .enumerate()

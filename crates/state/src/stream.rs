@@ -3,7 +3,7 @@
 
 use indexmap::IndexMap;
 use reshard_formats::DType;
-use reshard_layout::{Dims, Region, coverage};
+use reshard_layout::{Dims, Mesh, Placement, Region, coverage, holders};
 
 use crate::{Recipients, StateError, numel};
 
@@ -18,6 +18,22 @@ pub struct HeldTensor {
     pub shape: Dims,
     /// Rank and region.
     pub held: Vec<(u64, Region)>,
+}
+
+impl HeldTensor {
+    /// A tensor placed on a mesh: who holds what follows from the mesh alone.
+    pub fn placed(
+        key: &str,
+        dtype: DType,
+        mesh: &Mesh,
+        placements: &[Placement],
+        shape: &[u64],
+    ) -> Result<HeldTensor, StateError> {
+        let holders = holders(mesh, placements, shape).map_err(StateError::layout(key))?;
+        let held =
+            holders.into_iter().flat_map(|(region, ranks)| ranks.into_iter().map(move |rank| (rank, region.clone()))).collect();
+        Ok(HeldTensor { key: key.to_owned(), dtype, shape: Dims::from_slice(shape), held })
+    }
 }
 
 /// A region that a rank sends or receives in one step.

@@ -4,7 +4,7 @@
 use indexmap::{IndexMap, IndexSet};
 use reshard_formats::{KeyPath, PathSegment};
 
-use crate::{Dict, Flat, FlattenRules, StateError, Tree, dotted, flatten_by, is_leaf};
+use crate::{Dict, Flat, FlattenRules, Key, StateError, Tree, dotted, flatten_by, is_leaf};
 
 /// How the keys of a checkpoint meet a template. Every key of either is in exactly one list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -78,18 +78,13 @@ fn meets<T>(template: &Dict<T>, path: &[PathSegment], rules: FlattenRules) -> Me
         return Meeting::Nothing;
     };
     let text = dotted(std::slice::from_ref(first));
-    let Some(mut current) = template.iter().find(|(key, _)| key.to_string() == text).map(|(_, tree)| tree) else {
-        return Meeting::Nothing;
-    };
+    let Some(mut current) = lookup(template, &text) else { return Meeting::Nothing };
     for (depth, segment) in rest.iter().enumerate() {
         let here = || dotted(&path[..=depth]);
         let next = match (current, segment) {
             (Tree::Dict(dict), _) if dict.is_empty() => return Meeting::Open,
             (tree, _) if is_leaf(tree, rules) => return Meeting::Leaf(here()),
-            (Tree::Dict(dict), segment) => {
-                let text = dotted(std::slice::from_ref(segment));
-                dict.iter().find(|(key, _)| key.to_string() == text).map(|(_, tree)| tree)
-            }
+            (Tree::Dict(dict), segment) => lookup(dict, &dotted(std::slice::from_ref(segment))),
             (Tree::List(items), PathSegment::Index(index)) => usize::try_from(*index).ok().and_then(|i| items.get(i)),
             (Tree::List(_), PathSegment::Key(_)) => return Meeting::Leaf(here()),
             _ => return Meeting::Leaf(here()),
@@ -100,6 +95,14 @@ fn meets<T>(template: &Dict<T>, path: &[PathSegment], rules: FlattenRules) -> Me
         }
     }
     Meeting::Container
+}
+
+/// The entry whose key has this text. Strings are found at once; other keys are few.
+fn lookup<'a, T>(dict: &'a Dict<T>, text: &str) -> Option<&'a Tree<T>> {
+    dict.get(&Key::from(text)).or_else(|| {
+        let others = dict.iter().filter(|(key, _)| key.as_str().is_none());
+        others.into_iter().find(|(key, _)| key.to_string() == text).map(|(_, tree)| tree)
+    })
 }
 
 /// The nested structure of a checkpoint itself, with a leaf for every key that `leaf` gives one for.

@@ -266,3 +266,47 @@ fn ranks_must_agree_about_what_is_the_same_everywhere() {
     let error = full_optim_state(&[state(1.0), state(2.0)], Recipients::All, false).unwrap_err().to_string();
     assert!(error.contains("'step' of 'a.bias'") && error.contains("rank 0") && error.contains("rank 1"), "{error}");
 }
+
+#[test]
+fn state_of_one_world_loads_into_another() {
+    for (from, to) in [(3, 2), (2, 5), (1, 4), (24, 3)] {
+        for orig in [false, true] {
+            // All parts of the old world, as if each had been read from a checkpoint.
+            let mut gathered = full_state();
+            for slots in gathered.state.values_mut() {
+                for value in slots.values_mut() {
+                    if let Tree::Tensor(SlotTensor::Whole(tensor)) = value.clone()
+                        && !tensor.shape.is_empty()
+                    {
+                        let (dtype, shape) = (tensor.dtype, tensor.shape);
+                        *value = Tree::Tensor(SlotTensor::Sharded { dtype, shape, pieces: Vec::new() });
+                    }
+                }
+            }
+            for rank in 0..from {
+                let old = flat(rank, from, ShardingStrategy::FullShard, !orig);
+                let (load, _) = load(full_state(), old.clone(), LoadTarget::Ids).unwrap();
+                for (name, slots) in sharded(loaded(&load), old).state {
+                    for (slot, value) in slots {
+                        if let (
+                            Tree::Tensor(SlotTensor::Sharded { pieces: own, .. }),
+                            Some(Tree::Tensor(SlotTensor::Sharded { pieces, .. })),
+                        ) = (value, gathered.state[&name].get_mut(&slot))
+                        {
+                            pieces.extend(own);
+                        }
+                    }
+                }
+            }
+            for rank in 0..to {
+                let new = flat(rank, to, ShardingStrategy::FullShard, orig);
+                let (from_parts, _) = load(gathered.clone(), new.clone(), LoadTarget::Ids).unwrap();
+                let (from_whole, _) = load(full_state(), new, LoadTarget::Ids).unwrap();
+                assert!(
+                    crate::host::same(&loaded(&from_parts).into_tree(), &loaded(&from_whole).into_tree()),
+                    "{from} -> {to}, rank {rank}"
+                );
+            }
+        }
+    }
+}

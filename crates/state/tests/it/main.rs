@@ -1,5 +1,8 @@
 //! Tests of the whole crate: one binary, one module per subject.
 
+// The allowance for tests covers test functions; what they share lies beside them.
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
+
 mod fixtures;
 mod flat;
 mod host;

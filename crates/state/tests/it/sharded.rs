@@ -141,3 +141,22 @@ fn a_flattened_optimizer_and_one_at_the_root_are_read_too() {
     let plan = plan_sharded_optimizer(&params, "", root.entries(), OddSlots::Whole, &IndexMap::new()).unwrap();
     assert_eq!(regions(&plan.tensors["state.a.bias.exp_avg"]), ["[0:4]"]);
 }
+
+#[test]
+fn a_full_state_is_gathered_tensor_by_tensor_from_one_holder_per_region() {
+    // Two copies of two shards: the copies share the sending.
+    let mesh = Mesh::new(&[2, 2]).unwrap();
+    let placements = [Placement::Replicate, Placement::Shard(0)];
+    let tensor = |key: &str| HeldTensor::placed(key, DType::Float32, &mesh, &placements, &[5, 2]).unwrap();
+    let plan = gather_plan(vec![tensor("a"), tensor("b")], Recipients::Ranks(vec![0])).unwrap();
+    assert_eq!(plan.peak_bytes, 40);
+    let senders = |step: usize| -> Vec<u64> { plan.steps[step].from.iter().map(|part| part.rank).collect() };
+    assert_eq!((senders(0), senders(1)), (vec![0, 1], vec![2, 3]));
+    let rows: Vec<String> = plan.steps[0].from.iter().map(|part| part.region.to_string()).collect();
+    assert_eq!(rows, ["[0:3, 0:2]", "[3:5, 0:2]"]);
+    // What nobody holds is named before anything moves.
+    let mut torn = tensor("torn");
+    torn.held.retain(|(rank, _)| *rank % 2 == 0);
+    let error = gather_plan(vec![torn], Recipients::All).unwrap_err().to_string();
+    assert!(error.contains("'torn'") && error.contains("3:5"), "{error}");
+}
