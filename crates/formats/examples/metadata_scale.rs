@@ -6,9 +6,7 @@
 use std::error::Error;
 use std::time::Instant;
 
-use reshard_formats::metadata::{
-    Chunk, Entry, EntryKind, FileId, Metadata, StorageInfo, TensorEntry, TensorProperties,
-};
+use reshard_formats::metadata::{Chunk, Entry, EntryKind, FileId, Metadata, StorageInfo, TensorEntry, TensorProperties};
 use reshard_formats::{DType, PathSegment};
 use reshard_layout::Region;
 
@@ -21,19 +19,21 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     println!("{} bytes, peak so far {} MB", bytes.len(), peak_mb());
     for _ in 0..3 {
-        let start = Instant::now();
+        let (start, busy) = (Instant::now(), processor_seconds());
         let metadata = Metadata::decode(&bytes)?;
         println!(
-            "decode {:?}: {} chunks, peak {} MB",
+            "decode {:.3?} ({:.3} s of processor): {} chunks, peak {} MB",
             start.elapsed(),
+            processor_seconds() - busy,
             metadata.chunk_count(),
             peak_mb()
         );
-        let start = Instant::now();
+        let (start, busy) = (Instant::now(), processor_seconds());
         let encoded = metadata.encode()?;
         println!(
-            "encode {:?}: {} bytes, peak {} MB",
+            "encode {:.3?} ({:.3} s of processor): {} bytes, peak {} MB",
             start.elapsed(),
+            processor_seconds() - busy,
             encoded.len(),
             peak_mb()
         );
@@ -43,9 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 fn make(tensors: u64, ranks: u64) -> Result<Metadata, Box<dyn Error>> {
     let mut metadata = Metadata::new();
-    metadata.files = (0..ranks)
-        .map(|rank| format!("__{rank}_0.distcp"))
-        .collect();
+    metadata.files = (0..ranks).map(|rank| format!("__{rank}_0.distcp")).collect();
     for number in 0..tensors {
         let shape = [ranks * 16, 4096];
         let chunk = |rank: u64| -> Result<Chunk, Box<dyn Error>> {
@@ -60,17 +58,8 @@ fn make(tensors: u64, ranks: u64) -> Result<Metadata, Box<dyn Error>> {
             chunks: (0..ranks).map(chunk).collect::<Result<_, _>>()?,
             extra: None,
         };
-        let path = Some(vec![
-            PathSegment::from("model"),
-            PathSegment::from(key.as_str()),
-        ]);
-        metadata.entries.insert(
-            format!("model.{key}"),
-            Entry {
-                path,
-                kind: EntryKind::Tensor(tensor),
-            },
-        );
+        let path = Some(vec![PathSegment::from("model"), PathSegment::from(key.as_str())]);
+        metadata.entries.insert(format!("model.{key}"), Entry { path, kind: EntryKind::Tensor(tensor) });
     }
     Ok(metadata)
 }
@@ -81,4 +70,11 @@ fn peak_mb() -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let kilobytes = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
     kilobytes.unwrap_or(0) / 1024
+}
+
+/// Processor time of this thread, where the system tells: on a busy machine, elapsed time says little.
+fn processor_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/schedstat").unwrap_or_default();
+    let nanoseconds = stat.split(' ').next().and_then(|n| n.parse::<f64>().ok());
+    nanoseconds.unwrap_or(0.0) / 1e9
 }

@@ -8,6 +8,7 @@ use super::document::{Document, Made, View};
 use super::encode::{BATCH, Encoder, Slot};
 use super::error::PickleError;
 use super::globals::{Policy, Unknown};
+use super::limits::MAX_DEPTH;
 use super::node::Node;
 use super::opcode as op;
 use crate::value::Value;
@@ -24,11 +25,11 @@ impl Carried {
         &self.pickle
     }
 
-    /// Carries a plain value.
+    /// Carries a plain value. Equal values are carried as equal bytes, wherever they come from.
     pub fn from_value(value: &Value) -> Result<Carried, PickleError> {
-        Ok(Carried {
-            pickle: super::write_value(value, 4)?.into(),
-        })
+        let pickle = super::write_value(value, 4)?;
+        let document = decode(&pickle, Policy::values())?;
+        document.carry(document.root())
     }
 
     /// The value, if it is a plain one.
@@ -42,9 +43,7 @@ impl Document<'_> {
     pub fn carry(&self, node: Node) -> Result<Carried, PickleError> {
         let mut encoder = Encoder::new(4)?;
         encoder.graph(self, node)?;
-        Ok(Carried {
-            pickle: encoder.finish().into(),
-        })
+        Ok(Carried { pickle: encoder.finish().into() })
     }
 }
 
@@ -62,17 +61,8 @@ impl Encoder {
     /// elements, a tuple or object after its parts; one that turns up inside its own parts is written twice, and
     /// the outer copy dropped in favour of the inner.
     fn graph(&mut self, document: &Document<'_>, root: Node) -> Result<(), PickleError> {
-        let budget = document
-            .input
-            .len()
-            .saturating_mul(16)
-            .saturating_add(1 << 16);
-        let mut graph = Graph {
-            document,
-            slots: HashMap::new(),
-            todo: vec![Task::Write(root)],
-            budget,
-        };
+        let budget = document.input.len().saturating_mul(16).saturating_add(1 << 16);
+        let mut graph = Graph { document, slots: HashMap::new(), todo: vec![Task::Write(root)], budget, open_marks: 0 };
         while let Some(task) = graph.todo.pop() {
             graph.step(self, task)?;
         }
@@ -94,6 +84,7 @@ struct Graph<'d, 'a> {
     slots: HashMap<Node, Slot>,
     todo: Vec<Task>,
     budget: usize,
+    open_marks: usize,
 }
 
 impl Graph<'_, '_> {
@@ -105,9 +96,13 @@ impl Graph<'_, '_> {
         })?;
         encoder.frame_break();
         match task {
-            Task::Op(opcode) => encoder.raw(&[opcode]),
+            Task::Op(opcode) => {
+                self.count_mark(opcode)?;
+                encoder.raw(&[opcode]);
+            }
             Task::Memoize(node) => self.memoize(encoder, node),
             Task::EndTuple(node, len) => {
+                self.open_marks -= usize::from(Encoder::tuple_needs_mark(len));
                 if let Some(&slot) = self.slots.get(&node) {
                     if Encoder::tuple_needs_mark(len) {
                         encoder.raw(&[op::POP_MARK]);
@@ -131,6 +126,20 @@ impl Graph<'_, '_> {
                 }
             }
             Task::Write(node) => self.write(encoder, node)?,
+        }
+        Ok(())
+    }
+
+    /// Keeps account of open marks: what is carried must be decoded again, within the same limit.
+    fn count_mark(&mut self, opcode: u8) -> Result<(), PickleError> {
+        match opcode {
+            op::MARK if self.open_marks >= MAX_DEPTH => {
+                let limit = MAX_DEPTH as u64;
+                return Err(PickleError::Limit { what: "levels of nesting", limit, at: 0 });
+            }
+            op::MARK => self.open_marks += 1,
+            op::APPENDS | op::SETITEMS | op::ADDITEMS | op::FROZENSET | op::TUPLE => self.open_marks -= 1,
+            _ => {}
         }
         Ok(())
     }
@@ -174,6 +183,7 @@ impl Graph<'_, '_> {
             View::Tuple([]) => encoder.tuple(0),
             View::Tuple(elements) => {
                 if Encoder::tuple_needs_mark(elements.len()) {
+                    self.count_mark(op::MARK)?;
                     encoder.mark();
                 }
                 self.todo.push(Task::EndTuple(node, elements.len()));
@@ -182,13 +192,10 @@ impl Graph<'_, '_> {
             View::Size(elements) => {
                 encoder.global("torch", "Size");
                 if Encoder::tuple_needs_mark(elements.len()) {
+                    self.count_mark(op::MARK)?;
                     encoder.mark();
                 }
-                self.todo.extend([
-                    Task::Memoize(node),
-                    Task::Op(op::REDUCE),
-                    Task::Op(op::TUPLE1),
-                ]);
+                self.todo.extend([Task::Memoize(node), Task::Op(op::REDUCE), Task::Op(op::TUPLE1)]);
                 self.todo.push(Task::Op(match elements.len() {
                     0 => op::EMPTY_TUPLE,
                     1 => op::TUPLE1,
@@ -214,9 +221,9 @@ impl Graph<'_, '_> {
                 self.batches(elements, BATCH, op::ADDITEMS);
             }
             View::FrozenSet(elements) => {
+                self.count_mark(op::MARK)?;
                 encoder.mark();
-                self.todo
-                    .extend([Task::Memoize(node), Task::Op(op::FROZENSET)]);
+                self.todo.extend([Task::Memoize(node), Task::Op(op::FROZENSET)]);
                 self.all(elements);
             }
             View::Global(id) => {
@@ -232,9 +239,7 @@ impl Graph<'_, '_> {
                 match object.made {
                     Made::Call => self.todo.push(Task::EndObject(node, op::REDUCE, 2)),
                     Made::New => self.todo.push(Task::EndObject(node, op::NEWOBJ, 2)),
-                    Made::NewWithKeywords => {
-                        self.todo.push(Task::EndObject(node, op::NEWOBJ_EX, 3))
-                    }
+                    Made::NewWithKeywords => self.todo.push(Task::EndObject(node, op::NEWOBJ_EX, 3)),
                 }
                 match (object.made, document.as_tuple(object.args)) {
                     (Made::NewWithKeywords, Some(both)) => self.all(both),
@@ -247,12 +252,21 @@ impl Graph<'_, '_> {
 
     /// Schedules elements to be written in order.
     fn all(&mut self, elements: &[Node]) {
-        self.todo
-            .extend(elements.iter().rev().map(|n| Task::Write(*n)));
+        self.todo.extend(elements.iter().rev().map(|n| Task::Write(*n)));
     }
 
     fn batches(&mut self, elements: &[Node], batch: usize, opcode: u8) {
         for part in elements.chunks(batch).rev() {
+            let single = match opcode {
+                op::APPENDS if part.len() == 1 => Some(op::APPEND),
+                op::SETITEMS if part.len() == 2 => Some(op::SETITEM),
+                _ => None,
+            };
+            if let Some(single) = single {
+                self.todo.push(Task::Op(single));
+                self.all(part);
+                continue;
+            }
             self.todo.push(Task::Op(opcode));
             self.all(part);
             self.todo.push(Task::Op(op::MARK));

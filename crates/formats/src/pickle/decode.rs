@@ -35,11 +35,7 @@ pub fn decode(input: &[u8], policy: Policy) -> Result<Document<'_>> {
 pub fn decode_with_limits(input: &[u8], policy: Policy, limits: Limits) -> Result<Document<'_>> {
     let most = limits.bytes.min(MAX_INPUT_BYTES);
     if input.len() as u64 > most {
-        return Err(PickleError::Limit {
-            what: "bytes",
-            limit: most,
-            at: 0,
-        });
+        return Err(PickleError::Limit { what: "bytes", limit: most, at: 0 });
     }
     let mut machine = Machine {
         input,
@@ -57,12 +53,7 @@ pub fn decode_with_limits(input: &[u8], policy: Policy, limits: Limits) -> Resul
         limits,
     };
     let root = machine.run()?;
-    Ok(Document {
-        input,
-        root,
-        consumed: machine.pos,
-        tables: machine.tables,
-    })
+    Ok(Document { input, root, consumed: machine.pos, tables: machine.tables })
 }
 
 pub(super) struct Machine<'a> {
@@ -89,10 +80,7 @@ impl<'a> Machine<'a> {
         loop {
             self.at = self.pos;
             let Some(&opcode) = self.input.get(self.pos) else {
-                return Err(PickleError::Truncated {
-                    at: self.at,
-                    needed: 1,
-                });
+                return Err(PickleError::Truncated { at: self.at, needed: 1 });
             };
             self.pos += 1;
             match opcode {
@@ -165,10 +153,7 @@ impl<'a> Machine<'a> {
             op::PROTO => {
                 let [version] = self.take_array()?;
                 if version > 5 {
-                    return Err(PickleError::Protocol {
-                        version,
-                        at: self.at,
-                    });
+                    return Err(PickleError::Protocol { version, at: self.at });
                 }
             }
             op::FRAME => {
@@ -182,14 +167,7 @@ impl<'a> Machine<'a> {
             }
             op::LIST | op::DICT => {
                 let mark = self.pop_mark()?;
-                self.container_from(
-                    mark,
-                    if opcode == op::LIST {
-                        Tag::List
-                    } else {
-                        Tag::Dict
-                    },
-                )?;
+                self.container_from(mark, if opcode == op::LIST { Tag::List } else { Tag::Dict })?;
             }
             op::FROZENSET => {
                 let mark = self.pop_mark()?;
@@ -239,11 +217,7 @@ impl<'a> Machine<'a> {
                     _ => u64::from_le_bytes(self.take_array()?),
                 };
                 let (start, len) = self.take_range(len)?;
-                let tag = if opcode == op::BYTEARRAY8 {
-                    Tag::ByteArray
-                } else {
-                    Tag::Bytes
-                };
+                let tag = if opcode == op::BYTEARRAY8 { Tag::ByteArray } else { Tag::Bytes };
                 let node = self.input_range(tag, start, len)?;
                 self.push(node);
             }
@@ -263,12 +237,8 @@ impl<'a> Machine<'a> {
             op::STACK_GLOBAL => {
                 let from = self.below(2)?;
                 let (module, name) = (self.stack[from], self.stack[from + 1]);
-                let expected = PickleError::Type {
-                    expected: "a module and a name as strings",
-                    at: self.at,
-                };
-                let (Some(module), Some(name)) = (self.input_str(module), self.input_str(name))
-                else {
+                let expected = PickleError::Type { expected: "a module and a name as strings", at: self.at };
+                let (Some(module), Some(name)) = (self.input_str(module), self.input_str(name)) else {
                     return Err(expected);
                 };
                 self.stack.truncate(from);
@@ -343,8 +313,7 @@ impl<'a> Machine<'a> {
                 let line = self.line()?;
                 match text::raw_unicode_escape(line, self.at)? {
                     Cow::Borrowed(line) => {
-                        let node =
-                            self.input_range(Tag::Str, self.pos - 1 - line.len(), line.len())?;
+                        let node = self.input_range(Tag::Str, self.pos - 1 - line.len(), line.len())?;
                         self.push(node);
                     }
                     Cow::Owned(bytes) => self.copied_text(Tag::SideStr, bytes)?,
@@ -352,11 +321,7 @@ impl<'a> Machine<'a> {
             }
             op::STRING => {
                 let bytes = text::string_literal(self.line()?, self.at)?;
-                let tag = if bytes.is_ascii() {
-                    Tag::SideStr
-                } else {
-                    Tag::SideBytes
-                };
+                let tag = if bytes.is_ascii() { Tag::SideStr } else { Tag::SideBytes };
                 self.copied_text(tag, bytes)?;
             }
             op::BINSTRING | op::SHORT_BINSTRING => {
@@ -367,27 +332,17 @@ impl<'a> Machine<'a> {
                 // Python 2's `str`: text where it is ASCII, as Python 3 reads it, otherwise bytes.
                 let (start, len) = self.take_range(len)?;
                 let ascii = self.input[start..start + len].is_ascii();
-                let node =
-                    self.input_range(if ascii { Tag::Str } else { Tag::Bytes }, start, len)?;
+                let node = self.input_range(if ascii { Tag::Str } else { Tag::Bytes }, start, len)?;
                 self.push(node);
             }
             op::EXT1 | op::EXT2 | op::EXT4 => {
-                return Err(PickleError::Unsupported {
-                    what: "the extension registry of a process",
-                    at: self.at,
-                });
+                return Err(PickleError::Unsupported { what: "the extension registry of a process", at: self.at });
             }
             op::NEXT_BUFFER | op::READONLY_BUFFER => {
-                return Err(PickleError::Unsupported {
-                    what: "an out-of-band buffer",
-                    at: self.at,
-                });
+                return Err(PickleError::Unsupported { what: "an out-of-band buffer", at: self.at });
             }
             _ => {
-                return Err(PickleError::Opcode {
-                    opcode,
-                    at: self.at,
-                });
+                return Err(PickleError::Opcode { opcode, at: self.at });
             }
         }
         Ok(())
@@ -397,21 +352,14 @@ impl<'a> Machine<'a> {
 
     #[inline]
     fn take_array<const N: usize>(&mut self) -> Result<[u8; N]> {
-        match self
-            .input
-            .get(self.pos..)
-            .and_then(|rest| rest.first_chunk::<N>())
-        {
+        match self.input.get(self.pos..).and_then(|rest| rest.first_chunk::<N>()) {
             Some(bytes) => {
                 self.pos += N;
                 Ok(*bytes)
             }
             None => {
                 let missing = N - (self.input.len() - self.pos).min(N);
-                Err(PickleError::Truncated {
-                    at: self.at,
-                    needed: missing as u64,
-                })
+                Err(PickleError::Truncated { at: self.at, needed: missing as u64 })
             }
         }
     }
@@ -420,10 +368,7 @@ impl<'a> Machine<'a> {
     fn check_available(&self, len: u64) -> Result<()> {
         let there = (self.input.len() - self.pos) as u64;
         if len > there {
-            return Err(PickleError::Truncated {
-                at: self.at,
-                needed: len - there,
-            });
+            return Err(PickleError::Truncated { at: self.at, needed: len - there });
         }
         Ok(())
     }
@@ -444,10 +389,7 @@ impl<'a> Machine<'a> {
                 self.pos += len + 1;
                 Ok(&rest[..len])
             }
-            None => Err(PickleError::Truncated {
-                at: self.at,
-                needed: 1,
-            }),
+            None => Err(PickleError::Truncated { at: self.at, needed: 1 }),
         }
     }
 
@@ -486,11 +428,7 @@ impl<'a> Machine<'a> {
         let limit = self.input.len().saturating_mul(MAX_COPIED_PER_INPUT_BYTE);
         self.copied = self.copied.saturating_add(bytes.len());
         if self.copied > limit {
-            return Err(PickleError::Limit {
-                what: "bytes of copied text",
-                limit: limit as u64,
-                at: self.at,
-            });
+            return Err(PickleError::Limit { what: "bytes of copied text", limit: limit as u64, at: self.at });
         }
         let node = self.side_text(tag, SideText::Owned(bytes.into_boxed_slice()))?;
         self.push(node);
@@ -543,11 +481,7 @@ impl<'a> Machine<'a> {
 
     #[cold]
     pub(super) fn too_many_objects(&self) -> PickleError {
-        PickleError::Limit {
-            what: "objects",
-            limit: self.limits.objects as u64,
-            at: self.at,
-        }
+        PickleError::Limit { what: "objects", limit: self.limits.objects as u64, at: self.at }
     }
 
     // The stack.
@@ -585,11 +519,7 @@ impl<'a> Machine<'a> {
     fn mark(&mut self) -> Result<()> {
         if self.marks.len() >= self.limits.depth {
             let limit = self.limits.depth as u64;
-            return Err(PickleError::Limit {
-                what: "levels of nesting",
-                limit,
-                at: self.at,
-            });
+            return Err(PickleError::Limit { what: "levels of nesting", limit, at: self.at });
         }
         self.fence = self.stack.len();
         self.marks.push(self.fence);
@@ -599,10 +529,7 @@ impl<'a> Machine<'a> {
     /// Closes the innermost mark and gives the stack height it was set at.
     #[inline]
     fn pop_mark(&mut self) -> Result<usize> {
-        let mark = self.marks.pop().ok_or(PickleError::Type {
-            expected: "an open mark",
-            at: self.at,
-        })?;
+        let mark = self.marks.pop().ok_or(PickleError::Type { expected: "an open mark", at: self.at })?;
         self.fence = self.marks.last().copied().unwrap_or(0);
         Ok(mark)
     }
@@ -676,11 +603,7 @@ impl<'a> Machine<'a> {
         let (start, len) = (self.tables.elements.len(), self.stack.len() - from);
         if len > MAX_TUPLE_LEN {
             let limit = MAX_TUPLE_LEN as u64;
-            return Err(PickleError::Limit {
-                what: "elements of a tuple",
-                limit,
-                at: self.at,
-            });
+            return Err(PickleError::Limit { what: "elements of a tuple", limit, at: self.at });
         }
         if start + len > self.limits.objects {
             return Err(self.too_many_objects());
@@ -701,18 +624,11 @@ impl<'a> Machine<'a> {
     #[inline]
     fn object(&mut self, class: Node, args: Node, made: Made) -> Result<()> {
         if class.tag() != Tag::Global || args.tag() != Tag::Tuple {
-            return Err(PickleError::Type {
-                expected: "a class by name and a tuple of arguments",
-                at: self.at,
-            });
+            return Err(PickleError::Type { expected: "a class by name and a tuple of arguments", at: self.at });
         }
         let index = self.table_index(self.tables.objects.len())?;
         let class = class.as_index() as u32 | ((made as u32) << CLASS_BITS);
-        self.tables.objects.push(ObjectNode {
-            args,
-            class,
-            extra: 0,
-        });
+        self.tables.objects.push(ObjectNode { args, class, extra: 0 });
         self.push(Node::index(Tag::Object, index));
         Ok(())
     }
@@ -726,19 +642,29 @@ impl<'a> Machine<'a> {
         };
         match builder {
             // Sets stay calls and are seen through when they are looked at: no copy of their elements.
-            Builder::Object | Builder::Set | Builder::FrozenSet => {
-                self.object(class, args, Made::Call)
-            }
+            Builder::Object | Builder::Set | Builder::FrozenSet => self.object(class, args, Made::Call),
+            Builder::Instance => self.build_instance(class, args),
             _ => self.build_plain(builder, args),
         }
     }
 
+    /// `_reconstructor(class, object, None)` is `class.__new__(class)`; with another base it stays the call.
+    fn build_instance(&mut self, reconstructor: Node, args: Node) -> Result<()> {
+        let (start, len) = args.as_range();
+        let arguments = self.tables.elements.get(start..start + len).unwrap_or(&[]);
+        let [class, base, Node::NONE] = *arguments else {
+            return self.object(reconstructor, args, Made::Call);
+        };
+        let base = self.tables.globals.get(base.as_index()).filter(|_| base.tag() == Tag::Global);
+        if base.is_some_and(|base| base.is("builtins", "object")) {
+            return self.object(class, Node::EMPTY_TUPLE, Made::New);
+        }
+        self.object(reconstructor, args, Made::Call)
+    }
+
     /// Calls that stand for bytes, sizes and complex numbers in the protocols that have no instruction for them.
     fn build_plain(&mut self, builder: Builder, args: Node) -> Result<()> {
-        let bad = PickleError::Type {
-            expected: "the arguments that bytes, a size or a complex number is made of",
-            at: self.at,
-        };
+        let bad = PickleError::Type { expected: "the arguments that bytes, a size or a complex number is made of", at: self.at };
         if args.tag() != Tag::Tuple {
             return Err(bad);
         }
@@ -749,48 +675,26 @@ impl<'a> Machine<'a> {
         };
         slots.copy_from_slice(self.tables.elements.get(start..start + len).unwrap_or(&[]));
         let (first, second) = (arguments[0], arguments[1]);
-        let empty = if builder == Builder::Bytes {
-            Tag::Bytes
-        } else {
-            Tag::ByteArray
-        };
+        let empty = if builder == Builder::Bytes { Tag::Bytes } else { Tag::ByteArray };
         match (builder, first.tag(), second.tag()) {
             (Builder::Bytes | Builder::ByteArray, Tag::Absent, _) => {
                 let node = self.input_range(empty, 0, 0)?;
                 self.push(node);
             }
             (Builder::Bytes, Tag::Bytes | Tag::SideBytes, Tag::Absent) => self.push(first),
-            (Builder::ByteArray, Tag::Bytes, Tag::Absent) => {
-                self.push(first.retagged(Tag::ByteArray))
-            }
-            (Builder::ByteArray, Tag::SideBytes, Tag::Absent) => {
-                self.push(first.retagged(Tag::SideByteArray))
-            }
-            (
-                Builder::ByteArray | Builder::Encode,
-                Tag::Str | Tag::SideStr,
-                Tag::Str | Tag::SideStr,
-            ) => {
+            (Builder::ByteArray, Tag::Bytes, Tag::Absent) => self.push(first.retagged(Tag::ByteArray)),
+            (Builder::ByteArray, Tag::SideBytes, Tag::Absent) => self.push(first.retagged(Tag::SideByteArray)),
+            (Builder::ByteArray | Builder::Encode, Tag::Str | Tag::SideStr, Tag::Str | Tag::SideStr) => {
                 if !matches!(self.text_of(second), "latin1" | "latin-1") {
                     return Err(bad);
                 }
                 let bytes = text::latin1(self.text_of(first)).ok_or(bad)?;
-                let tag = if builder == Builder::Encode {
-                    Tag::SideBytes
-                } else {
-                    Tag::SideByteArray
-                };
+                let tag = if builder == Builder::Encode { Tag::SideBytes } else { Tag::SideByteArray };
                 self.copied_text(tag, bytes)?;
             }
             (Builder::Size, Tag::Tuple, Tag::Absent) => self.push(first.retagged(Tag::Size)),
             (Builder::Complex, Tag::Float, Tag::Float) => {
-                let part = |n: Node| {
-                    self.tables
-                        .floats
-                        .get(n.as_index())
-                        .copied()
-                        .unwrap_or_default()
-                };
+                let part = |n: Node| self.tables.floats.get(n.as_index()).copied().unwrap_or_default();
                 let value = (part(first), part(second));
                 let index = self.table_index(self.tables.complexes.len())?;
                 self.tables.complexes.push(value);
@@ -804,9 +708,7 @@ impl<'a> Machine<'a> {
     fn text_of(&self, node: Node) -> &str {
         let bytes = match (node.tag(), self.tables.texts.get(node.as_index())) {
             (Tag::SideStr, Some(SideText::Owned(bytes))) => bytes,
-            (Tag::SideStr, Some(SideText::Input { start, len })) => {
-                &self.input[*start..start + len]
-            }
+            (Tag::SideStr, Some(SideText::Input { start, len })) => &self.input[*start..start + len],
             _ => {
                 let (start, len) = node.as_range();
                 self.input.get(start..start + len).unwrap_or_default()
@@ -821,9 +723,7 @@ impl<'a> Machine<'a> {
             return None;
         }
         let (start, len) = node.as_range();
-        self.input
-            .get(start..start + len)
-            .and_then(|bytes| std::str::from_utf8(bytes).ok())
+        self.input.get(start..start + len).and_then(|bytes| std::str::from_utf8(bytes).ok())
     }
 
     fn global(&mut self, module: &'a str, name: &'a str) -> Result<()> {
@@ -834,11 +734,7 @@ impl<'a> Machine<'a> {
                 let known = self.policy.knows(modern, name);
                 if !known && self.policy.unknown() == Unknown::Refuse {
                     let (module, name) = (module.to_owned(), name.to_owned());
-                    return Err(PickleError::Refused {
-                        module,
-                        name,
-                        at: self.at,
-                    });
+                    return Err(PickleError::Refused { module, name, at: self.at });
                 }
                 let index = match self.global_ids.get(&(modern, name)) {
                     Some(id) => id.0,
@@ -848,13 +744,7 @@ impl<'a> Machine<'a> {
                             return Err(self.too_many_objects());
                         }
                         let builder = Builder::of(modern, name);
-                        self.tables.globals.push(Global {
-                            module: modern,
-                            name,
-                            known,
-                            builder,
-                            at: self.at,
-                        });
+                        self.tables.globals.push(Global { module: modern, name, known, builder, at: self.at });
                         index
                     }
                 };
@@ -864,12 +754,7 @@ impl<'a> Machine<'a> {
             }
         };
         let node = Node::index(Tag::Global, id.0);
-        if self
-            .tables
-            .globals
-            .get(id.0 as usize)
-            .is_some_and(|g| g.builder == Builder::Size)
-        {
+        if self.tables.globals.get(id.0 as usize).is_some_and(|g| g.builder == Builder::Size) {
             self.size_class = node;
         }
         self.push(node);

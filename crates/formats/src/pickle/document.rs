@@ -242,17 +242,11 @@ impl<'a> Document<'a> {
             },
             Tag::Float => View::Float(t.floats.get(node.as_index()).copied().unwrap_or_default()),
             Tag::Complex => {
-                let (re, im) = t
-                    .complexes
-                    .get(node.as_index())
-                    .copied()
-                    .unwrap_or_default();
+                let (re, im) = t.complexes.get(node.as_index()).copied().unwrap_or_default();
                 View::Complex(re, im)
             }
             // Strings were proven to be UTF-8 when they were decoded.
-            Tag::Str | Tag::SideStr => {
-                View::Str(std::str::from_utf8(self.raw(node)).unwrap_or_default())
-            }
+            Tag::Str | Tag::SideStr => View::Str(std::str::from_utf8(self.raw(node)).unwrap_or_default()),
             Tag::Bytes | Tag::SideBytes => View::Bytes(self.raw(node)),
             Tag::ByteArray | Tag::SideByteArray => View::ByteArray(self.raw(node)),
             Tag::Tuple => View::Tuple(self.tuple(node)),
@@ -263,45 +257,24 @@ impl<'a> Document<'a> {
             Tag::FrozenSet => View::FrozenSet(self.container(node)),
             Tag::Global => View::Global(GlobalId(node.as_index() as u32)),
             Tag::Object => self.object_view(node),
-            Tag::Persistent => View::Persistent(
-                t.persistent
-                    .get(node.as_index())
-                    .copied()
-                    .unwrap_or(Node::NONE),
-            ),
+            Tag::Persistent => View::Persistent(t.persistent.get(node.as_index()).copied().unwrap_or(Node::NONE)),
         }
     }
 
     /// The class or function of a number.
     pub fn global(&self, id: GlobalId) -> Global<'a> {
-        let nothing = Global {
-            module: "",
-            name: "",
-            known: false,
-            builder: Builder::Object,
-            at: 0,
-        };
-        self.tables
-            .globals
-            .get(id.0 as usize)
-            .copied()
-            .unwrap_or(nothing)
+        let nothing = Global { module: "", name: "", known: false, builder: Builder::Object, at: 0 };
+        self.tables.globals.get(id.0 as usize).copied().unwrap_or(nothing)
     }
 
     /// All classes and functions that the pickle names, in order of first appearance.
     pub fn globals(&self) -> impl Iterator<Item = (GlobalId, Global<'a>)> + '_ {
-        self.tables
-            .globals
-            .iter()
-            .enumerate()
-            .map(|(i, g)| (GlobalId(i as u32), *g))
+        self.tables.globals.iter().enumerate().map(|(i, g)| (GlobalId(i as u32), *g))
     }
 
     /// The number of `module.name`, if the pickle names it.
     pub fn find_global(&self, module: &str, name: &str) -> Option<GlobalId> {
-        self.globals()
-            .find(|(_, g)| g.is(module, name))
-            .map(|(id, _)| id)
+        self.globals().find(|(_, g)| g.is(module, name)).map(|(id, _)| id)
     }
 
     /// The string, if it is one.
@@ -317,11 +290,7 @@ impl<'a> Document<'a> {
     pub fn as_i64(&self, node: Node) -> Option<i64> {
         match node.tag() {
             Tag::Int => Some(node.as_small_int()),
-            Tag::WideInt => self
-                .tables
-                .wide_ints
-                .get(node.as_index())
-                .and_then(|b| i64::try_from(b).ok()),
+            Tag::WideInt => self.tables.wide_ints.get(node.as_index()).and_then(|b| i64::try_from(b).ok()),
             _ => None,
         }
     }
@@ -331,11 +300,7 @@ impl<'a> Document<'a> {
     pub fn as_u64(&self, node: Node) -> Option<u64> {
         match node.tag() {
             Tag::Int => u64::try_from(node.as_small_int()).ok(),
-            Tag::WideInt => self
-                .tables
-                .wide_ints
-                .get(node.as_index())
-                .and_then(|b| u64::try_from(b).ok()),
+            Tag::WideInt => self.tables.wide_ints.get(node.as_index()).and_then(|b| u64::try_from(b).ok()),
             _ => None,
         }
     }
@@ -389,15 +354,11 @@ impl<'a> Document<'a> {
                 let (start, len) = node.as_range();
                 self.input.get(start..start + len).unwrap_or_default()
             }
-            Tag::SideStr | Tag::SideBytes | Tag::SideByteArray => {
-                match self.tables.texts.get(node.as_index()) {
-                    Some(SideText::Input { start, len }) => {
-                        self.input.get(*start..start + len).unwrap_or_default()
-                    }
-                    Some(SideText::Owned(bytes)) => bytes,
-                    None => &[],
-                }
-            }
+            Tag::SideStr | Tag::SideBytes | Tag::SideByteArray => match self.tables.texts.get(node.as_index()) {
+                Some(SideText::Input { start, len }) => self.input.get(*start..start + len).unwrap_or_default(),
+                Some(SideText::Owned(bytes)) => bytes,
+                None => &[],
+            },
             _ => &[],
         }
     }
@@ -405,10 +366,7 @@ impl<'a> Document<'a> {
     #[inline]
     fn tuple(&self, node: Node) -> &[Node] {
         let (start, len) = node.as_range();
-        self.tables
-            .elements
-            .get(start..start + len)
-            .unwrap_or_default()
+        self.tables.elements.get(start..start + len).unwrap_or_default()
     }
 
     #[inline]
@@ -429,11 +387,7 @@ impl<'a> Document<'a> {
                 _ => None,
             };
             if let Some(elements) = elements {
-                return if builder == Builder::Set {
-                    View::Set(elements)
-                } else {
-                    View::FrozenSet(elements)
-                };
+                return if builder == Builder::Set { View::Set(elements) } else { View::FrozenSet(elements) };
             }
         }
         View::Object(object)
@@ -462,23 +416,9 @@ impl<'a> Document<'a> {
         let class = GlobalId(object.class & ((1 << CLASS_BITS) - 1));
         if object.class >> CLASS_BITS == STATE_ONLY {
             let (args, state) = (Node::EMPTY_TUPLE, Some(object.args));
-            return Some(Object {
-                class,
-                made,
-                args,
-                state,
-                items: &[],
-                pairs: &[],
-            });
+            return Some(Object { class, made, args, state, items: &[], pairs: &[] });
         }
-        let mut view = Object {
-            class,
-            made,
-            args: object.args,
-            state: None,
-            items: &[],
-            pairs: &[],
-        };
+        let mut view = Object { class, made, args: object.args, state: None, items: &[], pairs: &[] };
         if object.extra != 0
             && let Some(extra) = self.tables.extras.get(object.extra as usize - 1)
         {
@@ -487,11 +427,7 @@ impl<'a> Document<'a> {
                 view.items = self.tables.container(extra.items as usize - 1);
             }
             if extra.pairs != 0 {
-                view.pairs = self
-                    .tables
-                    .container(extra.pairs as usize - 1)
-                    .as_chunks()
-                    .0;
+                view.pairs = self.tables.container(extra.pairs as usize - 1).as_chunks().0;
             }
         }
         Some(view)
@@ -502,15 +438,10 @@ impl Tables<'_> {
     #[inline]
     pub(super) fn container(&self, index: usize) -> &[Node] {
         match self.containers.get(index) {
-            Some(&Container {
-                start,
-                len: SPILLED,
-            }) => self.spilled.get(start as usize).map_or(&[], Vec::as_slice),
+            Some(&Container { start, len: SPILLED }) => self.spilled.get(start as usize).map_or(&[], Vec::as_slice),
             Some(&Container { start, len }) => {
                 let start = start as usize;
-                self.elements
-                    .get(start..start + len as usize)
-                    .unwrap_or_default()
+                self.elements.get(start..start + len as usize).unwrap_or_default()
             }
             None => &[],
         }

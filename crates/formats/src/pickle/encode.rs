@@ -49,14 +49,7 @@ impl Encoder {
         let mut out = Vec::with_capacity(bytes);
         out.extend_from_slice(&[op::PROTO, protocol]);
         let (globals, strings) = (HashMap::new(), HashMap::new());
-        let mut encoder = Encoder {
-            out,
-            protocol,
-            slots: 0,
-            frame: None,
-            globals,
-            strings,
-        };
+        let mut encoder = Encoder { out, protocol, slots: 0, frame: None, globals, strings };
         encoder.open_frame();
         Ok(encoder)
     }
@@ -76,8 +69,7 @@ impl Encoder {
     fn open_frame(&mut self) {
         if self.protocol >= 4 {
             self.frame = Some(self.out.len());
-            self.out
-                .extend_from_slice(&[op::FRAME, 0, 0, 0, 0, 0, 0, 0, 0]);
+            self.out.extend_from_slice(&[op::FRAME, 0, 0, 0, 0, 0, 0, 0, 0]);
         }
     }
 
@@ -148,8 +140,7 @@ impl Encoder {
 
     /// A bool.
     pub fn bool(&mut self, value: bool) {
-        self.out
-            .push(if value { op::NEWTRUE } else { op::NEWFALSE });
+        self.out.push(if value { op::NEWTRUE } else { op::NEWFALSE });
     }
 
     /// An integer of 64 bits.
@@ -204,11 +195,7 @@ impl Encoder {
             }
             _ => {
                 let limit = u64::from(u32::MAX);
-                return Err(PickleError::Limit {
-                    what: "bytes of an integer",
-                    limit,
-                    at: 0,
-                });
+                return Err(PickleError::Limit { what: "bytes of an integer", limit, at: 0 });
             }
         }
         self.out.extend_from_slice(&bytes);
@@ -241,9 +228,7 @@ impl Encoder {
     pub(crate) fn str_once(&mut self, text: &str) {
         self.frame_break();
         match (u8::try_from(text.len()), u32::try_from(text.len())) {
-            (Ok(len), _) if self.protocol >= 4 => {
-                self.out.extend_from_slice(&[op::SHORT_BINUNICODE, len])
-            }
+            (Ok(len), _) if self.protocol >= 4 => self.out.extend_from_slice(&[op::SHORT_BINUNICODE, len]),
             (_, Ok(len)) => {
                 self.out.push(op::BINUNICODE);
                 self.out.extend_from_slice(&len.to_le_bytes());
@@ -251,8 +236,7 @@ impl Encoder {
             _ => {
                 // Known to protocol 4 and later; earlier ones can't say it, and nor could CPython.
                 self.out.push(op::BINUNICODE8);
-                self.out
-                    .extend_from_slice(&(text.len() as u64).to_le_bytes());
+                self.out.extend_from_slice(&(text.len() as u64).to_le_bytes());
             }
         }
         self.out.extend_from_slice(text.as_bytes());
@@ -281,8 +265,7 @@ impl Encoder {
             }
             _ => {
                 self.out.push(op::BINBYTES8);
-                self.out
-                    .extend_from_slice(&(bytes.len() as u64).to_le_bytes());
+                self.out.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
             }
         }
         self.out.extend_from_slice(bytes);
@@ -292,8 +275,7 @@ impl Encoder {
     pub fn byte_array(&mut self, bytes: &[u8]) {
         if self.protocol >= 5 {
             self.out.push(op::BYTEARRAY8);
-            self.out
-                .extend_from_slice(&(bytes.len() as u64).to_le_bytes());
+            self.out.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
             self.out.extend_from_slice(bytes);
             return;
         }

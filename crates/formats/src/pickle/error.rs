@@ -125,9 +125,5 @@ pub enum PickleError {
 }
 
 fn path_suffix(path: &str) -> String {
-    if path.is_empty() {
-        String::new()
-    } else {
-        format!(" at {path}")
-    }
+    if path.is_empty() { String::new() } else { format!(" at {path}") }
 }

@@ -28,10 +28,7 @@ impl Machine<'_> {
     /// A container of what is on the stack from `from` up.
     pub(super) fn container_from(&mut self, from: usize, tag: Tag) -> Result<()> {
         if tag == Tag::Dict && !(self.stack.len() - from).is_multiple_of(2) {
-            return Err(PickleError::Type {
-                expected: "keys and values in pairs",
-                at: self.at,
-            });
+            return Err(PickleError::Type { expected: "keys and values in pairs", at: self.at });
         }
         let index = self.new_container()?;
         self.extend(index, from)?;
@@ -50,38 +47,25 @@ impl Machine<'_> {
         if added == 0 {
             return Ok(());
         }
-        let Some(&Container {
-            start: old_start,
-            len: old_len,
-        }) = self.tables.containers.get(index as usize)
-        else {
+        let Some(&Container { start: old_start, len: old_len }) = self.tables.containers.get(index as usize) else {
             return Err(self.too_many_objects());
         };
         let container = if old_len == 0 {
             let start = u32::try_from(start).map_err(|_| self.too_many_objects())?;
             let len = u32::try_from(added).ok().filter(|len| *len != SPILLED);
             self.tables.elements.extend_from_slice(&self.stack[from..]);
-            Container {
-                start,
-                len: len.ok_or_else(|| self.too_many_objects())?,
-            }
+            Container { start, len: len.ok_or_else(|| self.too_many_objects())? }
         } else if old_len == SPILLED {
             if let Some(spilled) = self.tables.spilled.get_mut(old_start as usize) {
                 spilled.extend_from_slice(&self.stack[from..]);
             }
-            Container {
-                start: old_start,
-                len: SPILLED,
-            }
+            Container { start: old_start, len: SPILLED }
         } else {
             let slot = self.table_index(self.tables.spilled.len())?;
             let mut spilled = self.tables.container(index as usize).to_vec();
             spilled.extend_from_slice(&self.stack[from..]);
             self.tables.spilled.push(spilled);
-            Container {
-                start: slot,
-                len: SPILLED,
-            }
+            Container { start: slot, len: SPILLED }
         };
         self.tables.containers[index as usize] = container;
         self.stack.truncate(from);
@@ -110,20 +94,14 @@ impl Machine<'_> {
                 }
                 self.extend(items - 1, from)
             }
-            _ => Err(PickleError::Type {
-                expected: "a list to append to",
-                at: self.at,
-            }),
+            _ => Err(PickleError::Type { expected: "a list to append to", at: self.at }),
         }
     }
 
     #[inline]
     pub(super) fn set_items(&mut self, from: usize) -> Result<()> {
         if !(self.stack.len() - from).is_multiple_of(2) {
-            return Err(PickleError::Type {
-                expected: "keys and values in pairs",
-                at: self.at,
-            });
+            return Err(PickleError::Type { expected: "keys and values in pairs", at: self.at });
         }
         let target = self.target(from)?;
         match target.tag() {
@@ -137,10 +115,7 @@ impl Machine<'_> {
                 }
                 self.extend(pairs - 1, from)
             }
-            _ => Err(PickleError::Type {
-                expected: "a dict to set items of",
-                at: self.at,
-            }),
+            _ => Err(PickleError::Type { expected: "a dict to set items of", at: self.at }),
         }
     }
 
@@ -148,10 +123,7 @@ impl Machine<'_> {
         let target = self.target(from)?;
         match target.tag() {
             Tag::Set => self.extend(target.as_index() as u32, from),
-            _ => Err(PickleError::Type {
-                expected: "a set to add to",
-                at: self.at,
-            }),
+            _ => Err(PickleError::Type { expected: "a set to add to", at: self.at }),
         }
     }
 
@@ -160,10 +132,7 @@ impl Machine<'_> {
         let state = self.pop()?;
         let target = self.top()?;
         if target.tag() != Tag::Object {
-            return Err(PickleError::Type {
-                expected: "an object to give a state to",
-                at: self.at,
-            });
+            return Err(PickleError::Type { expected: "an object to give a state to", at: self.at });
         }
         if let Some(object) = self.tables.objects.get_mut(target.as_index())
             && object.class >> CLASS_BITS == Made::New as u32
@@ -177,10 +146,7 @@ impl Machine<'_> {
         let extra = self.extra(target)?;
         let slot = &mut self.tables.extras[extra].state;
         if *slot != Node::ABSENT {
-            return Err(PickleError::Type {
-                expected: "an object without a state",
-                at: self.at,
-            });
+            return Err(PickleError::Type { expected: "an object without a state", at: self.at });
         }
         *slot = state;
         Ok(())
@@ -195,22 +161,13 @@ impl Machine<'_> {
         };
         if slot.extra == 0 {
             let number = u32::try_from(next + 1);
-            slot.extra = number.map_err(|_| PickleError::Limit {
-                what: "objects",
-                limit: u64::from(u32::MAX),
-                at: self.at,
-            })?;
+            slot.extra = number.map_err(|_| PickleError::Limit { what: "objects", limit: u64::from(u32::MAX), at: self.at })?;
             let mut state = Node::ABSENT;
             if slot.class >> CLASS_BITS == STATE_ONLY {
                 state = std::mem::replace(&mut slot.args, Node::EMPTY_TUPLE);
-                slot.class =
-                    (slot.class & ((1 << CLASS_BITS) - 1)) | ((Made::New as u32) << CLASS_BITS);
+                slot.class = (slot.class & ((1 << CLASS_BITS) - 1)) | ((Made::New as u32) << CLASS_BITS);
             }
-            self.tables.extras.push(Extra {
-                state,
-                items: 0,
-                pairs: 0,
-            });
+            self.tables.extras.push(Extra { state, items: 0, pairs: 0 });
             return Ok(next);
         }
         Ok(slot.extra as usize - 1)

@@ -22,26 +22,17 @@ pub struct Policy {
 impl Policy {
     /// Plain values: built-in types, `OrderedDict`, `torch.Size`, dtypes, devices, paths, numpy scalars.
     pub const fn values() -> Policy {
-        Policy {
-            allowed: &[VALUES],
-            unknown: Unknown::Refuse,
-        }
+        Policy { allowed: &[VALUES], unknown: Unknown::Refuse }
     }
 
     /// What `torch.save` writes: plain values, tensors, parameters and their storages.
     pub const fn torch() -> Policy {
-        Policy {
-            allowed: &[VALUES, TENSORS],
-            unknown: Unknown::Refuse,
-        }
+        Policy { allowed: &[VALUES, TENSORS], unknown: Unknown::Refuse }
     }
 
     /// A checkpoint's `.metadata`: plain values and the classes of `torch.distributed.checkpoint`.
     pub const fn metadata() -> Policy {
-        Policy {
-            allowed: &[VALUES, METADATA],
-            unknown: Unknown::Refuse,
-        }
+        Policy { allowed: &[VALUES, METADATA], unknown: Unknown::Refuse }
     }
 
     /// The same list, with `unknown` deciding about everything else.
@@ -52,9 +43,7 @@ impl Policy {
     /// Whether a name is on the list (after [`modern_module`]).
     pub fn knows(&self, module: &str, name: &str) -> bool {
         let listed = self.allowed.iter().flat_map(|list| list.iter());
-        let mut listed = listed
-            .filter(|(m, _)| *m == module)
-            .flat_map(|(_, names)| names.iter());
+        let mut listed = listed.filter(|(m, _)| *m == module).flat_map(|(_, names)| names.iter());
         listed.any(|n| *n == name) || (module == "torch" && is_dtype_name(name))
     }
 
@@ -88,6 +77,8 @@ pub(super) enum Builder {
     Encode,
     Complex,
     Size,
+    /// `copyreg._reconstructor(class, object, None)`: how protocols 0 and 1 make an instance.
+    Instance,
 }
 
 impl Builder {
@@ -99,6 +90,7 @@ impl Builder {
             ("builtins", "bytearray") => Builder::ByteArray,
             ("builtins", "complex") => Builder::Complex,
             ("torch", "Size") => Builder::Size,
+            ("copyreg", "_reconstructor") => Builder::Instance,
             ("_codecs", "encode") => Builder::Encode,
             _ => Builder::Object,
         }
@@ -109,23 +101,10 @@ impl Builder {
 /// reader to say; a dtype is inert in any case.
 fn is_dtype_name(name: &str) -> bool {
     let digits = |rest: &str| rest.starts_with(|c: char| c.is_ascii_digit());
-    matches!(
-        name,
-        "bool"
-            | "half"
-            | "float"
-            | "double"
-            | "long"
-            | "int"
-            | "short"
-            | "cfloat"
-            | "cdouble"
-            | "chalf"
-    ) || [
-        "float", "bfloat", "int", "uint", "complex", "qint", "quint", "bits",
-    ]
-    .iter()
-    .any(|prefix| name.strip_prefix(prefix).is_some_and(digits))
+    matches!(name, "bool" | "half" | "float" | "double" | "long" | "int" | "short" | "cfloat" | "cdouble" | "chalf")
+        || ["float", "bfloat", "int", "uint", "complex", "qint", "quint", "bits"]
+            .iter()
+            .any(|prefix| name.strip_prefix(prefix).is_some_and(digits))
 }
 
 type List = [(&'static str, &'static [&'static str])];
@@ -156,17 +135,7 @@ const VALUES: &List = &[
     ("_codecs", &["encode"]),
     ("collections", &["OrderedDict", "defaultdict", "Counter"]),
     ("copyreg", &["_reconstructor"]),
-    (
-        "pathlib",
-        &[
-            "PosixPath",
-            "WindowsPath",
-            "PurePosixPath",
-            "PureWindowsPath",
-            "Path",
-            "PurePath",
-        ],
-    ),
+    ("pathlib", &["PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path", "PurePath"]),
     ("numpy", &["dtype"]),
     ("numpy._core.multiarray", &["scalar"]),
     ("torch", &["Size", "device"]),
@@ -194,14 +163,8 @@ const TENSORS: &List = &[
         ],
     ),
     ("torch._tensor", &["_rebuild_from_type_v2"]),
-    (
-        "torch.nn.parameter",
-        &["Parameter", "Buffer", "UninitializedParameter"],
-    ),
-    (
-        "torch.storage",
-        &["UntypedStorage", "TypedStorage", "_load_from_bytes"],
-    ),
+    ("torch.nn.parameter", &["Parameter", "Buffer", "UninitializedParameter"]),
+    ("torch.storage", &["UntypedStorage", "TypedStorage", "_load_from_bytes"]),
     (
         "torch",
         &[
@@ -247,15 +210,9 @@ const METADATA: &List = &[
             "_MEM_FORMAT_ENCODING",
         ],
     ),
-    (
-        "torch.distributed.checkpoint.filesystem",
-        &["_StorageInfo", "_StoragePrefix", "SerializationFormat"],
-    ),
+    ("torch.distributed.checkpoint.filesystem", &["_StorageInfo", "_StoragePrefix", "SerializationFormat"]),
     // Where these lived before torch 2.3, and the sharded-tensor properties of the same shape.
-    (
-        "torch.distributed._shard.sharded_tensor.metadata",
-        &["TensorProperties", "MEM_FORMAT_ENCODING"],
-    ),
+    ("torch.distributed._shard.sharded_tensor.metadata", &["TensorProperties", "MEM_FORMAT_ENCODING"]),
 ];
 
 #[cfg(test)]

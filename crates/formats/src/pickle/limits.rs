@@ -54,11 +54,6 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits {
-            bytes: MAX_INPUT_BYTES,
-            objects: MAX_OBJECTS,
-            memo: MAX_MEMO,
-            depth: MAX_DEPTH,
-        }
+        Limits { bytes: MAX_INPUT_BYTES, objects: MAX_OBJECTS, memo: MAX_MEMO, depth: MAX_DEPTH }
     }
 }

@@ -17,31 +17,19 @@ pub(super) struct Memo {
 
 impl Memo {
     pub(super) fn new(limit: usize) -> Memo {
-        Memo {
-            dense: Vec::new(),
-            sparse: HashMap::new(),
-            filled: 0,
-            limit,
-        }
+        Memo { dense: Vec::new(), sparse: HashMap::new(), filled: 0, limit }
     }
 
     /// What a slot holds, if it is in the table and needs nothing done.
     #[inline]
     pub(super) fn ready(&self, index: usize) -> Option<Node> {
-        self.dense
-            .get(index)
-            .copied()
-            .filter(|node| !node.is_placeholder())
+        self.dense.get(index).copied().filter(|node| !node.is_placeholder())
     }
 
     pub(super) fn get(&self, index: u64, at: usize) -> Result<Node, PickleError> {
         match self.dense.get(index as usize) {
             Some(&node) if node != Node::ABSENT => Ok(node),
-            _ => self
-                .sparse
-                .get(&index)
-                .copied()
-                .ok_or(PickleError::Memo { index, at }),
+            _ => self.sparse.get(&index).copied().ok_or(PickleError::Memo { index, at }),
         }
     }
 
@@ -58,11 +46,7 @@ impl Memo {
 
     pub(super) fn put(&mut self, index: u64, node: Node, at: usize) -> Result<(), PickleError> {
         if self.filled >= self.limit {
-            return Err(PickleError::Limit {
-                what: "memo slots",
-                limit: self.limit as u64,
-                at,
-            });
+            return Err(PickleError::Limit { what: "memo slots", limit: self.limit as u64, at });
         }
         // Holes never outnumber filled slots by more than the slack.
         let dense_until = 2 * self.filled + MEMO_SLACK;
@@ -119,14 +103,7 @@ mod tests {
         for _ in 0..3 {
             memo.push(Node::NONE, 0).unwrap();
         }
-        assert!(matches!(
-            memo.push(Node::NONE, 9),
-            Err(PickleError::Limit {
-                what: "memo slots",
-                at: 9,
-                ..
-            })
-        ));
+        assert!(matches!(memo.push(Node::NONE, 9), Err(PickleError::Limit { what: "memo slots", at: 9, .. })));
         assert!(memo.put(77, Node::NONE, 9).is_err());
     }
 }

@@ -27,8 +27,8 @@ pub use encode::{Encoder, Slot};
 pub use error::PickleError;
 pub use globals::{Policy, Unknown, modern_module};
 pub use limits::{
-    Limits, MAX_DEPTH, MAX_INPUT_BYTES, MAX_INT_BYTES, MAX_INT_DIGITS, MAX_MEMO, MAX_OBJECTS,
-    MAX_TUPLE_LEN, TREE_BYTES_FLOOR, TREE_BYTES_PER_INPUT_BYTE,
+    Limits, MAX_DEPTH, MAX_INPUT_BYTES, MAX_INT_BYTES, MAX_INT_DIGITS, MAX_MEMO, MAX_OBJECTS, MAX_TUPLE_LEN, TREE_BYTES_FLOOR,
+    TREE_BYTES_PER_INPUT_BYTE,
 };
 pub use node::Node;
 pub use read_value::read_value;

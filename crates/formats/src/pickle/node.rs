@@ -85,20 +85,12 @@ impl Node {
     pub(super) const EMPTY_TUPLE: Node = Node(Tag::Tuple as u64);
 
     pub(super) const fn bool(value: bool) -> Node {
-        Node(if value {
-            Tag::True as u64
-        } else {
-            Tag::False as u64
-        })
+        Node(if value { Tag::True as u64 } else { Tag::False as u64 })
     }
 
     #[inline]
     pub(super) const fn int(value: i64) -> Option<Node> {
-        if value <= MAX_INLINE_INT && value >= MIN_INLINE_INT {
-            Some(Node::small_int(value))
-        } else {
-            None
-        }
+        if value <= MAX_INLINE_INT && value >= MIN_INLINE_INT { Some(Node::small_int(value)) } else { None }
     }
 
     /// An integer known to fit (32 bits and less).
@@ -118,17 +110,13 @@ impl Node {
         if start > u32::MAX as usize || len > MAX_INLINE_LEN {
             return None;
         }
-        Some(Node(
-            (((len as u64) << START_BITS) | start as u64) << TAG_BITS | tag as u64,
-        ))
+        Some(Node((((len as u64) << START_BITS) | start as u64) << TAG_BITS | tag as u64))
     }
 
     #[inline]
     pub(super) fn tag(self) -> Tag {
         // The mask leaves 32 values, of which only those in the table are ever made.
-        TAGS.get((self.0 & TAG_MASK) as usize)
-            .copied()
-            .unwrap_or(Tag::Absent)
+        TAGS.get((self.0 & TAG_MASK) as usize).copied().unwrap_or(Tag::Absent)
     }
 
     /// Spreads the node over `bits` bits, for small caches keyed by nodes.
@@ -162,10 +150,7 @@ impl Node {
     #[inline]
     pub(super) const fn as_range(self) -> (usize, usize) {
         let payload = self.0 >> TAG_BITS;
-        (
-            (payload & u32::MAX as u64) as usize,
-            (payload >> START_BITS) as usize,
-        )
+        ((payload & u32::MAX as u64) as usize, (payload >> START_BITS) as usize)
     }
 }
 
@@ -175,15 +160,7 @@ mod tests {
 
     #[test]
     fn integers_up_to_59_bits_fit_and_come_back() {
-        for v in [
-            0,
-            1,
-            -1,
-            255,
-            i64::from(i32::MIN),
-            MAX_INLINE_INT,
-            MIN_INLINE_INT,
-        ] {
+        for v in [0, 1, -1, 255, i64::from(i32::MIN), MAX_INLINE_INT, MIN_INLINE_INT] {
             let n = Node::int(v).unwrap();
             assert_eq!((n.tag(), n.as_small_int()), (Tag::Int, v));
         }
@@ -195,10 +172,7 @@ mod tests {
     #[test]
     fn ranges_come_back_and_refuse_what_does_not_fit() {
         let n = Node::range(Tag::Tuple, u32::MAX as usize, MAX_INLINE_LEN).unwrap();
-        assert_eq!(
-            (n.tag(), n.as_range()),
-            (Tag::Tuple, (u32::MAX as usize, MAX_INLINE_LEN))
-        );
+        assert_eq!((n.tag(), n.as_range()), (Tag::Tuple, (u32::MAX as usize, MAX_INLINE_LEN)));
         assert_eq!(Node::range(Tag::Str, u32::MAX as usize + 1, 0), None);
         assert_eq!(Node::range(Tag::Str, 0, MAX_INLINE_LEN + 1), None);
         assert_eq!(Node::range(Tag::Tuple, 0, 0), Some(Node::EMPTY_TUPLE));

@@ -26,13 +26,7 @@ impl Document<'_> {
     pub fn to_value(&self, node: Node) -> Result<Value> {
         let budget = self.input.len().saturating_mul(TREE_BYTES_PER_INPUT_BYTE);
         let budget = budget.saturating_add(TREE_BYTES_FLOOR);
-        Reader {
-            document: self,
-            budget,
-            limit: budget,
-            path: Vec::new(),
-        }
-        .value(node)
+        Reader { document: self, budget, limit: budget, path: Vec::new() }.value(node)
     }
 }
 
@@ -74,19 +68,12 @@ impl<'d> Reader<'d, '_> {
             View::Set(elements) => Value::Set(self.set(node, elements)?),
             View::FrozenSet(elements) => Value::FrozenSet(self.set(node, elements)?),
             View::Size(dims) => {
-                let dims = dims
-                    .iter()
-                    .map(|d| self.document.as_i64(*d))
-                    .collect::<Option<_>>();
-                Value::Size(
-                    dims.ok_or_else(|| self.not_plain("a torch.Size that is not of integers"))?,
-                )
+                let dims = dims.iter().map(|d| self.document.as_i64(*d)).collect::<Option<_>>();
+                Value::Size(dims.ok_or_else(|| self.not_plain("a torch.Size that is not of integers"))?)
             }
             View::Global(id) => {
                 let global = self.document.global(id);
-                let dtype = (global.module() == "torch")
-                    .then(|| DType::from_name(global.name()))
-                    .flatten();
+                let dtype = (global.module() == "torch").then(|| DType::from_name(global.name())).flatten();
                 Value::DType(dtype.ok_or_else(|| self.not_plain(&format!("`{}`", global.path())))?)
             }
             View::Object(object) => self.object(node, object)?,
@@ -112,15 +99,9 @@ impl<'d> Reader<'d, '_> {
             return Err(match cycle {
                 true => {
                     self.path.truncate(8);
-                    PickleError::Cycle {
-                        path: self.path_text(),
-                    }
+                    PickleError::Cycle { path: self.path_text() }
                 }
-                false => PickleError::Limit {
-                    what: "levels of nesting",
-                    limit: MAX_DEPTH as u64,
-                    at: 0,
-                },
+                false => PickleError::Limit { what: "levels of nesting", limit: MAX_DEPTH as u64, at: 0 },
             });
         }
         self.path.push((node, step));
@@ -151,18 +132,14 @@ impl<'d> Reader<'d, '_> {
     }
 
     fn pairs(&mut self, node: Node, pairs: &'d [[Node; 2]]) -> Result<Vec<(Value, Value)>> {
-        let mut values =
-            Vec::with_capacity(pairs.len().min(self.budget / size_of::<(Value, Value)>()));
+        let mut values = Vec::with_capacity(pairs.len().min(self.budget / size_of::<(Value, Value)>()));
         let mut seen = HashSet::new();
         for [key, value] in pairs {
             self.enter(node, Step::Inside("key of a dict"))?;
             let key_value = self.value(*key)?;
             self.check_key(&key_value, &mut seen)?;
             self.path.pop();
-            let step = self
-                .document
-                .as_str(*key)
-                .map_or(Step::Inside("value of a dict"), Step::Key);
+            let step = self.document.as_str(*key).map_or(Step::Inside("value of a dict"), Step::Key);
             self.enter(node, step)?;
             values.push((key_value, self.value(*value)?));
             self.path.pop();
@@ -180,10 +157,7 @@ impl<'d> Reader<'d, '_> {
             if repr.chars().count() > 80 {
                 repr = repr.chars().take(79).chain(['…']).collect();
             }
-            return Err(PickleError::DuplicateKey {
-                key: repr,
-                path: self.path_text(),
-            });
+            return Err(PickleError::DuplicateKey { key: repr, path: self.path_text() });
         }
         Ok(())
     }
@@ -192,16 +166,14 @@ impl<'d> Reader<'d, '_> {
         let class = self.document.global(object.class);
         let unknown = || self.not_plain(&format!("an instance of `{}`", class.path()));
         let args = self.document.as_tuple(object.args).unwrap_or_default();
-        let only_args =
-            object.state.is_none() && object.items.is_empty() && object.pairs.is_empty();
+        let only_args = object.state.is_none() && object.items.is_empty() && object.pairs.is_empty();
         match (class.module(), class.name()) {
             ("collections", "OrderedDict") if object.items.is_empty() && object.state.is_none() => {
                 self.ordered_dict(node, object, args)
             }
             ("torch", "device") if only_args => self.device(args).ok_or_else(unknown),
             ("pathlib", name) if only_args => {
-                let parts: Option<Vec<&str>> =
-                    args.iter().map(|n| self.document.as_str(*n)).collect();
+                let parts: Option<Vec<&str>> = args.iter().map(|n| self.document.as_str(*n)).collect();
                 let class = PathClass::from_name(name);
                 let (Some(class), Some(parts)) = (class, parts) else {
                     return Err(unknown());
@@ -210,9 +182,7 @@ impl<'d> Reader<'d, '_> {
                 self.charge(text.len())?;
                 Ok(Value::Path(PathValue { class, text }))
             }
-            ("numpy._core.multiarray", "scalar") if only_args => {
-                self.numpy(args).ok_or_else(unknown)
-            }
+            ("numpy._core.multiarray", "scalar") if only_args => self.numpy(args).ok_or_else(unknown),
             _ => Err(unknown()),
         }
     }
@@ -264,9 +234,7 @@ impl<'d> Reader<'d, '_> {
         if !self.document.global(dtype.class).is("numpy", "dtype") {
             return None;
         }
-        let code = self
-            .document
-            .as_str(*self.document.as_tuple(dtype.args)?.first()?)?;
+        let code = self.document.as_str(*self.document.as_tuple(dtype.args)?.first()?)?;
         let state = self.document.as_tuple(dtype.state?)?;
         let little_endian = match self.document.as_str(*state.get(1)?)? {
             "<" | "|" => true,
@@ -279,18 +247,11 @@ impl<'d> Reader<'d, '_> {
         if NumpyScalar::size_of(code) != Some(data.len()) {
             return None;
         }
-        Some(Value::Numpy(NumpyScalar {
-            code: code.to_owned(),
-            little_endian,
-            data: data.to_vec(),
-        }))
+        Some(Value::Numpy(NumpyScalar { code: code.to_owned(), little_endian, data: data.to_vec() }))
     }
 
     fn not_plain(&self, what: &str) -> PickleError {
-        PickleError::NotPlain {
-            what: what.to_owned(),
-            path: self.path_text(),
-        }
+        PickleError::NotPlain { what: what.to_owned(), path: self.path_text() }
     }
 
     fn path_text(&self) -> String {
@@ -322,9 +283,7 @@ fn key_token(key: &Value, token: &mut Vec<u8>) -> bool {
             Int::Big(value) => tagged(b'I', &value.to_signed_bytes_le()),
         },
         // A float equals the integer of the same value (past 2^63 only as far as anyone would go).
-        Value::Float(value) if value.fract() == 0.0 && value.abs() < 9e18 => {
-            tagged(b'i', (*value as i64).to_string().as_bytes())
-        }
+        Value::Float(value) if value.fract() == 0.0 && value.abs() < 9e18 => tagged(b'i', (*value as i64).to_string().as_bytes()),
         Value::Float(value) => tagged(b'f', &value.to_bits().to_le_bytes()),
         Value::Complex(re, im) => tagged(b'c', &[re.to_le_bytes(), im.to_le_bytes()].concat()),
         Value::Str(text) => tagged(b's', text.as_bytes()),
@@ -332,11 +291,11 @@ fn key_token(key: &Value, token: &mut Vec<u8>) -> bool {
         Value::DType(dtype) => tagged(b'd', dtype.name().as_bytes()),
         Value::Device(text) => tagged(b'D', text.as_bytes()),
         Value::Path(path) => tagged(b'p', format!("{:?}{}", path.class, path.text).as_bytes()),
-        Value::Numpy(scalar) => return key_token(&scalar.to_plain(), token),
+        Value::Numpy(scalar) => key_token(&scalar.to_plain(), token),
         // A torch.Size is a tuple, and equal to one.
         Value::Size(dims) => {
             let dims: Vec<Value> = dims.iter().map(|d| Value::from(*d)).collect();
-            return key_token(&Value::Tuple(dims), token);
+            key_token(&Value::Tuple(dims), token)
         }
         Value::Tuple(elements) => {
             tagged(b't', &(elements.len() as u64).to_le_bytes());
@@ -354,11 +313,7 @@ fn key_token(key: &Value, token: &mut Vec<u8>) -> bool {
             tokens.sort_unstable();
             tagged(b'z', &tokens.concat())
         }
-        Value::ByteArray(_)
-        | Value::List(_)
-        | Value::Dict(_)
-        | Value::OrderedDict(_)
-        | Value::Set(_) => false,
+        Value::ByteArray(_) | Value::List(_) | Value::Dict(_) | Value::OrderedDict(_) | Value::Set(_) => false,
     }
 }
 

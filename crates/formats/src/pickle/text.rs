@@ -30,19 +30,10 @@ pub(super) fn long(line: &[u8], at: usize) -> Result<Number, PickleError> {
 }
 
 fn decimal(line: &[u8], at: usize) -> Result<Number, PickleError> {
-    let malformed = PickleError::Text {
-        what: "integer",
-        at,
-    };
-    let text = std::str::from_utf8(line)
-        .map_err(|_| malformed.clone())?
-        .trim();
+    let malformed = PickleError::Text { what: "integer", at };
+    let text = std::str::from_utf8(line).map_err(|_| malformed.clone())?.trim();
     if text.len() > MAX_INT_DIGITS + 1 {
-        return Err(PickleError::Limit {
-            what: "digits of an integer",
-            limit: MAX_INT_DIGITS as u64,
-            at,
-        });
+        return Err(PickleError::Limit { what: "digits of an integer", limit: MAX_INT_DIGITS as u64, at });
     }
     if let Ok(small) = text.parse::<i64>() {
         return Ok(Number::Small(small));
@@ -51,35 +42,25 @@ fn decimal(line: &[u8], at: usize) -> Result<Number, PickleError> {
     if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
         return Err(malformed);
     }
-    text.parse::<BigInt>()
-        .map(Number::Big)
-        .map_err(|_| malformed)
+    text.parse::<BigInt>().map(Number::Big).map_err(|_| malformed)
 }
 
 /// A number that counts or indexes, written in decimal.
 pub(super) fn index(line: &[u8], at: usize) -> Result<u64, PickleError> {
     let text = std::str::from_utf8(line).ok().map(str::trim);
-    text.and_then(|t| t.parse().ok()).ok_or(PickleError::Text {
-        what: "memo slot",
-        at,
-    })
+    text.and_then(|t| t.parse().ok()).ok_or(PickleError::Text { what: "memo slot", at })
 }
 
 /// `F` operands: a float as Python's `repr` writes it.
 pub(super) fn float(line: &[u8], at: usize) -> Result<f64, PickleError> {
     let text = std::str::from_utf8(line).ok().map(str::trim);
-    text.and_then(|t| t.parse().ok())
-        .ok_or(PickleError::Text { what: "float", at })
+    text.and_then(|t| t.parse().ok()).ok_or(PickleError::Text { what: "float", at })
 }
 
 /// Little-endian two's complement of any length.
 pub(super) fn long_bytes(bytes: &[u8], at: usize) -> Result<Number, PickleError> {
     if bytes.len() > MAX_INT_BYTES {
-        return Err(PickleError::Limit {
-            what: "bytes of an integer",
-            limit: MAX_INT_BYTES as u64,
-            at,
-        });
+        return Err(PickleError::Limit { what: "bytes of an integer", limit: MAX_INT_BYTES as u64, at });
     }
     if bytes.len() <= 8 {
         let negative = bytes.last().is_some_and(|b| b & 0x80 != 0);
@@ -108,10 +89,7 @@ pub(super) fn raw_unicode_escape(line: &[u8], at: usize) -> Result<Cow<'_, [u8]>
                 continue;
             }
         };
-        let hex = after.get(1..=digits).ok_or(PickleError::Text {
-            what: "escape in a string",
-            at,
-        })?;
+        let hex = after.get(1..=digits).ok_or(PickleError::Text { what: "escape in a string", at })?;
         text.push(unicode_escape(hex, at)?);
         rest = &after[1 + digits..];
     }
@@ -120,24 +98,15 @@ pub(super) fn raw_unicode_escape(line: &[u8], at: usize) -> Result<Cow<'_, [u8]>
 
 fn unicode_escape(hex: &[u8], at: usize) -> Result<char, PickleError> {
     if !hex.iter().all(u8::is_ascii_hexdigit) {
-        return Err(PickleError::Text {
-            what: "escape in a string",
-            at,
-        });
+        return Err(PickleError::Text { what: "escape in a string", at });
     }
-    let code = std::str::from_utf8(hex)
-        .ok()
-        .and_then(|h| u32::from_str_radix(h, 16).ok());
-    code.and_then(char::from_u32)
-        .ok_or(PickleError::Unicode { at })
+    let code = std::str::from_utf8(hex).ok().and_then(|h| u32::from_str_radix(h, 16).ok());
+    code.and_then(char::from_u32).ok_or(PickleError::Unicode { at })
 }
 
 /// `S` operands: a quoted string literal with Python's escapes, as bytes.
 pub(super) fn string_literal(line: &[u8], at: usize) -> Result<Vec<u8>, PickleError> {
-    let malformed = PickleError::Text {
-        what: "string literal",
-        at,
-    };
+    let malformed = PickleError::Text { what: "string literal", at };
     let trimmed = line.trim_ascii_end();
     let inner = match trimmed {
         [first @ (b'\'' | b'"'), inner @ .., last] if first == last => inner,
@@ -161,10 +130,7 @@ pub(super) fn string_literal(line: &[u8], at: usize) -> Result<Vec<u8>, PickleEr
             b'x' => {
                 let mut value = 0;
                 for _ in 0..2 {
-                    let digit = rest
-                        .next()
-                        .and_then(|d| char::from(d).to_digit(16))
-                        .ok_or(malformed.clone())?;
+                    let digit = rest.next().and_then(|d| char::from(d).to_digit(16)).ok_or(malformed.clone())?;
                     value = value * 16 + digit;
                 }
                 value as u8
@@ -192,9 +158,7 @@ pub(super) fn string_literal(line: &[u8], at: usize) -> Result<Vec<u8>, PickleEr
 
 /// Latin-1 encoding of a string, as `_codecs.encode(text, "latin1")` gives.
 pub(super) fn latin1(text: &str) -> Option<Vec<u8>> {
-    text.chars()
-        .map(|c| u8::try_from(u32::from(c)).ok())
-        .collect()
+    text.chars().map(|c| u8::try_from(u32::from(c)).ok()).collect()
 }
 
 #[cfg(test)]
@@ -207,48 +171,28 @@ mod tests {
         assert_eq!(int(b"1", 0), Ok(Number::Small(1)));
         assert_eq!(long(b"-7L", 0), Ok(Number::Small(-7)));
         let big: BigInt = "-123456789012345678901234567890".parse().unwrap();
-        assert_eq!(
-            long(b"-123456789012345678901234567890L", 0),
-            Ok(Number::Big(big.clone()))
-        );
-        assert_eq!(
-            long_bytes(&big.to_signed_bytes_le(), 0),
-            Ok(Number::Big(big))
-        );
+        assert_eq!(long(b"-123456789012345678901234567890L", 0), Ok(Number::Big(big.clone())));
+        assert_eq!(long_bytes(&big.to_signed_bytes_le(), 0), Ok(Number::Big(big)));
         assert_eq!(long_bytes(&[], 0), Ok(Number::Small(0)));
         assert_eq!(long_bytes(&[0xff], 0), Ok(Number::Small(-1)));
         assert_eq!(long_bytes(&[0xff, 0], 0), Ok(Number::Small(255)));
-        assert_eq!(
-            long_bytes(&[1, 0, 0, 0, 0, 0, 0, 0, 0, 0], 0),
-            Ok(Number::Small(1))
-        );
+        assert_eq!(long_bytes(&[1, 0, 0, 0, 0, 0, 0, 0, 0, 0], 0), Ok(Number::Small(1)));
         for bad in [&b""[..], b"-", b"1_0", b"0x10", b"1.5", b"\xff"] {
             assert!(long(bad, 3).is_err(), "{bad:?}");
         }
-        assert!(matches!(
-            long(&[b'9'; 5000], 3),
-            Err(PickleError::Limit { at: 3, .. })
-        ));
+        assert!(matches!(long(&[b'9'; 5000], 3), Err(PickleError::Limit { at: 3, .. })));
     }
 
     #[test]
     fn escapes_are_those_of_python() {
         assert_eq!(
-            raw_unicode_escape(b"na\\u00efve \xe9 \\U0001f600 \\n", 0)
-                .unwrap()
-                .as_ref(),
+            raw_unicode_escape(b"na\\u00efve \xe9 \\U0001f600 \\n", 0).unwrap().as_ref(),
             "na\u{ef}ve \u{e9} \u{1f600} \\n".as_bytes()
         );
-        assert_eq!(
-            raw_unicode_escape(b"\\ud800", 5),
-            Err(PickleError::Unicode { at: 5 })
-        );
+        assert_eq!(raw_unicode_escape(b"\\ud800", 5), Err(PickleError::Unicode { at: 5 }));
         assert!(raw_unicode_escape(b"\\u12", 5).is_err());
         assert!(raw_unicode_escape(b"\\u+123", 5).is_err());
-        assert_eq!(
-            string_literal(b"'a\\n\\x41\\101\\'\\q'", 0).unwrap(),
-            b"a\nAA'\\q"
-        );
+        assert_eq!(string_literal(b"'a\\n\\x41\\101\\'\\q'", 0).unwrap(), b"a\nAA'\\q");
         assert!(string_literal(b"'abc", 0).is_err());
         assert!(string_literal(b"'", 0).is_err());
         assert!(string_literal(b"'\\x4'", 0).is_err());

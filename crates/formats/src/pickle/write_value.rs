@@ -21,11 +21,7 @@ impl Encoder {
 
     fn value_at(&mut self, value: &Value, depth: usize) -> Result<(), PickleError> {
         if depth > MAX_DEPTH {
-            return Err(PickleError::Limit {
-                what: "levels of nesting",
-                limit: MAX_DEPTH as u64,
-                at: 0,
-            });
+            return Err(PickleError::Limit { what: "levels of nesting", limit: MAX_DEPTH as u64, at: 0 });
         }
         self.frame_break();
         match value {
@@ -70,11 +66,7 @@ impl Encoder {
                 self.raw(&[op::FROZENSET]);
             }
             Value::Set(elements) | Value::FrozenSet(elements) => {
-                let name = if matches!(value, Value::Set(_)) {
-                    "set"
-                } else {
-                    "frozenset"
-                };
+                let name = if matches!(value, Value::Set(_)) { "set" } else { "frozenset" };
                 self.global("builtins", name);
                 self.list(elements, depth)?;
                 self.tuple(1);
@@ -104,9 +96,7 @@ impl Encoder {
     }
 
     fn all(&mut self, elements: &[Value], depth: usize) -> Result<(), PickleError> {
-        elements
-            .iter()
-            .try_for_each(|element| self.value_at(element, depth + 1))
+        elements.iter().try_for_each(|element| self.value_at(element, depth + 1))
     }
 
     fn list(&mut self, elements: &[Value], depth: usize) -> Result<(), PickleError> {
@@ -153,9 +143,7 @@ impl Encoder {
 
     fn device(&mut self, text: &str) {
         self.global("torch", "device");
-        let index = text
-            .split_once(':')
-            .and_then(|(kind, i)| Some((kind, i.parse().ok()?)));
+        let index = text.split_once(':').and_then(|(kind, i)| Some((kind, i.parse().ok()?)));
         match index {
             Some((kind, index)) => {
                 self.str(kind);
