@@ -1,0 +1,1 @@
+€ŒbuiltinsŒgetattr“)R)R.

@@ -1,0 +1,1 @@
+€ŒbuiltinsŒgetattr“ŒosŒsystem“Œx†R.

@@ -1,0 +1,1 @@
+Äåmy.own.moduleåThingì)Å.
