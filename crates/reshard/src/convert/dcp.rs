@@ -1,0 +1,281 @@
+//! Writing a DCP folder from streams, as if so many ranks had saved it: the same records, index, side file and commit as a
+//! save, but with the memory of a few blocks.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use reshard_formats::{
+    Chunk, Entry, EntryKind, FileId, KeyPath, Metadata, PathSegment, StorageInfo, StorageMeta, TensorEntry, TensorProperties, value_record,
+};
+use reshard_layout::Region;
+use reshard_storage::{Publish, Store};
+
+use super::output::{Framing, OutputFile, OutputOptions, Piece, Plan, discard, write};
+use super::{Written, opaque};
+use crate::checkpoint::LoadedValue;
+use crate::error::{Error, Result, StorageContext};
+use crate::layout_names::{DATA_PREFIX, METADATA_FILE, data_file};
+use crate::plan::files::{FrameSizes, frame, lay_out};
+use crate::plan::local::{TableEntry, WireSegment, WireTensor, dtype_code};
+use crate::save::commit::sweep;
+use crate::save::prepare::new_save_id;
+use crate::sums::{FileIndex, IndexedRecord, RecordSum, SideFile, SideFileEntry, Summer, Sums, side_file_name};
+
+/// A region that one of the ranks is to write.
+#[derive(Debug, Clone)]
+pub(crate) struct RankPiece {
+    pub(crate) rank: usize,
+    pub(crate) tensor: usize,
+    pub(crate) region: Region,
+}
+
+/// One rank's file.
+struct RankFile {
+    rank: usize,
+    name: String,
+    /// Positions of its pieces.
+    pieces: Vec<usize>,
+    /// Where the tensor records end.
+    end: u64,
+    /// Positions and records of the values it holds.
+    values: Vec<(usize, Vec<u8>)>,
+}
+
+struct DcpFraming<'f, 'p> {
+    plan: &'f Plan<'p>,
+    pieces: &'f [Piece],
+    files: &'f [RankFile],
+    save_id: &'f str,
+    ranks: usize,
+}
+
+/// Writes and publishes. What lay at the place before stays until the new checkpoint is complete.
+pub(crate) fn write_dcp(
+    plan: &Plan<'_>,
+    records: &[RankPiece],
+    ranks: usize,
+    overwrite: bool,
+    store: &Arc<dyn Store>,
+    options: &OutputOptions,
+) -> Result<Written> {
+    let store = store.as_ref();
+    let place = || format!("preparing {}", store.describe());
+    store.prepare().doing(place)?;
+    let exists = store.exists(METADATA_FILE).doing(place)?;
+    if exists && !overwrite {
+        return Err(Error::AlreadyExists { place: store.describe() });
+    }
+    let named = exists || !store.list(DATA_PREFIX).doing(place)?.is_empty();
+    let save_id = new_save_id();
+    let (files, pieces) = lay_out_ranks(plan, records, ranks, named.then_some(save_id.as_str()))?;
+    let framing = DcpFraming { plan, pieces: &pieces, files: &files, save_id: &save_id, ranks };
+    let zero = vec![Sums::ZERO; pieces.len()];
+    let mut outputs = Vec::with_capacity(files.len());
+    for (number, file) in files.iter().enumerate() {
+        let ending = framing.ending(number, &zero)?.map_or(0, |(_, bytes)| bytes.len() as u64);
+        outputs.push(OutputFile { name: file.name.clone(), length: file.end + ending, lead: Vec::new() });
+    }
+    let sums = write(plan, &outputs, &pieces, &framing, store, options)?;
+    let old = old_files(store);
+    let published = assemble(&framing, &outputs, &sums).and_then(|(metadata, side)| {
+        if options.sync {
+            store.sync().doing(|| "syncing the folder".into())?;
+        }
+        publish(store, &metadata, &side, overwrite, options).map(|()| metadata)
+    });
+    match published {
+        Ok(metadata) => {
+            let warnings = sweep(store, &metadata, &save_id, old);
+            let bytes = pieces.iter().map(|p| p.data).sum();
+            Ok(Written { files: metadata.files, bytes, warnings })
+        }
+        Err(error) => {
+            discard(outputs.iter().map(|f| f.name.as_str()), store);
+            Err(error)
+        }
+    }
+}
+
+fn lay_out_ranks(plan: &Plan<'_>, records: &[RankPiece], ranks: usize, save_id: Option<&str>) -> Result<(Vec<RankFile>, Vec<Piece>)> {
+    let mut by_rank: Vec<Vec<&RankPiece>> = vec![Vec::new(); ranks.max(1)];
+    for record in records {
+        by_rank.get_mut(record.rank).ok_or_else(|| Error::invalid(format!("there is no rank {}", record.rank)))?.push(record);
+    }
+    let mut sizes = FrameSizes::default();
+    let mut files: Vec<RankFile> = Vec::new();
+    let mut pieces: Vec<Piece> = Vec::with_capacity(records.len());
+    for (rank, own) in by_rank.into_iter().enumerate() {
+        let values = match rank {
+            0 => plan.values.iter().enumerate().map(|(i, v)| Ok((i, value_bytes(&v.key, &v.value)?))).collect::<Result<Vec<_>>>()?,
+            _ => Vec::new(),
+        };
+        if own.is_empty() && values.is_empty() {
+            continue;
+        }
+        let shapes = own.iter().map(|r| (plan.tensors[r.tensor].dtype, plan.tensors[r.tensor].requires_grad, r.region.sizes()));
+        let (placed, ends) = lay_out(shapes, 1, &mut sizes)?;
+        let first = pieces.len();
+        for (record, placed) in own.iter().zip(placed) {
+            pieces.push(Piece {
+                tensor: record.tensor,
+                region: record.region.clone(),
+                file: files.len(),
+                offset: placed.offset,
+                head: placed.data_offset,
+                data: placed.data_length,
+                length: placed.length,
+            });
+        }
+        let end = ends.first().copied().unwrap_or(0);
+        files.push(RankFile { rank, name: data_file(rank, 0, save_id), pieces: (first..pieces.len()).collect(), end, values });
+    }
+    Ok((files, pieces))
+}
+
+fn value_bytes(key: &str, value: &LoadedValue) -> Result<Vec<u8>> {
+    match value {
+        LoadedValue::Plain(value) => value_record(value, None).map_err(|e| Error::invalid(format!("the value of {key:?} cannot be saved: {e}"))),
+        LoadedValue::Opaque { record, .. } if !record.is_empty() => Ok(record.clone()),
+        LoadedValue::Opaque { class, .. } => Err(opaque(key, class)),
+    }
+}
+
+impl Framing for DcpFraming<'_, '_> {
+    fn sums(&self) -> bool {
+        true
+    }
+
+    fn head(&self, piece: usize) -> Result<Vec<u8>> {
+        let (tensor, sizes) = self.shape(piece);
+        Ok(frame(tensor.dtype, tensor.requires_grad, sizes)?.head)
+    }
+
+    fn tail(&self, piece: usize, sums: Sums) -> Result<Vec<u8>> {
+        let (tensor, sizes) = self.shape(piece);
+        Ok(frame(tensor.dtype, tensor.requires_grad, sizes)?.tail(sums.crc32()))
+    }
+
+    /// The values and the index.
+    fn ending(&self, file: usize, sums: &[Sums]) -> Result<Option<(u64, Vec<u8>)>> {
+        let file = &self.files[file];
+        let mut table: Vec<TableEntry> = Vec::new();
+        let mut position: HashMap<usize, u32> = HashMap::new();
+        let mut records = Vec::with_capacity(file.pieces.len() + file.values.len());
+        for &i in &file.pieces {
+            let piece = &self.pieces[i];
+            let tensor = &self.plan.tensors[piece.tensor];
+            let key = match position.get(&piece.tensor) {
+                Some(key) => *key,
+                None => {
+                    let wire = WireTensor {
+                        dtype: dtype_code(tensor.dtype)?,
+                        requires_grad: tensor.requires_grad,
+                        shape: tensor.shape.to_vec(),
+                    };
+                    table.push(table_entry(&tensor.key, &tensor.path, Some(wire)));
+                    position.insert(piece.tensor, table.len() as u32 - 1);
+                    table.len() as u32 - 1
+                }
+            };
+            let region = piece.region.offsets().iter().chain(piece.region.sizes()).copied().collect();
+            records.push(IndexedRecord { key, region: Some(region), sum: piece_sum(piece, sums[i]) });
+        }
+        let mut bytes: Vec<u8> = Vec::new();
+        for (i, record) in &file.values {
+            let value = &self.plan.values[*i];
+            table.push(table_entry(&value.key, &value.path, None));
+            let sum = value_sum(file.end + bytes.len() as u64, record);
+            records.push(IndexedRecord { key: table.len() as u32 - 1, region: None, sum });
+            bytes.extend_from_slice(record);
+        }
+        let index = FileIndex { save_id: self.save_id.to_owned(), rank: file.rank as u32, ranks: self.ranks as u32, files: 1, table, records };
+        bytes.extend(index.encode().map_err(|e| Error::invalid(format!("the index of {} cannot be written: {e}", file.name)))?);
+        Ok(Some((file.end, bytes)))
+    }
+}
+
+impl DcpFraming<'_, '_> {
+    fn shape(&self, piece: usize) -> (&super::output::PlanTensor, &[u64]) {
+        let piece = &self.pieces[piece];
+        (&self.plan.tensors[piece.tensor], piece.region.sizes())
+    }
+}
+
+fn piece_sum(piece: &Piece, sums: Sums) -> RecordSum {
+    RecordSum { offset: piece.offset, length: piece.length, data_offset: piece.head, data_length: piece.data, sums: Some(sums) }
+}
+
+fn value_sum(offset: u64, record: &[u8]) -> RecordSum {
+    let length = record.len() as u64;
+    RecordSum { offset, length, data_offset: 0, data_length: length, sums: Some(Summer::of(record)) }
+}
+
+pub(crate) fn table_entry(key: &str, path: &KeyPath, tensor: Option<WireTensor>) -> TableEntry {
+    let alone = matches!(path.as_slice(), [PathSegment::Key(only)] if only == key);
+    let segments = path.iter().map(|segment| match segment {
+        PathSegment::Key(key) => WireSegment::Key(key.clone()),
+        PathSegment::Index(index) => WireSegment::Index(*index),
+    });
+    TableEntry { key: key.to_owned(), path: (!alone).then(|| segments.collect()), tensor }
+}
+
+fn assemble(framing: &DcpFraming<'_, '_>, outputs: &[OutputFile], sums: &[Sums]) -> Result<(Metadata, SideFile)> {
+    let plan = framing.plan;
+    let mut metadata = Metadata::new();
+    metadata.files = framing.files.iter().map(|f| f.name.clone()).collect();
+    metadata.storage_meta = Some(StorageMeta { save_id: Some(framing.save_id.to_owned()), ..StorageMeta::default() });
+    let mut side = Vec::with_capacity(framing.files.len());
+    let mut chunks: Vec<Vec<Chunk>> = vec![Vec::new(); plan.tensors.len()];
+    let mut values: Vec<Option<StorageInfo>> = vec![None; plan.values.len()];
+    for (number, (file, output)) in framing.files.iter().zip(outputs).enumerate() {
+        let id = FileId(u32::try_from(number).map_err(|_| Error::invalid("too many files"))?);
+        let mut records = Vec::new();
+        for &i in &file.pieces {
+            let piece = &framing.pieces[i];
+            chunks[piece.tensor].push(Chunk { region: piece.region.clone(), storage: StorageInfo::new(id, piece.offset, piece.length) });
+            records.push(piece_sum(piece, sums[i]));
+        }
+        let mut at = file.end;
+        for (i, record) in &file.values {
+            values[*i] = Some(StorageInfo::new(id, at, record.len() as u64));
+            records.push(value_sum(at, record));
+            at += record.len() as u64;
+        }
+        side.push(SideFileEntry { file: file.name.clone(), length: output.length, records });
+    }
+    side.sort_by(|a, b| a.file.cmp(&b.file));
+    for (tensor, mut chunks) in plan.tensors.iter().zip(chunks) {
+        chunks.sort_by(|a, b| a.region.cmp(&b.region));
+        let mut properties = TensorProperties::new(tensor.dtype);
+        properties.requires_grad = tensor.requires_grad;
+        let kind = EntryKind::Tensor(TensorEntry { properties, shape: tensor.shape.clone(), chunks, extra: None });
+        metadata.entries.insert(tensor.key.clone(), Entry { path: Some(tensor.path.clone()), kind });
+    }
+    for (value, storage) in plan.values.iter().zip(values) {
+        let storage = storage.ok_or_else(|| Error::invalid(format!("nobody wrote {:?}", value.key)))?;
+        metadata.entries.insert(value.key.clone(), Entry { path: Some(value.path.clone()), kind: EntryKind::Bytes(storage) });
+    }
+    let side = SideFile { save_id: framing.save_id.to_owned(), ranks: framing.ranks as u32, files: side };
+    Ok((metadata, side))
+}
+
+/// The side file, then `.metadata`, each atomically: only the second makes the checkpoint visible.
+pub(crate) fn publish(store: &dyn Store, metadata: &Metadata, side: &SideFile, overwrite: bool, options: &OutputOptions) -> Result<()> {
+    options.control.check("publishing")?;
+    let encoded = metadata.encode()?;
+    let sums = side.encode().map_err(|e| Error::invalid(format!("the side file cannot be written: {e}")))?;
+    let name = side_file_name(&side.save_id);
+    store.publish(&name, &sums, Publish::Create).doing(|| format!("writing {name}"))?;
+    let mode = if overwrite { Publish::Replace } else { Publish::Create };
+    let result = store.publish(METADATA_FILE, &encoded, mode).doing(|| "publishing .metadata".into());
+    if result.is_err() {
+        discard(std::iter::once(name.as_str()), store);
+    }
+    result
+}
+
+/// The files that the checkpoint already there names, as far as it can be read.
+fn old_files(store: &dyn Store) -> Vec<String> {
+    let Ok(bytes) = store.read(METADATA_FILE, crate::checkpoint::MAX_METADATA_BYTES) else { return Vec::new() };
+    Metadata::decode(&bytes).map_or_else(|_| Vec::new(), |metadata| metadata.files)
+}

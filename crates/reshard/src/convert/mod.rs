@@ -1,0 +1,301 @@
+//! From any format to any other: DCP, safetensors, `torch.save`; streaming, in bounded memory, all or nothing.
+
+pub(crate) mod dcp;
+pub(crate) mod output;
+mod publish;
+mod safetensors;
+mod torch;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use indexmap::IndexMap;
+use reshard_formats::{DType, Value};
+use reshard_storage::{Address, Store, StoreOptions};
+use serde::Serialize;
+
+use self::output::{OutputOptions, Plan, PlanTensor, PlanValue};
+use self::safetensors::SafetensorsTarget;
+use crate::cast::can_cast;
+use crate::checkpoint::{CatalogKind, Checkpoint, Format, LoadedValue, ValuePlace};
+use crate::control::Control;
+use crate::error::{Error, Result, StorageContext};
+use crate::load::Cast;
+use crate::mismatch::is_narrowing;
+use crate::relayout::Layout;
+use crate::select::{CastRules, Selection};
+use crate::stream::{CastStream, TensorStream, check_covered};
+
+/// What to make of a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Target {
+    /// A DCP folder, as so many ranks would have saved it with their tensors cut along the first dimension.
+    Dcp {
+        /// How many.
+        ranks: usize,
+    },
+    /// Safetensors, what model libraries load.
+    Safetensors {
+        /// A new file whenever the next tensor would exceed so many bytes; one file when `None`.
+        max_shard_size: Option<u64>,
+    },
+    /// One `torch.save` file with the nested state dict.
+    Torch,
+}
+
+impl Target {
+    /// The format.
+    pub fn format(self) -> Format {
+        match self {
+            Target::Dcp { .. } => Format::Dcp,
+            Target::Safetensors { .. } => Format::Safetensors,
+            Target::Torch => Format::Torch,
+        }
+    }
+}
+
+/// Where to write: a folder, or one file of it.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Destination {
+    /// The folder.
+    pub store: Arc<dyn Store>,
+    /// The file, where the output is one.
+    pub file: Option<String>,
+}
+
+impl Destination {
+    /// A folder.
+    pub fn folder(store: Arc<dyn Store>) -> Destination {
+        Destination { store, file: None }
+    }
+
+    /// One file of a folder.
+    pub fn file(store: Arc<dyn Store>, name: &str) -> Destination {
+        Destination { store, file: Some(name.to_owned()) }
+    }
+
+    /// What an address means for a target: `…/x.safetensors` and `…/x.pt` are files, all else folders.
+    pub fn parse(place: &str, target: Target, options: &StoreOptions) -> Result<Destination> {
+        let address = Address::parse(place).doing(|| format!("opening {place}"))?;
+        let name = address.file_name().unwrap_or_default();
+        let is_file = match target {
+            Target::Dcp { .. } => false,
+            Target::Safetensors { .. } => name.ends_with(".safetensors"),
+            Target::Torch => [".pt", ".pth", ".bin", ".ckpt"].iter().any(|suffix| name.ends_with(suffix)),
+        };
+        match address.parent().filter(|_| is_file) {
+            Some(parent) => {
+                let store = reshard_storage::open(&parent, options).doing(|| format!("opening {place}"))?;
+                Ok(Destination::file(store, &name))
+            }
+            None => Ok(Destination::folder(reshard_storage::open(&address, options).doing(|| format!("opening {place}"))?)),
+        }
+    }
+
+    /// For messages.
+    fn describe(&self) -> String {
+        match &self.file {
+            Some(file) => format!("{}/{file}", self.store.describe()),
+            None => self.store.describe(),
+        }
+    }
+}
+
+/// How to convert.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct ConvertOptions {
+    /// Which keys, and under which names.
+    pub selection: Selection,
+    /// Casts, by pattern of the new names.
+    pub casts: CastRules,
+    /// Replace what is there. The old stays until the new is complete.
+    pub overwrite: bool,
+    /// Compare the source's checksums on the way.
+    pub verify: bool,
+    /// Wait until everything is on the disk.
+    pub sync: bool,
+    /// Leave out objects that only unpickling could bring back, where the target cannot carry them; else they are an error.
+    pub skip_opaque: bool,
+    /// To watch and to cancel.
+    pub control: Control,
+}
+
+impl Default for ConvertOptions {
+    fn default() -> ConvertOptions {
+        ConvertOptions {
+            selection: Selection::default(),
+            casts: CastRules::default(),
+            overwrite: false,
+            verify: true,
+            sync: true,
+            skip_opaque: false,
+            control: Control::new(),
+        }
+    }
+}
+
+/// What a conversion did.
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct ConvertReport {
+    /// The source.
+    pub from: String,
+    /// The destination.
+    pub to: String,
+    /// The destination's format.
+    pub format: Format,
+    /// Tensors written.
+    pub tensors: u64,
+    /// Values written.
+    pub values: u64,
+    /// Bytes of tensor data written.
+    pub bytes: u64,
+    /// The files, relative to the destination's folder.
+    pub files: Vec<String>,
+    /// Casts made.
+    pub casts: Vec<Cast>,
+    /// Keys left out because the target cannot carry them.
+    pub skipped: Vec<String>,
+    /// Leftovers that could not be removed, and the like.
+    pub warnings: Vec<String>,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+/// What was written.
+#[derive(Debug)]
+pub(crate) struct Written {
+    pub(crate) files: Vec<String>,
+    pub(crate) bytes: u64,
+    pub(crate) warnings: Vec<String>,
+}
+
+/// Converts a checkpoint. When it fails, wherever, the destination is as it was.
+pub fn convert(source: &Checkpoint, destination: &Destination, target: Target, options: &ConvertOptions) -> Result<ConvertReport> {
+    let span = tracing::info_span!("convert", from = source.place(), to = destination.describe());
+    let _entered = span.enter();
+    let start = Instant::now();
+    let planned = plan_of(source, options, target.format())?;
+    let output = OutputOptions { sync: options.sync, control: options.control.clone() };
+    let store = &destination.store;
+    let written = match target {
+        Target::Dcp { ranks } => {
+            if let Some(file) = &destination.file {
+                return Err(Error::invalid(format!("a DCP checkpoint is a folder, not the file {file:?}")));
+            }
+            let pieces = Layout::rows(ranks.max(1) as u64)?.pieces(&planned.plan.tensors)?;
+            dcp::write_dcp(&planned.plan, &pieces, ranks.max(1), options.overwrite, store, &output)?
+        }
+        Target::Safetensors { max_shard_size } => {
+            let target = SafetensorsTarget {
+                file: destination.file.as_deref(),
+                max_shard_size,
+                overwrite: options.overwrite,
+                notes: &source.catalog().notes,
+            };
+            safetensors::write_safetensors(&planned.plan, &target, store.as_ref(), &output)?
+        }
+        Target::Torch => {
+            let name = destination.file.as_deref().unwrap_or("checkpoint.pt");
+            torch::write_torch(&planned.plan, name, options.overwrite, store.as_ref(), &output)?
+        }
+    };
+    Ok(planned.report(source, destination.describe(), target.format(), written, start))
+}
+
+/// A plan to write a checkpoint's selected keys.
+pub(crate) struct Planned<'p> {
+    pub(crate) plan: Plan<'p>,
+    casts: Vec<Cast>,
+    skipped: Vec<String>,
+}
+
+impl Planned<'_> {
+    pub(crate) fn report(self, source: &Checkpoint, to: String, format: Format, written: Written, start: Instant) -> ConvertReport {
+        ConvertReport {
+            from: source.place().to_owned(),
+            to,
+            format,
+            tensors: self.plan.tensors.len() as u64,
+            values: self.plan.values.len() as u64,
+            bytes: written.bytes,
+            files: written.files,
+            casts: self.casts,
+            skipped: self.skipped,
+            warnings: written.warnings,
+            seconds: start.elapsed().as_secs_f64(),
+        }
+    }
+}
+
+/// Plans to write the selected keys of a checkpoint in a format.
+pub(crate) fn plan_of<'p>(source: &'p Checkpoint, options: &ConvertOptions, format: Format) -> Result<Planned<'p>> {
+    let mut tensors = Vec::new();
+    let mut values = Vec::new();
+    let mut casts = Vec::new();
+    let mut skipped = Vec::new();
+    let mut streams: Vec<(&'p str, DType, DType)> = Vec::new();
+    for item in options.selection.apply(source)? {
+        match &item.entry.kind {
+            CatalogKind::Tensor(tensor) => {
+                check_covered(source, item.stored, tensor)?;
+                let (from, to) = (tensor.dtype, options.casts.wanted(&item.key, tensor.dtype));
+                if from != to {
+                    if !can_cast(from, to) {
+                        return Err(Error::invalid(format!("{:?}: no cast from {} to {}", item.key, from.name(), to.name())));
+                    }
+                    let narrowing = is_narrowing(from, to);
+                    casts.push(Cast { key: item.key.clone(), from: from.name().to_owned(), to: to.name().to_owned(), narrowing });
+                }
+                streams.push((item.stored, from, to));
+                tensors.push(PlanTensor {
+                    key: item.key,
+                    path: item.path,
+                    dtype: to,
+                    shape: tensor.shape.clone(),
+                    requires_grad: tensor.requires_grad,
+                });
+            }
+            CatalogKind::Value(place) => {
+                let value = source.read_value(item.stored)?;
+                if let LoadedValue::Opaque { class, .. } = &value {
+                    let carried = format == Format::Dcp && !matches!(place, ValuePlace::Opaque { .. });
+                    if !carried && !options.skip_opaque {
+                        return Err(Error::Untrusted { place: source.place().to_owned(), key: item.stored.to_owned(), class: class.clone() });
+                    }
+                    if !carried {
+                        skipped.push(item.stored.to_owned());
+                        continue;
+                    }
+                }
+                values.push(PlanValue { key: item.key, path: item.path, value });
+            }
+        }
+    }
+    let verify = options.verify;
+    let open: output::OpenStream<'p> = Box::new(move |i, region| {
+        let (key, from, to) = streams[i];
+        let stream = TensorStream::new(source, key, region.clone(), verify)?;
+        Ok(if from == to { Box::new(stream) } else { Box::new(CastStream::new(stream, from, to)?) })
+    });
+    Ok(Planned { plan: Plan { tensors, values, open }, casts, skipped })
+}
+
+/// The plain values of a plan.
+fn keep_values(plan: &Plan<'_>) -> Result<IndexMap<String, Value>> {
+    plan.values
+        .iter()
+        .map(|value| match &value.value {
+            LoadedValue::Plain(plain) => Ok((value.key.clone(), plain.clone())),
+            LoadedValue::Opaque { class, .. } => Err(opaque(&value.key, class)),
+        })
+        .collect()
+}
+
+/// A value that the target cannot carry.
+pub(crate) fn opaque(key: &str, class: &str) -> Error {
+    Error::Untrusted { place: "the source".to_owned(), key: key.to_owned(), class: class.to_owned() }
+}

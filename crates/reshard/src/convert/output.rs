@@ -1,0 +1,302 @@
+//! Writing files whose layout is known beforehand from streams of tensors: every format's conversion ends here.
+//!
+//! Memory is a block or two for each thread. Stores that take bytes in any order get positioned writes from all threads;
+//! those that take them in order (object stores) get each file from front to back, several files at once.
+
+use std::io::IoSlice;
+
+use rayon::prelude::*;
+use reshard_formats::{DType, KeyPath};
+use reshard_layout::{Dims, Region};
+use reshard_storage::{Store, WriteOptions, Writer};
+
+use crate::checkpoint::LoadedValue;
+use crate::control::Control;
+use crate::error::{Error, Result, StorageContext};
+use crate::stream::{BLOCK, Stream};
+use crate::sums::{Summer, Sums};
+use crate::workers::Workers;
+
+/// Pieces are gathered in a buffer and written together until there are this many bytes.
+const BATCH: u64 = 2 << 20;
+
+/// A tensor to write.
+#[derive(Debug, Clone)]
+pub(crate) struct PlanTensor {
+    pub(crate) key: String,
+    pub(crate) path: KeyPath,
+    pub(crate) dtype: DType,
+    pub(crate) shape: Dims,
+    pub(crate) requires_grad: bool,
+}
+
+impl PlanTensor {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.shape.iter().product::<u64>().saturating_mul(self.dtype.size())
+    }
+}
+
+/// A value to write.
+#[derive(Debug, Clone)]
+pub(crate) struct PlanValue {
+    pub(crate) key: String,
+    pub(crate) path: KeyPath,
+    pub(crate) value: LoadedValue,
+}
+
+/// Gives the bytes of a region of a tensor, by its position in the plan.
+pub(crate) type OpenStream<'p> = Box<dyn Fn(usize, &Region) -> Result<Box<dyn Stream + 'p>> + Send + Sync + 'p>;
+
+/// Everything to write, and where it comes from.
+pub(crate) struct Plan<'p> {
+    pub(crate) tensors: Vec<PlanTensor>,
+    pub(crate) values: Vec<PlanValue>,
+    pub(crate) open: OpenStream<'p>,
+}
+
+/// A region of a tensor and its place.
+#[derive(Debug, Clone)]
+pub(crate) struct Piece {
+    pub(crate) tensor: usize,
+    pub(crate) region: Region,
+    pub(crate) file: usize,
+    /// Where its head starts.
+    pub(crate) offset: u64,
+    /// Bytes of its head.
+    pub(crate) head: u64,
+    /// Bytes of its data.
+    pub(crate) data: u64,
+    /// Bytes of head, data and tail.
+    pub(crate) length: u64,
+}
+
+/// A file to write: a lead, pieces one after the other, an ending.
+#[derive(Debug, Clone)]
+pub(crate) struct OutputFile {
+    pub(crate) name: String,
+    pub(crate) length: u64,
+    pub(crate) lead: Vec<u8>,
+}
+
+/// What surrounds pieces in a format.
+pub(crate) trait Framing: Sync {
+    /// Whether pieces are to be summed.
+    fn sums(&self) -> bool;
+
+    /// The bytes right before a piece's data.
+    fn head(&self, piece: usize) -> Result<Vec<u8>>;
+
+    /// The bytes right after it.
+    fn tail(&self, piece: usize, sums: Sums) -> Result<Vec<u8>>;
+
+    /// The bytes that end a file, and their place.
+    fn ending(&self, file: usize, sums: &[Sums]) -> Result<Option<(u64, Vec<u8>)>>;
+}
+
+/// How to write.
+#[derive(Debug, Clone)]
+pub(crate) struct OutputOptions {
+    pub(crate) sync: bool,
+    pub(crate) control: Control,
+}
+
+/// Writes all files. When it fails, nothing of them stays; when it returns, they are complete but may have names that
+/// are not durable yet.
+pub(crate) fn write(
+    plan: &Plan<'_>,
+    files: &[OutputFile],
+    pieces: &[Piece],
+    framing: &dyn Framing,
+    store: &dyn Store,
+    options: &OutputOptions,
+) -> Result<Vec<Sums>> {
+    options.control.expect(pieces.iter().map(|p| p.data).sum());
+    let mut writers: Vec<Box<dyn Writer>> = Vec::with_capacity(files.len());
+    for file in files {
+        let length = WriteOptions::with_length(file.length);
+        match store.create_writer(&file.name, &length).doing(|| format!("creating {}", file.name)) {
+            Ok(writer) => writers.push(writer),
+            Err(error) => {
+                writers.into_iter().for_each(Writer::abort);
+                return Err(error);
+            }
+        }
+    }
+    let job = Job { plan, files, pieces, framing, writers: &writers, options };
+    let done = match store.capabilities().ordered_writes {
+        true => job.in_order(),
+        false => job.in_any_order(),
+    };
+    let sums = match done {
+        Ok(sums) => sums,
+        Err(error) => {
+            writers.into_iter().for_each(Writer::abort);
+            return Err(error);
+        }
+    };
+    let finished: Vec<Result<()>> = Workers::normal().run(|| {
+        let finish = |(writer, file): (Box<dyn Writer>, &OutputFile)| writer.finish(options.sync).doing(|| format!("finishing {}", file.name));
+        writers.into_par_iter().zip(files).with_max_len(1).map(finish).collect()
+    })?;
+    match finished.into_iter().find_map(Result::err) {
+        None => Ok(sums),
+        Some(error) => {
+            discard(files.iter().map(|f| f.name.as_str()), store);
+            Err(error)
+        }
+    }
+}
+
+/// Removes files of a conversion that failed; what cannot be removed now is swept later.
+pub(crate) fn discard<'n>(names: impl Iterator<Item = &'n str>, store: &dyn Store) {
+    for name in names {
+        if let Err(error) = store.delete(name) {
+            tracing::warn!(%error, name, "an unfinished file could not be removed");
+        }
+    }
+}
+
+struct Job<'j, 'p> {
+    plan: &'j Plan<'p>,
+    files: &'j [OutputFile],
+    pieces: &'j [Piece],
+    framing: &'j dyn Framing,
+    writers: &'j [Box<dyn Writer>],
+    options: &'j OutputOptions,
+}
+
+impl Job<'_, '_> {
+    fn in_any_order(&self) -> Result<Vec<Sums>> {
+        let batches = self.batches();
+        let sums = Workers::normal().run(|| {
+            batches.par_iter().with_max_len(1).map(|batch| self.batch(batch)).collect::<Result<Vec<Vec<(usize, Sums)>>>>()
+        })??;
+        let sums = self.sorted(sums.into_iter().flatten());
+        for (number, file) in self.files.iter().enumerate() {
+            if !file.lead.is_empty() {
+                self.put(number, 0, &[IoSlice::new(&file.lead)])?;
+            }
+            if let Some((at, bytes)) = self.framing.ending(number, &sums)? {
+                self.put(number, at, &[IoSlice::new(&bytes)])?;
+            }
+        }
+        Ok(sums)
+    }
+
+    /// Each file from front to back.
+    fn in_order(&self) -> Result<Vec<Sums>> {
+        let mut by_file: Vec<Vec<usize>> = vec![Vec::new(); self.files.len()];
+        let mut order: Vec<usize> = (0..self.pieces.len()).collect();
+        order.sort_by_key(|&i| (self.pieces[i].file, self.pieces[i].offset));
+        order.into_iter().for_each(|i| by_file[self.pieces[i].file].push(i));
+        let all = Workers::normal().run(|| {
+            let one = |(number, pieces): (usize, &Vec<usize>)| -> Result<Vec<(usize, Sums)>> {
+                let lead = &self.files[number].lead;
+                if !lead.is_empty() {
+                    self.put(number, 0, &[IoSlice::new(lead)])?;
+                }
+                let mut sums = vec![Sums::ZERO; self.pieces.len()];
+                let mut own = Vec::with_capacity(pieces.len());
+                for &i in pieces {
+                    let sum = self.large(i)?;
+                    sums[i] = sum;
+                    own.push((i, sum));
+                }
+                if let Some((at, bytes)) = self.framing.ending(number, &sums)? {
+                    self.put(number, at, &[IoSlice::new(&bytes)])?;
+                }
+                Ok(own)
+            };
+            by_file.par_iter().enumerate().with_max_len(1).map(one).collect::<Result<Vec<_>>>()
+        })??;
+        Ok(self.sorted(all.into_iter().flatten()))
+    }
+
+    fn sorted(&self, found: impl Iterator<Item = (usize, Sums)>) -> Vec<Sums> {
+        let mut sums = vec![Sums::ZERO; self.pieces.len()];
+        found.for_each(|(i, sum)| sums[i] = sum);
+        sums
+    }
+
+    /// Neighbouring small pieces together, large ones alone and first.
+    fn batches(&self) -> Vec<Vec<usize>> {
+        let mut order: Vec<usize> = (0..self.pieces.len()).collect();
+        order.sort_by_key(|&i| (self.pieces[i].file, self.pieces[i].offset));
+        let mut batches: Vec<Vec<usize>> = Vec::new();
+        let (mut end, mut bytes) = ((usize::MAX, 0), 0);
+        for i in order {
+            let piece = &self.pieces[i];
+            let fits = end == (piece.file, piece.offset) && bytes + piece.length <= BATCH;
+            bytes = if fits { bytes } else { 0 } + piece.length;
+            end = (piece.file, piece.offset + piece.length);
+            match batches.last_mut().filter(|_| fits) {
+                Some(batch) => batch.push(i),
+                None => batches.push(vec![i]),
+            }
+        }
+        batches
+    }
+
+    fn batch(&self, batch: &[usize]) -> Result<Vec<(usize, Sums)>> {
+        self.options.control.check("writing")?;
+        let first = &self.pieces[batch[0]];
+        if batch.len() == 1 && first.length > BATCH {
+            return Ok(vec![(batch[0], self.large(batch[0])?)]);
+        }
+        let total: u64 = batch.iter().map(|&i| self.pieces[i].length).sum();
+        let mut buffer: Vec<u8> = Vec::with_capacity(total as usize);
+        let mut all = Vec::with_capacity(batch.len());
+        for &i in batch {
+            let piece = &self.pieces[i];
+            buffer.extend_from_slice(&self.framing.head(i)?);
+            let start = buffer.len();
+            buffer.resize(start + piece.data as usize, 0);
+            if piece.data > 0 {
+                (self.plan.open)(piece.tensor, &piece.region)?.fill(&mut buffer[start..])?;
+            }
+            let sums = if self.framing.sums() { Summer::of(&buffer[start..]) } else { Sums::ZERO };
+            buffer.extend_from_slice(&self.framing.tail(i, sums)?);
+            self.options.control.advance(piece.data);
+            all.push((i, sums));
+        }
+        if buffer.len() as u64 != total {
+            return Err(Error::invalid("a piece has another length than was planned"));
+        }
+        self.put(first.file, first.offset, &[IoSlice::new(&buffer)])?;
+        Ok(all)
+    }
+
+    fn large(&self, i: usize) -> Result<Sums> {
+        let piece = &self.pieces[i];
+        let mut stream = (self.plan.open)(piece.tensor, &piece.region)?;
+        let mut summer = self.framing.sums().then(Summer::new);
+        let mut buffer = vec![0; piece.data.min(BLOCK as u64) as usize];
+        let mut head = self.framing.head(i)?;
+        let mut at = piece.offset;
+        let mut left = piece.data;
+        while left > 0 {
+            self.options.control.check("writing")?;
+            let part = &mut buffer[..left.min(BLOCK as u64) as usize];
+            stream.fill(part)?;
+            if let Some(summer) = &mut summer {
+                summer.update(part);
+            }
+            self.put(piece.file, at, &[IoSlice::new(&head), IoSlice::new(part)])?;
+            at += (head.len() + part.len()) as u64;
+            left -= part.len() as u64;
+            self.options.control.advance(part.len() as u64);
+            head = Vec::new();
+        }
+        let sums = summer.map_or(Sums::ZERO, Summer::finish);
+        let tail = self.framing.tail(i, sums)?;
+        if !head.is_empty() || !tail.is_empty() {
+            self.put(piece.file, at, &[IoSlice::new(&head), IoSlice::new(&tail)])?;
+        }
+        Ok(sums)
+    }
+
+    fn put(&self, file: usize, at: u64, parts: &[IoSlice<'_>]) -> Result<()> {
+        let writer = &self.writers[file];
+        writer.write_at(at, parts).doing(|| format!("writing {}", writer.path()))
+    }
+}

@@ -1,0 +1,62 @@
+//! Giving finished files their names, all or none of them visible.
+//!
+//! Where a store can make a second name for a file, files are written under a name that readers ignore and sweeps recognise,
+//! and get their own when they are complete and synced. Object stores show an object only when it is complete.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use reshard_storage::{STAGED_SUFFIX, Store};
+
+use crate::error::{Error, Result, StorageContext};
+
+/// The name under which `name` is written.
+pub(crate) fn staged(store: &dyn Store, name: &str) -> String {
+    if !store.capabilities().hard_links {
+        return name.to_owned();
+    }
+    let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
+    format!(".{name}.{}-{clock:x}{STAGED_SUFFIX}", std::process::id())
+}
+
+/// Whether a file of this name may be written.
+pub(crate) fn check_free(store: &dyn Store, name: &str, overwrite: bool) -> Result<()> {
+    let exists = store.exists(name).doing(|| format!("looking for {name}"))?;
+    let place = || format!("{}/{name}", store.describe());
+    match (exists, overwrite) {
+        (false, _) => Ok(()),
+        (true, false) => Err(Error::AlreadyExists { place: place() }),
+        (true, true) if store.capabilities().hard_links => Ok(()),
+        (true, true) => {
+            let place = place();
+            Err(Error::invalid(format!("{place} cannot be replaced in one step on this kind of store; choose another name, or delete it first")))
+        }
+    }
+}
+
+/// Gives a finished file its name.
+pub(crate) fn promote(store: &dyn Store, from: &str, name: &str, overwrite: bool) -> Result<()> {
+    if from == name {
+        return Ok(());
+    }
+    if overwrite && let Some(root) = store.local_root() {
+        let rename = std::fs::rename(root.join(from), root.join(name));
+        return rename.map_err(|error| Error::Storage {
+            doing: format!("publishing {name}"),
+            source: reshard_storage::StorageError::from_io(reshard_storage::Operation::Publish, name.to_owned(), error),
+        });
+    }
+    if overwrite {
+        store.delete(name).doing(|| format!("replacing {name}"))?;
+    }
+    store.link_or_copy(from, store, name).doing(|| format!("publishing {name}"))?;
+    store.delete(from).doing(|| format!("publishing {name}"))
+}
+
+/// Removes what killed conversions to the same name left.
+pub(crate) fn sweep(store: &dyn Store, name: &str) {
+    let prefix = format!(".{name}.");
+    let Ok(files) = store.list(&prefix) else { return };
+    for file in files.iter().filter(|f| f.path.ends_with(STAGED_SUFFIX) && f.path.starts_with(&prefix)) {
+        let _ = store.delete(&file.path);
+    }
+}

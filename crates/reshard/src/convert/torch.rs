@@ -1,0 +1,117 @@
+//! Writing one `torch.save` file, as PyTorch's own `dcp_to_torch_save` would, but streaming.
+
+use reshard_formats::{FileTensor, TorchFileWriter};
+use reshard_layout::Region;
+use reshard_state::{Tree, unflatten_entries};
+use reshard_storage::Store;
+
+use super::output::{Framing, OutputFile, OutputOptions, Piece, Plan, discard, write};
+use super::publish::{check_free, promote, staged, sweep};
+use super::{Written, opaque};
+use crate::checkpoint::{LoadedValue, chain};
+use crate::error::{Error, Result, StorageContext};
+use crate::sums::Sums;
+
+struct TorchFraming<'f> {
+    layout: &'f TorchFileWriter,
+    /// The storage of each piece.
+    storages: Vec<usize>,
+}
+
+pub(super) fn write_torch(plan: &Plan<'_>, name: &str, overwrite: bool, store: &dyn Store, options: &OutputOptions) -> Result<Written> {
+    check_free(store, name, overwrite)?;
+    let layout = TorchFileWriter::new(&tree(plan)?, None).map_err(|e| Error::invalid(format!("{name} cannot be laid out: {}", chain(&e))))?;
+    let mut pieces = Vec::with_capacity(plan.tensors.len());
+    let mut storages = Vec::with_capacity(plan.tensors.len());
+    for (storage, (&tensor, &(data_at, data))) in layout.storages().iter().zip(&layout.placements()).enumerate() {
+        let tensor = usize::try_from(tensor).map_err(|_| Error::invalid("a storage has no tensor"))?;
+        let (offset, head) = before(&layout, storage)?;
+        let tail = after(&layout, storage, 0)?;
+        let region = Region::whole(&plan.tensors[tensor].shape)?;
+        let length = data_at + data + tail.len() as u64 - offset;
+        pieces.push(Piece { tensor, region, file: 0, offset, head: head.len() as u64, data, length });
+        storages.push(storage);
+    }
+    let files = [OutputFile { name: staged(store, name), length: layout.total_len(), lead: layout.head().to_vec() }];
+    store.prepare().doing(|| format!("preparing {}", store.describe()))?;
+    write(plan, &files, &pieces, &TorchFraming { layout: &layout, storages }, store, options)?;
+    let published = options.control.check("publishing").and_then(|()| promote(store, &files[0].name, name, overwrite));
+    if let Err(error) = published {
+        discard(files.iter().map(|f| f.name.as_str()).filter(|f| *f != name), store);
+        return Err(error);
+    }
+    sweep(store, name);
+    if options.sync {
+        store.sync().doing(|| "syncing the folder".into())?;
+    }
+    let bytes = pieces.iter().map(|p| p.data).sum();
+    Ok(Written { files: vec![name.to_owned()], bytes, warnings: Vec::new() })
+}
+
+fn before(layout: &TorchFileWriter, storage: usize) -> Result<(u64, Vec<u8>)> {
+    layout.before(storage).ok_or_else(|| Error::invalid("a storage has no place"))
+}
+
+fn after(layout: &TorchFileWriter, storage: usize, crc32: u32) -> Result<Vec<u8>> {
+    layout.after(storage, crc32).map(|(_, bytes)| bytes).ok_or_else(|| Error::invalid("a storage has no place"))
+}
+
+impl Framing for TorchFraming<'_> {
+    fn sums(&self) -> bool {
+        true
+    }
+
+    fn head(&self, piece: usize) -> Result<Vec<u8>> {
+        before(self.layout, self.storages[piece]).map(|(_, bytes)| bytes)
+    }
+
+    fn tail(&self, piece: usize, sums: Sums) -> Result<Vec<u8>> {
+        after(self.layout, self.storages[piece], sums.crc32())
+    }
+
+    fn ending(&self, _file: usize, sums: &[Sums]) -> Result<Option<(u64, Vec<u8>)>> {
+        let crcs: Vec<u32> = sums.iter().map(|s| s.crc32()).collect();
+        let tail = self.layout.tail(&crcs).map_err(|e| Error::invalid(format!("the file's end cannot be written: {}", chain(&e))))?;
+        Ok(Some(tail))
+    }
+}
+
+/// The nested state dict, by the paths of the keys.
+fn tree(plan: &Plan<'_>) -> Result<reshard_formats::Tree<FileTensor>> {
+    let tensors = plan.tensors.iter().enumerate().map(|(i, tensor)| {
+        let leaf = FileTensor {
+            dtype: tensor.dtype,
+            shape: tensor.shape.clone(),
+            requires_grad: tensor.requires_grad,
+            parameter: false,
+            storage: i as u64,
+        };
+        Ok((tensor.key.clone(), tensor.path.clone(), Tree::Tensor(leaf)))
+    });
+    let values = plan.values.iter().map(|value| match &value.value {
+        LoadedValue::Plain(plain) => Ok((value.key.clone(), value.path.clone(), Tree::from_value(plain.clone()))),
+        LoadedValue::Opaque { class, .. } => Err(opaque(&value.key, class)),
+    });
+    let entries = tensors.chain(values).collect::<Result<Vec<_>>>()?;
+    let dict = unflatten_entries(entries).map_err(|e| Error::invalid(format!("the keys do not form a tree: {}", chain(&e))))?;
+    converted(Tree::Dict(dict))
+}
+
+fn converted(tree: Tree<FileTensor>) -> Result<reshard_formats::Tree<FileTensor>> {
+    type Stored = reshard_formats::Tree<FileTensor>;
+    if !tree.has_tensor()
+        && let Some(value) = tree.to_value()
+    {
+        return Ok(Stored::Value(value));
+    }
+    Ok(match tree {
+        Tree::Tensor(tensor) => Stored::Tensor(tensor),
+        Tree::Dict(dict) => {
+            let pairs = dict.into_iter().map(|(key, below)| Ok((key.to_value(), converted(below)?)));
+            Stored::Dict(pairs.collect::<Result<_>>()?)
+        }
+        Tree::List(items) => Stored::List(items.into_iter().map(converted).collect::<Result<_>>()?),
+        Tree::Tuple(items) => Stored::Tuple(items.into_iter().map(converted).collect::<Result<_>>()?),
+        other => return Err(Error::invalid(format!("{} cannot be written to a torch.save file", other.kind()))),
+    })
+}

@@ -1,0 +1,391 @@
+//! Which keys, and under which names: globs, parts of the tree, prefixes and renames.
+
+use std::collections::HashMap;
+
+use regex::Regex;
+use reshard_formats::{DType, KeyPath, PathSegment};
+
+use crate::checkpoint::{CatalogEntry, Checkpoint};
+use crate::error::{Error, Result};
+
+/// A pattern for keys: `*` stands for any text (dots too), `?` for one character, `[ab]` for one of several, `{a,b}` for
+/// one of several texts.
+#[derive(Debug, Clone)]
+pub struct Glob {
+    text: String,
+    regex: Regex,
+}
+
+impl Glob {
+    /// Parses a pattern.
+    pub fn new(text: &str) -> Result<Glob> {
+        let invalid = |why: &str| Error::invalid(format!("the pattern {text:?} makes no sense: {why}"));
+        let mut regex = String::from("^(?s)");
+        let mut braces = 0u32;
+        let mut chars = text.chars().peekable();
+        while let Some(c) = chars.next() {
+            match c {
+                '*' => regex.push_str(".*"),
+                '?' => regex.push('.'),
+                '[' => {
+                    let mut class = String::new();
+                    loop {
+                        match chars.next() {
+                            Some(']') if !class.is_empty() => break,
+                            Some(c) => class.push(c),
+                            None => return Err(invalid("a [ is never closed")),
+                        }
+                    }
+                    let (not, class) = match class.strip_prefix('!') {
+                        Some(rest) if !rest.is_empty() => ("^", rest.to_owned()),
+                        _ => ("", class),
+                    };
+                    let escaped: String = class
+                        .chars()
+                        .flat_map(|c| if c == '-' { vec![c] } else { regex::escape(&c.to_string()).chars().collect() })
+                        .collect();
+                    regex.push_str(&format!("[{not}{}]", escaped.replace('^', "\\^").replace("\\\\^", "\\^")));
+                }
+                '{' => {
+                    braces += 1;
+                    regex.push_str("(?:");
+                }
+                '}' if braces > 0 => {
+                    braces -= 1;
+                    regex.push(')');
+                }
+                ',' if braces > 0 => regex.push('|'),
+                '\\' => match chars.next() {
+                    Some(c) => regex.push_str(&regex::escape(&c.to_string())),
+                    None => return Err(invalid("it ends with a backslash")),
+                },
+                c => regex.push_str(&regex::escape(&c.to_string())),
+            }
+        }
+        if braces > 0 {
+            return Err(invalid("a { is never closed"));
+        }
+        regex.push('$');
+        let regex = Regex::new(&regex).map_err(|e| invalid(&e.to_string()))?;
+        Ok(Glob { text: text.to_owned(), regex })
+    }
+
+    /// Whether a key fits the pattern.
+    pub fn matches(&self, key: &str) -> bool {
+        self.regex.is_match(key)
+    }
+
+    /// The pattern as it was given.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+}
+
+/// A rename: what the regular expression matches becomes the template, in which `$1` and `${name}` stand for groups.
+#[derive(Debug, Clone)]
+pub struct Rename {
+    regex: Regex,
+    template: String,
+}
+
+impl Rename {
+    /// A rename of everything that `regex` matches, anywhere in a key.
+    pub fn new(regex: &str, template: &str) -> Result<Rename> {
+        let regex = Regex::new(regex).map_err(|e| Error::invalid(format!("{regex:?} is no regular expression: {e}")))?;
+        Ok(Rename { regex, template: template.to_owned() })
+    }
+
+    /// Parses `REGEX=TEMPLATE`, cut at the last `=` that is not escaped by a backslash.
+    pub fn parse(text: &str) -> Result<Rename> {
+        let cut = text.char_indices().rev().find(|&(i, c)| c == '=' && !text[..i].ends_with('\\')).map(|(i, _)| i);
+        match cut {
+            Some(cut) => Rename::new(&text[..cut], &text[cut + 1..]),
+            None => Err(Error::invalid(format!("the rename {text:?} has no `=` between the expression and its template"))),
+        }
+    }
+
+    /// The new name.
+    pub fn apply(&self, key: &str) -> String {
+        self.regex.replace_all(key, self.template.as_str()).into_owned()
+    }
+}
+
+/// A part of a training state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Part {
+    /// Everything.
+    #[default]
+    All,
+    /// The model's parameters and buffers.
+    Model,
+    /// The optimizer's state.
+    Optimizer,
+}
+
+/// Which keys, and under which names. The default is all keys under their own.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct Selection {
+    /// Only keys that fit one of these; all when empty.
+    pub include: Vec<Glob>,
+    /// No keys that fit one of these.
+    pub exclude: Vec<Glob>,
+    /// Only this part, told by where a key sits in the tree.
+    pub part: Part,
+    /// Only keys that start so, and without it.
+    pub strip_prefix: Option<String>,
+    /// Put before every key.
+    pub add_prefix: Option<String>,
+    /// One after the other, after the prefixes.
+    pub renames: Vec<Rename>,
+}
+
+/// A selected key.
+#[derive(Debug)]
+pub(crate) struct Selected<'c> {
+    /// The key in the checkpoint.
+    pub(crate) stored: &'c str,
+    /// The key to use.
+    pub(crate) key: String,
+    /// Where it is to sit in the tree.
+    pub(crate) path: KeyPath,
+    pub(crate) entry: &'c CatalogEntry,
+}
+
+const MODEL_PARTS: &[&str] = &["model", "models", "module", "state_dict", "model_state_dict", "model_state", "net", "network"];
+const OPTIMIZER_PARTS: &[&str] =
+    &["optim", "optimizer", "optimizers", "optim_state", "optimizer_state", "optim_state_dict", "optimizer_state_dict"];
+
+impl Selection {
+    /// Keys that fit one of these globs.
+    pub fn globs<S: AsRef<str>>(include: &[S]) -> Result<Selection> {
+        let include = include.iter().map(|text| Glob::new(text.as_ref())).collect::<Result<_>>()?;
+        Ok(Selection { include, ..Selection::default() })
+    }
+
+    /// The selected keys of a checkpoint, in its order, with their new names and paths.
+    pub(crate) fn apply<'c>(&self, checkpoint: &'c Checkpoint) -> Result<Vec<Selected<'c>>> {
+        let mut selected = Vec::new();
+        let mut taken: HashMap<String, &str> = HashMap::new();
+        let paths = self.part != Part::All && checkpoint.catalog().entries.iter().any(|(k, e)| part_by_path(k, e).is_some());
+        for (stored, entry) in &checkpoint.catalog().entries {
+            if !self.wants(stored) || !self.in_part(stored, entry, paths) {
+                continue;
+            }
+            let Some(key) = self.new_name(stored) else { continue };
+            if let Some(other) = taken.insert(key.clone(), stored) {
+                return Err(Error::invalid(format!("{other:?} and {stored:?} would both be named {key:?}")));
+            }
+            let path = new_path(stored, entry, &key, self.strip_prefix.as_deref());
+            selected.push(Selected { stored, key, path, entry });
+        }
+        Ok(selected)
+    }
+
+    /// Whether the globs want a key, by its name in the checkpoint.
+    pub fn wants(&self, key: &str) -> bool {
+        let included = self.include.is_empty() || self.include.iter().any(|glob| glob.matches(key));
+        included && !self.exclude.iter().any(|glob| glob.matches(key))
+    }
+
+    /// The new name of a key; `None` when it lacks the prefix.
+    fn new_name(&self, key: &str) -> Option<String> {
+        let mut name = match &self.strip_prefix {
+            Some(prefix) => key.strip_prefix(prefix.as_str())?.to_owned(),
+            None => key.to_owned(),
+        };
+        if let Some(prefix) = &self.add_prefix {
+            name.insert_str(0, prefix);
+        }
+        for rename in &self.renames {
+            name = rename.apply(&name);
+        }
+        Some(name)
+    }
+
+    fn in_part(&self, key: &str, entry: &CatalogEntry, paths: bool) -> bool {
+        if self.part == Part::All {
+            return true;
+        }
+        // A checkpoint whose paths name parts is told by them; one without (safetensors) by the keys' own words.
+        let found = if paths { part_by_path(key, entry) } else { part_of(key.split('.').next().unwrap_or(key)) };
+        found == Some(self.part)
+    }
+}
+
+fn part_of(word: &str) -> Option<Part> {
+    if MODEL_PARTS.contains(&word) {
+        Some(Part::Model)
+    } else if OPTIMIZER_PARTS.contains(&word) {
+        Some(Part::Optimizer)
+    } else {
+        None
+    }
+}
+
+/// The part in which a key sits, by the first two segments above it: `model`, or `app.model` as in PyTorch's recipes.
+pub(crate) fn part_by_path(_key: &str, entry: &CatalogEntry) -> Option<Part> {
+    let (_, above) = entry.path.as_deref()?.split_last()?;
+    above.iter().take(2).find_map(|segment| match segment {
+        PathSegment::Key(word) => part_of(word),
+        PathSegment::Index(_) => None,
+    })
+}
+
+/// Where a renamed key sits: in the containers it was in, as far as its new name still starts with them.
+fn new_path(stored: &str, entry: &CatalogEntry, key: &str, stripped: Option<&str>) -> KeyPath {
+    let alone = || vec![PathSegment::Key(key.to_owned())];
+    let Some(path) = entry.path.as_ref() else { return alone() };
+    if stored == key {
+        return path.clone();
+    }
+    let text = |segment: &PathSegment| match segment {
+        PathSegment::Key(word) => word.clone(),
+        PathSegment::Index(index) => index.to_string(),
+    };
+    let mut segments = path.as_slice();
+    if let Some(mut prefix) = stripped {
+        while let Some((first, rest)) = segments.split_first() {
+            let Some(shorter) = prefix.strip_prefix(text(first).as_str()).and_then(|p| p.strip_prefix('.')) else { break };
+            prefix = shorter;
+            segments = rest;
+        }
+        if !prefix.is_empty() {
+            return alone();
+        }
+        if segments.iter().map(text).collect::<Vec<_>>().join(".") == key && !segments.is_empty() {
+            return segments.to_vec();
+        }
+    }
+    let mut kept = KeyPath::new();
+    let mut rest = key;
+    for segment in segments.iter().take(segments.len().saturating_sub(1)) {
+        let Some(shorter) = rest.strip_prefix(text(segment).as_str()).and_then(|p| p.strip_prefix('.')) else { break };
+        if shorter.is_empty() {
+            break;
+        }
+        rest = shorter;
+        kept.push(segment.clone());
+    }
+    kept.push(PathSegment::Key(rest.to_owned()));
+    kept
+}
+
+/// Casts by pattern: the first that fits decides.
+#[derive(Debug, Clone, Default)]
+pub struct CastRules {
+    rules: Vec<(Glob, DType)>,
+}
+
+impl CastRules {
+    /// No casts.
+    pub fn new() -> CastRules {
+        CastRules::default()
+    }
+
+    /// Adds a rule: floating-point tensors whose key fits become `dtype`. Other tensors are left as they are unless the
+    /// rule is for an exact key, so that `*=bfloat16` does not touch step counters and masks.
+    pub fn add(&mut self, pattern: &str, dtype: DType) -> Result<()> {
+        self.rules.push((Glob::new(pattern)?, dtype));
+        Ok(())
+    }
+
+    /// Parses `bf16` or `GLOB=bf16`; short names of types are understood.
+    pub fn parse(&mut self, text: &str) -> Result<()> {
+        let (pattern, name) = text.rsplit_once('=').unwrap_or(("*", text));
+        let name = name.strip_prefix("torch.").unwrap_or(name);
+        let long = match name {
+            "bf16" => "bfloat16",
+            "fp16" | "f16" | "half" => "float16",
+            "fp32" | "f32" | "float" => "float32",
+            "fp64" | "f64" | "double" => "float64",
+            "fp8" | "f8e4m3" | "e4m3" => "float8_e4m3fn",
+            "f8e5m2" | "e5m2" => "float8_e5m2",
+            other => other,
+        };
+        let dtype = DType::from_name(long).ok_or_else(|| Error::invalid(format!("{name:?} is no element type that is known here")))?;
+        self.add(pattern, dtype)
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.rules.is_empty()
+    }
+
+    /// The element type that a tensor is to have.
+    pub(crate) fn wanted(&self, key: &str, stored: DType) -> DType {
+        let rule = self.rules.iter().find(|(glob, _)| glob.matches(key));
+        match rule {
+            Some((glob, dtype)) if is_float(stored) || glob.text() == key => *dtype,
+            _ => stored,
+        }
+    }
+}
+
+/// Whether elements are real floating-point numbers.
+pub(crate) fn is_float(dtype: DType) -> bool {
+    dtype.name().starts_with("float") && dtype.name() != "float4_e2m1fn_x2" || dtype == DType::BFloat16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn globs_match_as_people_expect() {
+        for (pattern, yes, no) in [
+            ("model.*", vec!["model.a", "model.a.b"], vec!["model", "xmodel.a"]),
+            ("*.weight", vec!["a.weight", ".weight"], vec!["weight", "a.weights"]),
+            ("layers.?.w", vec!["layers.1.w"], vec!["layers.12.w"]),
+            ("layers.[0-3].w", vec!["layers.0.w", "layers.3.w"], vec!["layers.4.w"]),
+            ("layers.[!0].w", vec!["layers.1.w"], vec!["layers.0.w"]),
+            ("{a,b.*}", vec!["a", "b.c"], vec!["b", "ab"]),
+            ("a+(b)|c", vec!["a+(b)|c"], vec!["aab", "c"]),
+            ("\\*", vec!["*"], vec!["a"]),
+        ] {
+            let glob = Glob::new(pattern).unwrap();
+            for key in yes {
+                assert!(glob.matches(key), "{pattern} {key}");
+            }
+            for key in no {
+                assert!(!glob.matches(key), "{pattern} {key}");
+            }
+        }
+        for bad in ["[", "{a", "a\\"] {
+            assert!(Glob::new(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn renames_use_groups() {
+        let rename = Rename::parse(r"^layers\.(\d+)\.=blocks.$1.").unwrap();
+        assert_eq!(rename.apply("layers.12.w"), "blocks.12.w");
+        assert_eq!(rename.apply("x.layers.12.w"), "x.layers.12.w");
+        assert!(Rename::parse("no template").is_err());
+    }
+
+    #[test]
+    fn casts_leave_counters_alone() {
+        let mut rules = CastRules::new();
+        rules.parse("*.norm.*=fp32").unwrap();
+        rules.parse("bf16").unwrap();
+        assert_eq!(rules.wanted("a.norm.w", DType::Float16), DType::Float32);
+        assert_eq!(rules.wanted("a.w", DType::Float32), DType::BFloat16);
+        assert_eq!(rules.wanted("a.step", DType::Int64), DType::Int64);
+        assert!(rules.parse("x=int3").is_err());
+    }
+
+    #[test]
+    fn paths_follow_names() {
+        let path = |words: &[&str]| words.iter().map(|w| PathSegment::Key((*w).to_owned())).collect::<KeyPath>();
+        let value = crate::checkpoint::ValuePlace::Inline(reshard_formats::Value::None);
+        let entry = CatalogEntry { path: Some(path(&["model", "layers.0.w"])), kind: crate::checkpoint::CatalogKind::Value(value) };
+        let stored = "model.layers.0.w";
+        assert_eq!(new_path(stored, &entry, stored, None), path(&["model", "layers.0.w"]));
+        assert_eq!(new_path(stored, &entry, "layers.0.w", Some("model.")), path(&["layers.0.w"]));
+        assert_eq!(new_path(stored, &entry, "model.blocks.0.w", None), path(&["model", "blocks.0.w"]));
+        assert_eq!(new_path(stored, &entry, "other", None), path(&["other"]));
+        assert_eq!(new_path(stored, &entry, "0.w", Some("model.layers.")), path(&["0.w"]));
+    }
+}

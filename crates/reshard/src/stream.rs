@@ -1,0 +1,285 @@
+//! A region of a stored tensor as a stream of bytes in row-major order, in bounded memory.
+//!
+//! Everything offline (digests, conversions, comparisons, statistics) reads tensors through here. Because a tensor's
+//! row-major order restricted to a chunk is the chunk's own row-major order, a chunk's bytes pass in their stored order
+//! whatever the cut, so its checksum is compared on the way without a second read.
+
+use std::collections::HashMap;
+use std::hash::Hasher;
+
+use reshard_formats::{DType, swap_bytes};
+use reshard_layout::{ByteLayout, Dims, Region, copy_runs, coverage, flat_pieces, runs};
+use twox_hash::XxHash3_64;
+
+use crate::cast::{can_cast, cast};
+use crate::checkpoint::{CatalogTensor, Check, Checkpoint, Located};
+use crate::error::{Error, Result, StorageContext};
+use crate::mismatch::{Difference, Mismatch};
+
+/// Streams are read in blocks of this many bytes: a multiple of every element's size, and still in the cache when used.
+pub(crate) const BLOCK: usize = 1 << 20;
+
+/// Bytes of one tensor, or of a region of one, in row-major order.
+pub(crate) trait Stream: Send {
+    /// The next `buf.len()` bytes; a multiple of the element's size.
+    fn fill(&mut self, buf: &mut [u8]) -> Result<()>;
+}
+
+/// A region of a checkpoint's tensor.
+pub(crate) struct TensorStream<'c> {
+    checkpoint: &'c Checkpoint,
+    key: &'c str,
+    tensor: &'c CatalogTensor,
+    region: Region,
+    verify: bool,
+    /// In elements of the region.
+    position: u64,
+    open: HashMap<usize, OpenChunk>,
+    scratch: Vec<u8>,
+}
+
+struct OpenChunk {
+    located: Located,
+    checker: Option<Checker>,
+    /// Bytes that have not passed yet.
+    left: u64,
+    /// The chunk's stretch of the file, where its elements do not lie in row-major order.
+    resident: Option<Vec<u8>>,
+}
+
+/// A strided chunk is read whole when its stretch of the file is at most this many times its own bytes.
+const RESIDENT_RATIO: u64 = 4;
+
+impl<'c> TensorStream<'c> {
+    /// All of a tensor.
+    pub(crate) fn whole(checkpoint: &'c Checkpoint, key: &'c str, verify: bool) -> Result<TensorStream<'c>> {
+        let tensor = checkpoint.tensor(key)?;
+        TensorStream::new(checkpoint, key, Region::whole(&tensor.shape)?, verify)
+    }
+
+    /// A region of a tensor. Chunks that pass whole are compared with their checksums when `verify`.
+    pub(crate) fn new(checkpoint: &'c Checkpoint, key: &'c str, region: Region, verify: bool) -> Result<TensorStream<'c>> {
+        let tensor = checkpoint.tensor(key)?;
+        region.check_inside(&tensor.shape)?;
+        Ok(TensorStream { checkpoint, key, tensor, region, verify, position: 0, open: HashMap::new(), scratch: Vec::new() })
+    }
+
+    fn overlap(&mut self, chunk: usize, overlap: &Region, wanted: &Region, target: &mut [u8]) -> Result<()> {
+        let Some(stored) = self.tensor.chunks.get(chunk) else {
+            return Err(Error::invalid(format!("{:?} has no chunk {chunk}", self.key)));
+        };
+        if !self.open.contains_key(&chunk) {
+            let opened = self.open_chunk(chunk)?;
+            self.open.insert(chunk, opened);
+        }
+        let Some(open) = self.open.get_mut(&chunk) else { return Err(Error::invalid("a chunk was lost")) };
+        let (checkpoint, key) = (self.checkpoint, self.key);
+        let element = self.tensor.dtype.size();
+        let length = overlap.volume() * element;
+        let layout = &open.located.layout;
+        let from = overlap.within(&stored.region)?;
+        let to = overlap.within(wanted)?;
+        let packed = ByteLayout::contiguous(wanted.sizes(), element)?;
+        let swaps = open.located.big_endian && element > 1;
+        let straight = overlap == wanted && layout.is_contiguous();
+        self.scratch.resize(if straight { 0 } else { length as usize }, 0);
+        let bytes: &mut [u8] = if straight { target } else { &mut self.scratch };
+        let start = layout.base() + from.offsets().iter().zip(layout.byte_strides()).map(|(o, s)| o * s).sum::<u64>();
+        let reader = checkpoint.reader(open.located.file)?;
+        if layout.is_contiguous() {
+            reader.read_at(start, bytes).doing(|| format!("reading {key:?} from {}", reader.path()))?;
+        } else {
+            let zero = Dims::from_elem(0, overlap.ndim());
+            let own = ByteLayout::contiguous(overlap.sizes(), element)?;
+            match &open.resident {
+                Some(resident) => {
+                    let moved = runs(overlap.sizes(), &layout.clone().at(0), from.offsets(), &own, &zero)?;
+                    copy_runs(resident, bytes, moved)?;
+                }
+                None => {
+                    for run in runs(overlap.sizes(), layout, from.offsets(), &own, &zero)? {
+                        let part = bytes.get_mut(run.dst as usize..(run.dst + run.len) as usize).ok_or_else(outside)?;
+                        reader.read_at(run.src, part).doing(|| format!("reading {key:?} from {}", reader.path()))?;
+                    }
+                }
+            }
+        }
+        if let Some(checker) = &mut open.checker {
+            checker.update(bytes);
+        }
+        if swaps {
+            swap_bytes(self.tensor.dtype, bytes);
+        }
+        if !straight {
+            let own = ByteLayout::contiguous(overlap.sizes(), element)?;
+            let zero = Dims::from_elem(0, overlap.ndim());
+            copy_runs(&self.scratch, target, runs(overlap.sizes(), &own, &zero, &packed, to.offsets())?)?;
+        }
+        open.left = open.left.saturating_sub(length);
+        if open.left == 0
+            && let Some(done) = self.open.remove(&chunk)
+            && let Some(checker) = done.checker
+        {
+            let offset = done.located.check.stretch().map_or(0, |(offset, _)| offset);
+            checker.finish().map_err(|detail| checkpoint.corrupt(key, done.located.file, offset, detail))?;
+        }
+        Ok(())
+    }
+
+    fn open_chunk(&self, chunk: usize) -> Result<OpenChunk> {
+        let located = self.checkpoint.locate(self.key, self.tensor, chunk)?;
+        let region = &self.tensor.chunks[chunk].region;
+        let element = self.tensor.dtype.size();
+        let layout = &located.layout;
+        let (base, extent) = (layout.base(), layout.end() - layout.base());
+        let in_order = layout.is_contiguous();
+        let exact = in_order && located.check.stretch() == Some((base, extent));
+        let checker = (self.verify && exact && self.region.contains(region)).then(|| Checker::new(located.check));
+        let wanted = self.region.intersection(region).map_or(0, |r| r.volume());
+        let reader = self.checkpoint.reader(located.file)?;
+        if layout.end() > reader.len() {
+            let detail = format!("its data ends at byte {}, the file has {}", layout.end(), reader.len());
+            return Err(self.checkpoint.corrupt(self.key, located.file, base, detail));
+        }
+        let resident = if !in_order && extent <= wanted.saturating_mul(element * RESIDENT_RATIO).max(BLOCK as u64) {
+            let mut bytes = vec![0; extent as usize];
+            reader.read_at(base, &mut bytes).doing(|| format!("reading {:?} from {}", self.key, reader.path()))?;
+            Some(bytes)
+        } else {
+            None
+        };
+        Ok(OpenChunk { located, checker, left: wanted * element, resident })
+    }
+}
+
+impl Stream for TensorStream<'_> {
+    fn fill(&mut self, buf: &mut [u8]) -> Result<()> {
+        let element = self.tensor.dtype.size();
+        let count = buf.len() as u64 / element;
+        let tensor = self.tensor;
+        let index = tensor.index()?;
+        let region = self.region.clone();
+        let mut filled = 0u64;
+        for piece in flat_pieces(region.sizes(), self.position, self.position + count)? {
+            let wanted = piece.region.translated(region.offsets())?;
+            let (start, length) = (piece.start * element, wanted.volume() * element);
+            let target = buf.get_mut(start as usize..(start + length) as usize).ok_or_else(outside)?;
+            for (chunk, overlap) in index.overlaps(&wanted) {
+                filled += overlap.volume();
+                self.overlap(chunk, &overlap, &wanted, target)?;
+            }
+        }
+        if filled != count {
+            return Err(uncovered(self.checkpoint, self.key, format!("the stored chunks do not tile {region}")));
+        }
+        self.position += count;
+        Ok(())
+    }
+}
+
+/// A stream of another element type.
+pub(crate) struct CastStream<S> {
+    inner: S,
+    from: DType,
+    to: DType,
+    scratch: Vec<u8>,
+}
+
+impl<S: Stream> CastStream<S> {
+    pub(crate) fn new(inner: S, from: DType, to: DType) -> Result<CastStream<S>> {
+        if !can_cast(from, to) {
+            return Err(Error::invalid(format!("no cast from {} to {}", from.name(), to.name())));
+        }
+        Ok(CastStream { inner, from, to, scratch: Vec::new() })
+    }
+}
+
+impl<S: Stream> Stream for CastStream<S> {
+    fn fill(&mut self, buf: &mut [u8]) -> Result<()> {
+        if self.from == self.to {
+            return self.inner.fill(buf);
+        }
+        let count = buf.len() / self.to.size() as usize;
+        self.scratch.resize(count * self.from.size() as usize, 0);
+        self.inner.fill(&mut self.scratch)?;
+        cast(self.from, &self.scratch, self.to, buf)
+    }
+}
+
+/// Gives a stream of `length` bytes block by block.
+pub(crate) fn for_each_block(stream: &mut dyn Stream, length: u64, mut each: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    let mut buffer = vec![0; length.min(BLOCK as u64) as usize];
+    let mut left = length;
+    while left > 0 {
+        let part = &mut buffer[..left.min(BLOCK as u64) as usize];
+        stream.fill(part)?;
+        each(part)?;
+        left -= part.len() as u64;
+    }
+    Ok(())
+}
+
+/// Proves that the chunks of a tensor hold every element exactly once.
+pub(crate) fn check_covered(checkpoint: &Checkpoint, key: &str, tensor: &CatalogTensor) -> Result<()> {
+    if let [only] = tensor.chunks.as_slice()
+        && only.region.sizes() == tensor.shape.as_slice()
+    {
+        return Ok(());
+    }
+    let regions: Vec<Region> = tensor.chunks.iter().map(|c| c.region.clone()).collect();
+    let found = coverage(&tensor.shape, &regions).map_err(|e| uncovered(checkpoint, key, e.to_string()))?;
+    if found.is_exact() {
+        return Ok(());
+    }
+    let detail = match (found.gaps.first(), found.overlaps.first()) {
+        (Some(gap), _) => format!("no stored chunk holds {gap}"),
+        (None, Some(twice)) => format!("two stored chunks hold {}", twice.region),
+        (None, None) => format!("the stored chunks do not tile the shape {:?}", tensor.shape.as_slice()),
+    };
+    Err(uncovered(checkpoint, key, detail))
+}
+
+fn uncovered(checkpoint: &Checkpoint, key: &str, detail: String) -> Error {
+    let differences = vec![Difference::Coverage { key: key.to_owned(), detail }];
+    Error::Mismatch(Box::new(Mismatch { place: checkpoint.place().to_owned(), differences }))
+}
+
+fn outside() -> Error {
+    Error::invalid("a planned read reaches outside its buffer")
+}
+
+/// Hashes a chunk's bytes as they pass and compares at the end.
+struct Checker {
+    check: Check,
+    xxh3: Option<Box<XxHash3_64>>,
+    crc: Option<crc32fast::Hasher>,
+}
+
+impl Checker {
+    fn new(check: Check) -> Checker {
+        let xxh3 = matches!(check, Check::Xxh3 { .. }).then(Box::default);
+        let crc = matches!(check, Check::Crc32 { .. }).then(crc32fast::Hasher::new);
+        Checker { check, xxh3, crc }
+    }
+
+    fn update(&mut self, bytes: &[u8]) {
+        if let Some(hasher) = &mut self.xxh3 {
+            hasher.write(bytes);
+        }
+        if let Some(hasher) = &mut self.crc {
+            hasher.update(bytes);
+        }
+    }
+
+    fn finish(self) -> std::result::Result<(), String> {
+        let (expected, actual, digits) = match (self.check, self.xxh3, self.crc) {
+            (Check::Xxh3 { expected, .. }, Some(hasher), _) => (expected, hasher.finish(), 16),
+            (Check::Crc32 { expected, .. }, _, Some(hasher)) => (expected.into(), hasher.finalize().into(), 8),
+            _ => return Ok(()),
+        };
+        if expected == actual {
+            return Ok(());
+        }
+        Err(format!("the checksum should be {expected:0digits$x}, its bytes give {actual:0digits$x}"))
+    }
+}

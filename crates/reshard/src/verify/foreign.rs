@@ -1,0 +1,177 @@
+//! Records that PyTorch wrote, by what their zip archives carry: the CRC-32 of every entry, and a frame without slack.
+
+use rayon::prelude::*;
+use reshard_formats::{Content, ReadAt, RecordError, TorchArchive};
+
+use super::zip;
+use super::{Gathered, Named, VerifyOptions, read};
+use crate::checkpoint::{Checkpoint, StoredFile, chain};
+use crate::error::Result;
+use crate::workers::Workers;
+
+/// Records are read together until there are this many bytes.
+const BATCH: u64 = 4 << 20;
+
+/// Neighbouring records of one file: the work of one thread.
+#[derive(Debug)]
+pub(super) struct Batch<'c> {
+    file: u32,
+    records: Vec<Named<'c>>,
+}
+
+pub(super) fn batches<'c>(file: u32, named: &[Named<'c>]) -> Vec<Batch<'c>> {
+    let mut batches: Vec<Batch<'c>> = Vec::new();
+    let mut start = 0;
+    for record in named {
+        let fits = batches.last().is_some() && record.offset.saturating_add(record.length) - start <= BATCH;
+        match batches.last_mut().filter(|_| fits) {
+            Some(batch) => batch.records.push(record.clone()),
+            None => {
+                start = record.offset;
+                batches.push(Batch { file, records: vec![record.clone()] });
+            }
+        }
+    }
+    batches
+}
+
+pub(super) fn check_all(checkpoint: &Checkpoint, batches: &[Batch<'_>], options: &VerifyOptions) -> Result<Gathered> {
+    batches
+        .par_iter()
+        .with_max_len(1)
+        .map(|batch| check(checkpoint, batch, options))
+        .try_reduce(Gathered::default, |a, b| Ok(a.join(b)))
+}
+
+fn check(checkpoint: &Checkpoint, batch: &Batch<'_>, options: &VerifyOptions) -> Result<Gathered> {
+    options.control.check("verifying")?;
+    let mut gathered = Gathered::default();
+    let name = checkpoint.file_name(batch.file);
+    let reader = checkpoint.reader(batch.file)?;
+    let whole = StoredFile(reader.as_ref());
+    // What reaches past the file's end was found before.
+    let inside = |r: &&Named<'_>| r.offset.checked_add(r.length).is_some_and(|end| end <= reader.len());
+    let records: Vec<&Named<'_>> = batch.records.iter().filter(inside).collect();
+    let (Some(first), Some(last)) = (records.first(), records.last()) else { return Ok(gathered) };
+    let (start, end) = (first.offset, last.offset + last.length);
+    let mut bytes = Vec::new();
+    if end - start <= BATCH {
+        bytes.resize((end - start) as usize, 0);
+        if let Err(what) = read(reader, start, &mut bytes) {
+            gathered.error(Some(first.key), name, Some(start), what);
+            return Ok(gathered);
+        }
+    }
+    for record in records {
+        options.control.check("verifying")?;
+        let found = match bytes.is_empty() {
+            true => check_record(&whole, 0, record.offset, record, name, &mut gathered),
+            false => check_record(&bytes, start, record.offset - start, record, name, &mut gathered),
+        };
+        if let Err((at, what)) = found {
+            gathered.error(Some(record.key), name, Some(at), what);
+        }
+        gathered.bytes += record.length;
+        options.control.advance(record.length);
+    }
+    Ok(gathered)
+}
+
+/// Checks the record at `offset` of `src`, whose own first byte is `base` of the file.
+fn check_record(
+    src: &dyn ReadAt,
+    base: u64,
+    offset: u64,
+    record: &Named<'_>,
+    name: &str,
+    gathered: &mut Gathered,
+) -> std::result::Result<(), (u64, String)> {
+    let failed = |error: RecordError| (base + position(&error).unwrap_or(offset), chain(&error));
+    let archive = TorchArchive::open(src, offset, record.length).map_err(failed)?;
+    if archive.entries().iter().any(|entry| entry.crc32.is_none()) {
+        gathered.unchecked += 1;
+        gathered.warning(Some(record.key), name, Some(base + offset), "the record was written without checksums");
+    } else {
+        gathered.checked += 1;
+    }
+    archive.verify_all().map_err(failed)?;
+    zip::check(src, &archive, offset, record.length).map_err(|(at, what)| (base + at, what))?;
+    match (archive.content().map_err(failed)?, record.tensor) {
+        (Content::Tensor(found), Some((dtype, _, shape))) if found.dtype != dtype || found.shape.as_slice() != shape => {
+            let found = format!("{} of shape {:?}", found.dtype.name(), found.shape.as_slice());
+            Err((base + offset, format!("the record holds a {found}, the metadata promises {} of shape {shape:?}", dtype.name())))
+        }
+        (Content::Tensor(_), Some(_)) | (_, None) => Ok(()),
+        (_, Some(_)) => Err((base + offset, "the record holds no tensor".to_owned())),
+    }
+}
+
+/// Where an error says that it is.
+fn position(error: &RecordError) -> Option<u64> {
+    match error {
+        RecordError::Checksum { offset, .. }
+        | RecordError::Malformed { offset, .. }
+        | RecordError::Overlap { offset, .. }
+        | RecordError::Io { offset, .. } => Some(*offset),
+        _ => None,
+    }
+}
+
+/// A whole `torch.save` file: every entry's CRC-32, all threads at once.
+pub(super) fn torch_file(checkpoint: &Checkpoint, options: &VerifyOptions) -> Result<Gathered> {
+    let name = checkpoint.file_name(0);
+    let reader = checkpoint.reader(0)?;
+    let file = StoredFile(reader.as_ref());
+    let mut gathered = Gathered { bytes: reader.len(), ..Gathered::default() };
+    let archive = match TorchArchive::open_file(&file) {
+        Ok(archive) => archive,
+        Err(error) => {
+            gathered.error(None, name, position(&error), chain(&error));
+            return Ok(gathered);
+        }
+    };
+    let entries = archive.entries();
+    let places: Vec<(Option<u64>, Option<u32>, u64, &str)> =
+        entries.iter().map(|e| (archive.data_offset(e).ok(), e.crc32, e.size, e.name.as_str())).collect();
+    let found: Vec<(u64, String)> = Workers::normal().run(|| {
+        places
+            .par_iter()
+            .with_max_len(1)
+            .filter_map(|(at, crc, size, entry)| {
+                let Some(at) = at else { return Some((0, format!("entry {entry:?} has no data where the directory points"))) };
+                let expected = (*crc)?;
+                if options.control.is_cancelled() {
+                    return None;
+                }
+                let actual = reshard_formats::record::crc32_at(&StoredFile(reader.as_ref()), *at, *size);
+                options.control.advance(*size);
+                match actual {
+                    Ok(actual) if actual == expected => None,
+                    Ok(actual) => Some((*at, format!("entry {entry:?} has CRC-32 {actual:08x}, the archive says {expected:08x}"))),
+                    Err(error) => Some((*at, chain(&error))),
+                }
+            })
+            .collect()
+    })?;
+    options.control.check("verifying")?;
+    gathered.unchecked = entries.iter().filter(|e| e.crc32.is_none()).count() as u64;
+    gathered.checked = entries.len() as u64 - gathered.unchecked;
+    let by_place = |at: u64| {
+        let catalog = checkpoint.catalog();
+        let key = catalog.entries.iter().find(|(_, entry)| match &entry.kind {
+            crate::checkpoint::CatalogKind::Tensor(tensor) => tensor.chunks.iter().any(|chunk| match &chunk.place {
+                crate::checkpoint::ChunkPlace::Data(data) => data.checksum.is_some_and(|c| c.offset == at),
+                _ => false,
+            }),
+            _ => false,
+        });
+        key.map(|(key, _)| key.as_str())
+    };
+    for (at, what) in found {
+        gathered.error(by_place(at), name, Some(at), what);
+    }
+    if let Err((at, what)) = zip::check(&file, &archive, 0, reader.len()) {
+        gathered.error(None, name, Some(at), what);
+    }
+    Ok(gathered)
+}

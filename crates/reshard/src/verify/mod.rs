@@ -1,0 +1,275 @@
+//! Is a checkpoint whole? Structure, sizes, coverage, every checksum; each finding with key, file and offset.
+//!
+//! Our own data files are checked to the last byte: frames around the data are derived again and compared, data is hashed,
+//! and the index at a file's end carries its own hash. What PyTorch wrote is checked by the CRC-32 that its zip records
+//! carry, and byte for byte where its records are of the form that is known here.
+
+mod foreign;
+mod own;
+mod structure;
+mod zip;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use reshard_storage::{Address, Reader, StorageError, Store};
+use serde::Serialize;
+
+use crate::checkpoint::{CatalogKind, Checkpoint, Format, OpenOptions};
+use crate::control::Control;
+use crate::error::{Error, ErrorKind, Result};
+use crate::workers::Workers;
+
+/// How to verify.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct VerifyOptions {
+    /// Read all data and compare checksums; without it, only structure, sizes and coverage are checked.
+    pub data: bool,
+    /// To watch and to cancel.
+    pub control: Control,
+}
+
+impl Default for VerifyOptions {
+    fn default() -> VerifyOptions {
+        VerifyOptions { data: true, control: Control::new() }
+    }
+}
+
+/// How bad a finding is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Something is damaged or missing.
+    Error,
+    /// Nothing is lost, but someone should look.
+    Warning,
+}
+
+/// One thing that is not as it should be.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Finding {
+    /// How bad it is.
+    pub severity: Severity,
+    /// The key concerned, where one is.
+    pub key: Option<String>,
+    /// The file concerned, where one is.
+    pub file: Option<String>,
+    /// Where in the file.
+    pub offset: Option<u64>,
+    /// What is wrong, with expected and actual checksums where there are any.
+    pub what: String,
+}
+
+/// What was checked and what was found.
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct VerifyReport {
+    /// The address.
+    pub place: String,
+    /// How the checkpoint is stored; `None` when it could not be opened.
+    pub format: Option<Format>,
+    /// Who wrote it, as far as can be told.
+    pub writer: String,
+    /// Keys.
+    pub keys: u64,
+    /// Stored chunks and values.
+    pub records: u64,
+    /// Data files.
+    pub files: u64,
+    /// Bytes that were read.
+    pub bytes: u64,
+    /// Records whose content was compared with a checksum.
+    pub checked: u64,
+    /// Records that carry no checksum.
+    pub unchecked: u64,
+    /// How long it took.
+    pub seconds: f64,
+    /// Everything found; errors first, then by file and offset.
+    pub findings: Vec<Finding>,
+}
+
+impl VerifyReport {
+    /// Whether nothing is damaged or missing. Warnings do not count.
+    pub fn is_sound(&self) -> bool {
+        self.findings.iter().all(|f| f.severity != Severity::Error)
+    }
+
+    /// The number of errors.
+    pub fn errors(&self) -> usize {
+        self.findings.iter().filter(|f| f.severity == Severity::Error).count()
+    }
+}
+
+/// Findings and counts, gathered by many threads.
+#[derive(Debug, Default)]
+pub(crate) struct Gathered {
+    findings: Vec<Finding>,
+    bytes: u64,
+    checked: u64,
+    unchecked: u64,
+}
+
+impl Gathered {
+    fn join(mut self, other: Gathered) -> Gathered {
+        self.findings.extend(other.findings);
+        self.bytes += other.bytes;
+        self.checked += other.checked;
+        self.unchecked += other.unchecked;
+        self
+    }
+
+    fn error(&mut self, key: Option<&str>, file: &str, offset: Option<u64>, what: impl Into<String>) {
+        self.push(Severity::Error, key, Some(file), offset, what);
+    }
+
+    fn warning(&mut self, key: Option<&str>, file: &str, offset: Option<u64>, what: impl Into<String>) {
+        self.push(Severity::Warning, key, Some(file), offset, what);
+    }
+
+    fn push(&mut self, severity: Severity, key: Option<&str>, file: Option<&str>, offset: Option<u64>, what: impl Into<String>) {
+        let (key, file) = (key.map(str::to_owned), file.map(str::to_owned));
+        self.findings.push(Finding { severity, key, file, offset, what: what.into() });
+    }
+}
+
+/// A record that the catalog names.
+#[derive(Debug, Clone)]
+pub(crate) struct Named<'c> {
+    key: &'c str,
+    offset: u64,
+    length: u64,
+    /// Element type and shape of the stored chunk; `None` for a value.
+    tensor: Option<(reshard_formats::DType, bool, &'c [u64])>,
+}
+
+/// The records that the catalog names, by file.
+pub(crate) type NamedByFile<'c> = BTreeMap<u32, Vec<Named<'c>>>;
+
+/// Verifies an opened checkpoint.
+pub fn verify(checkpoint: &Checkpoint, options: &VerifyOptions) -> Result<VerifyReport> {
+    let span = tracing::info_span!("verify", place = checkpoint.place());
+    let _entered = span.enter();
+    let start = Instant::now();
+    let catalog = checkpoint.catalog();
+    let mut gathered = Gathered::default();
+    let named = structure::named_records(checkpoint);
+    structure::coverage(checkpoint, &mut gathered)?;
+    let sizes = structure::files(checkpoint, &named, &mut gathered)?;
+    if options.data {
+        options.control.expect(sizes.values().sum());
+        let found = match catalog.format {
+            Format::Dcp => verify_folder(checkpoint, &named, &sizes, options)?,
+            Format::Torch => foreign::torch_file(checkpoint, options)?,
+            Format::Safetensors => structure::safetensors(checkpoint, options)?,
+        };
+        gathered = gathered.join(found);
+    }
+    let records = catalog.entries.values().map(|entry| match &entry.kind {
+        CatalogKind::Tensor(tensor) => tensor.chunks.len() as u64,
+        CatalogKind::Value(_) => 1,
+    });
+    gathered.findings.sort_by(|a, b| (a.severity, &a.file, a.offset, &a.key).cmp(&(b.severity, &b.file, b.offset, &b.key)));
+    gathered.findings.dedup();
+    Ok(VerifyReport {
+        place: checkpoint.place().to_owned(),
+        format: Some(catalog.format),
+        writer: catalog.writer.clone(),
+        keys: catalog.entries.len() as u64,
+        records: records.sum(),
+        files: catalog.files.len() as u64,
+        bytes: gathered.bytes,
+        checked: gathered.checked,
+        unchecked: gathered.unchecked,
+        seconds: start.elapsed().as_secs_f64(),
+        findings: gathered.findings,
+    })
+}
+
+/// Opens what lies in a store and verifies it. What keeps it from being opened (damaged metadata, missing files) is a
+/// finding; only a place that holds no checkpoint, or cannot be reached, is an error.
+pub fn verify_store(store: Arc<dyn Store>, options: &VerifyOptions) -> Result<VerifyReport> {
+    let place = store.describe();
+    opened(&place, Checkpoint::open_store(store), options)
+}
+
+/// [`verify_store`] for an address.
+pub fn verify_place(place: &str, open: &OpenOptions, options: &VerifyOptions) -> Result<VerifyReport> {
+    // An address that makes no sense is the caller's mistake and no finding.
+    Address::parse(place).map_err(|source| Error::Storage { doing: format!("opening {place}"), source })?;
+    opened(place, Checkpoint::open_with(place, open), options)
+}
+
+fn opened(place: &str, checkpoint: Result<Checkpoint>, options: &VerifyOptions) -> Result<VerifyReport> {
+    let start = Instant::now();
+    let error = match checkpoint {
+        Ok(checkpoint) => return verify(&checkpoint, options),
+        Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Incomplete) => error,
+        Err(error) => return Err(error),
+    };
+    let finding = Finding {
+        severity: Severity::Error,
+        key: error.keys().into_iter().next(),
+        file: error.files().into_iter().next(),
+        offset: match &error {
+            Error::Corrupt { offset, .. } => Some(*offset),
+            _ => None,
+        },
+        what: error.full_text(),
+    };
+    Ok(VerifyReport {
+        place: place.to_owned(),
+        format: None,
+        writer: String::new(),
+        keys: 0,
+        records: 0,
+        files: 0,
+        bytes: 0,
+        checked: 0,
+        unchecked: 0,
+        seconds: start.elapsed().as_secs_f64(),
+        findings: vec![finding],
+    })
+}
+
+/// Verifies the data files of a DCP folder.
+fn verify_folder(
+    checkpoint: &Checkpoint,
+    named: &NamedByFile<'_>,
+    sizes: &BTreeMap<u32, u64>,
+    options: &VerifyOptions,
+) -> Result<Gathered> {
+    let empty = Vec::new();
+    let mut gathered = Gathered::default();
+    let mut jobs = Vec::new();
+    let mut foreign = Vec::new();
+    for &file in sizes.keys() {
+        options.control.check("verifying")?;
+        let named = named.get(&file).unwrap_or(&empty);
+        match own::plan(checkpoint, file, named, &mut gathered)? {
+            Some(batches) => jobs.extend(batches),
+            None => foreign.extend(foreign::batches(file, named)),
+        }
+    }
+    let work = || -> Result<Gathered> {
+        use rayon::prelude::*;
+        let own = jobs
+            .par_iter()
+            .with_max_len(1)
+            .map(|job| own::check(checkpoint, job, options))
+            .try_reduce(Gathered::default, |a, b| Ok(a.join(b)))?;
+        let others = foreign::check_all(checkpoint, &foreign, options)?;
+        Ok(own.join(others))
+    };
+    Ok(gathered.join(Workers::normal().run(work)??))
+}
+
+/// Reads a stretch of a file; a failure is a finding, except that there is nothing to go on with.
+fn read(reader: &Arc<dyn Reader>, offset: u64, buf: &mut [u8]) -> std::result::Result<(), String> {
+    reader.read_at(offset, buf).map_err(|error: StorageError| {
+        let text = crate::Error::Storage { doing: format!("reading {}", reader.path()), source: error };
+        text.full_text()
+    })
+}
