@@ -1,45 +1,75 @@
-//! How close the local backend comes to raw system calls: 128 × 16 MiB written and synced, then read, each in turn in
-//! one run, best of several rounds. Prints GB/s and the ratio.
+//! How close the local backend comes to raw system calls: 128 × 16 MiB written and synced, then read, beside raw calls
+//! for the same bytes in the same minute. Prints the median over the rounds of speed, of the ratio to the raw run next
+//! to it, and of the ratio of processor time, which other work on the machine disturbs least.
 //!
 //! ```text
 //! cargo run --release -p reshard-storage --example throughput -- [FOLDER] [ROUNDS]
 //! ```
 #![allow(clippy::unwrap_used)]
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::IoSlice;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use reshard_storage::{Address, StoreOptions, WriteOptions, open};
 
 const PIECE: usize = 16 << 20;
 const PIECES: usize = 128;
 const TOTAL: usize = PIECE * PIECES;
-/// What stands before and after each piece, so that writes are vectored and not aligned, as those of records are.
+/// What stands before each piece, so that writes are vectored and not aligned, as those of records are.
 const HEAD: usize = 576;
+const STEP: usize = HEAD + PIECE;
 
-fn timed(work: impl FnOnce()) -> f64 {
-    let start = Instant::now();
+/// Seconds by the clock, and of processor time.
+#[derive(Clone, Copy)]
+struct Cost {
+    clock: f64,
+    processor: f64,
+}
+
+fn processor_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+fn timed(work: impl FnOnce()) -> Cost {
+    let (start, processor) = (Instant::now(), processor_time());
     work();
-    TOTAL as f64 / start.elapsed().as_secs_f64() / 1e9
+    Cost { clock: start.elapsed().as_secs_f64(), processor: (processor_time() - processor).as_secs_f64() }
 }
 
 fn raw_write(path: &Path, data: &[u8]) {
     let file = OpenOptions::new().write(true).create_new(true).open(path).unwrap();
-    for index in 0..PIECES {
-        let piece = &data[index * PIECE..][..PIECE];
+    for (index, piece) in data.chunks(PIECE).enumerate() {
         file.write_all_at(piece, (index * PIECE) as u64).unwrap();
     }
     file.sync_all().unwrap();
 }
 
 fn raw_read(path: &Path, data: &mut [u8]) {
-    let file = std::fs::File::open(path).unwrap();
+    let file = File::open(path).unwrap();
     for (index, piece) in data.chunks_mut(PIECE).enumerate() {
-        file.read_exact_at(piece, (index * PIECE) as u64).unwrap();
+        file.read_exact_at(piece, (index * STEP + HEAD) as u64).unwrap();
     }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn report(name: &str, raw: &[Cost], ours: &[Cost]) {
+    let pairs = || raw.iter().zip(ours);
+    let speed = |costs: &[Cost]| TOTAL as f64 / 1e9 / median(costs.iter().map(|cost| cost.clock).collect());
+    println!(
+        "{name:<34} {:>8.2} {:>8.2} {:>8.2} {:>10.2}",
+        speed(raw),
+        speed(ours),
+        median(pairs().map(|(raw, ours)| raw.clock / ours.clock).collect()),
+        median(pairs().map(|(raw, ours)| raw.processor / ours.processor).collect()),
+    );
 }
 
 fn main() {
@@ -49,52 +79,39 @@ fn main() {
     let folder = tempfile::tempdir_in(base).unwrap();
     let mut data: Vec<u8> = (0..TOTAL).map(|index| (index as u64).wrapping_mul(0x9E37_79B9) as u8).collect();
     let head = [7; HEAD];
+    let (raw_path, path) = (folder.path().join("raw"), folder.path().join("data"));
 
-    let variants = [
-        ("store", StoreOptions::default()),
-        ("store, no early writeback", StoreOptions { early_writeback: false, ..StoreOptions::default() }),
-        ("store, no preallocation", StoreOptions { preallocate: false, ..StoreOptions::default() }),
-        ("store, direct", StoreOptions { direct_io: true, ..StoreOptions::default() }),
-    ];
-    let raw_path = folder.path().join("raw");
-    let (mut best_write, mut best_read) = (vec![0f64; variants.len() + 1], vec![0f64; variants.len() + 1]);
-    for _ in 0..rounds {
-        for (index, (_, options)) in variants.iter().enumerate() {
-            // Raw calls before each, so that a noisy minute hits both.
-            best_write[0] = best_write[0].max(timed(|| raw_write(&raw_path, &data)));
-            best_read[0] = best_read[0].max(timed(|| raw_read(&raw_path, &mut data)));
+    println!("{:<34} {:>8} {:>8} {:>8} {:>10}", "128 x 16 MiB, medians", "raw GB/s", "GB/s", "ratio", "cpu ratio");
+    for (name, options) in [
+        ("default", StoreOptions::default()),
+        ("no early writeback", StoreOptions { early_writeback: false, ..StoreOptions::default() }),
+        ("no preallocation", StoreOptions { preallocate: false, ..StoreOptions::default() }),
+        ("direct", StoreOptions { direct_io: true, ..StoreOptions::default() }),
+    ] {
+        let store = open(&Address::local(folder.path()), &options).unwrap();
+        let (mut raw_writes, mut writes, mut raw_reads, mut reads) = (vec![], vec![], vec![], vec![]);
+        for _ in 0..rounds {
+            raw_writes.push(timed(|| raw_write(&raw_path, &data)));
             std::fs::remove_file(&raw_path).unwrap();
-            let store = open(&Address::local(folder.path()), options).unwrap();
-            let length = (TOTAL + PIECES * HEAD) as u64;
-            let write = timed(|| {
+            writes.push(timed(|| {
+                let length = (PIECES * STEP) as u64;
                 let writer = store.create_writer("data", &WriteOptions::with_length(length)).unwrap();
-                for (piece, bytes) in data.chunks(PIECE).enumerate() {
-                    let offset = (piece * (PIECE + HEAD)) as u64;
-                    writer.write_at(offset, &[IoSlice::new(&head), IoSlice::new(bytes)]).unwrap();
+                for (index, piece) in data.chunks(PIECE).enumerate() {
+                    writer.write_at((index * STEP) as u64, &[IoSlice::new(&head), IoSlice::new(piece)]).unwrap();
                 }
                 writer.finish(true).unwrap();
                 store.sync().unwrap();
-            });
-            let read = timed(|| {
+            }));
+            raw_reads.push(timed(|| raw_read(&path, &mut data)));
+            reads.push(timed(|| {
                 let reader = store.open_reader("data").unwrap();
-                for (piece, bytes) in data.chunks_mut(PIECE).enumerate() {
-                    reader.read_at((piece * (PIECE + HEAD) + HEAD) as u64, bytes).unwrap();
+                for (index, piece) in data.chunks_mut(PIECE).enumerate() {
+                    reader.read_at((index * STEP + HEAD) as u64, piece).unwrap();
                 }
-            });
+            }));
             store.delete("data").unwrap();
-            best_write[index + 1] = best_write[index + 1].max(write);
-            best_read[index + 1] = best_read[index + 1].max(read);
         }
-    }
-    let names = ["raw pwrite + fsync / raw pread"].into_iter().chain(variants.iter().map(|(name, _)| *name));
-    println!("{:<32} {:>10} {:>7} {:>10} {:>7}", "128 x 16 MiB, best of rounds", "write GB/s", "ratio", "read GB/s", "ratio");
-    for (index, name) in names.enumerate() {
-        println!(
-            "{name:<32} {:>10.2} {:>7.2} {:>10.2} {:>7.2}",
-            best_write[index],
-            best_write[index] / best_write[0],
-            best_read[index],
-            best_read[index] / best_read[0]
-        );
+        report(&format!("write and sync, {name}"), &raw_writes, &writes);
+        report(&format!("read, {name}"), &raw_reads, &reads);
     }
 }
