@@ -97,10 +97,7 @@ dtypes! {
 impl DType {
     /// The type held by storages of the class `name` in module `torch`.
     pub fn from_storage_class(name: &str) -> Option<DType> {
-        DType::ALL
-            .iter()
-            .copied()
-            .find(|dtype| dtype.storage_class() == Some(name))
+        DType::ALL.iter().copied().find(|dtype| dtype.storage_class() == Some(name))
     }
 }
 
@@ -115,21 +112,9 @@ impl fmt::Display for DType {
 /// Bytes past the last whole unit (of [`DType::swap_size`]) stay as they are.
 pub fn swap_bytes(dtype: DType, data: &mut [u8]) {
     match dtype.swap_size() {
-        2 => data
-            .as_chunks_mut::<2>()
-            .0
-            .iter_mut()
-            .for_each(|unit| unit.reverse()),
-        4 => data
-            .as_chunks_mut::<4>()
-            .0
-            .iter_mut()
-            .for_each(|unit| unit.reverse()),
-        8 => data
-            .as_chunks_mut::<8>()
-            .0
-            .iter_mut()
-            .for_each(|unit| unit.reverse()),
+        2 => data.as_chunks_mut::<2>().0.iter_mut().for_each(|unit| unit.reverse()),
+        4 => data.as_chunks_mut::<4>().0.iter_mut().for_each(|unit| unit.reverse()),
+        8 => data.as_chunks_mut::<8>().0.iter_mut().for_each(|unit| unit.reverse()),
         _ => {}
     }
 }

@@ -75,10 +75,7 @@ impl<T: ReadAt + ?Sized> ReadAt for Box<T> {
 }
 
 fn past_end(offset: u64, wanted: usize, len: u64) -> io::Error {
-    io::Error::new(
-        io::ErrorKind::UnexpectedEof,
-        format!("{wanted} bytes at {offset} reach past the end at {len}"),
-    )
+    io::Error::new(io::ErrorKind::UnexpectedEof, format!("{wanted} bytes at {offset} reach past the end at {len}"))
 }
 
 /// Reads `length` bytes at `offset` into a fresh buffer, after checking that they exist, so that a lying

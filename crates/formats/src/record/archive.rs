@@ -28,28 +28,17 @@ pub struct TorchArchive<'a> {
 
 impl<'a> TorchArchive<'a> {
     /// Opens the archive that takes up `length` bytes at `offset` of `src`.
-    pub fn open(
-        src: &'a dyn ReadAt,
-        offset: u64,
-        length: u64,
-    ) -> Result<TorchArchive<'a>, RecordError> {
+    pub fn open(src: &'a dyn ReadAt, offset: u64, length: u64) -> Result<TorchArchive<'a>, RecordError> {
         let directory = Directory::open(src, offset, length)?;
         let entries = &directory.entries;
         let root = entries
             .first()
             .and_then(|entry| entry.name.split_once('/'))
             .map(|(root, _)| root.to_owned())
-            .ok_or_else(|| {
-                RecordError::malformed("its entries are not in a folder, as torch's are", offset)
-            })?;
+            .ok_or_else(|| RecordError::malformed("its entries are not in a folder, as torch's are", offset))?;
         let mut by_name: Vec<u32> = (0..entries.len() as u32).collect();
         by_name.sort_unstable_by_key(|&index| entries[index as usize].name.as_str());
-        let mut archive = TorchArchive {
-            directory,
-            by_name,
-            root,
-            big_endian: false,
-        };
+        let mut archive = TorchArchive { directory, by_name, root, big_endian: false };
         archive.big_endian = archive.read_byte_order()?;
         Ok(archive)
     }
@@ -79,10 +68,7 @@ impl<'a> TorchArchive<'a> {
     pub fn entry(&self, name: &str) -> Option<&ArchiveEntry> {
         let entries = &self.directory.entries;
         let wanted = [self.root.as_bytes(), b"/", name.as_bytes()].concat();
-        let at = self
-            .by_name
-            .binary_search_by(|&index| entries[index as usize].name.as_bytes().cmp(&wanted))
-            .ok()?;
+        let at = self.by_name.binary_search_by(|&index| entries[index as usize].name.as_bytes().cmp(&wanted)).ok()?;
         entries.get(*self.by_name.get(at)? as usize)
     }
 
@@ -94,11 +80,7 @@ impl<'a> TorchArchive<'a> {
     /// An entry's data, which may have at most `limit` bytes.
     pub fn read(&self, entry: &ArchiveEntry, limit: u64) -> Result<Vec<u8>, RecordError> {
         if entry.size > limit {
-            return Err(RecordError::TooLarge {
-                entry: entry.name.clone(),
-                size: entry.size,
-                limit,
-            });
+            return Err(RecordError::TooLarge { entry: entry.name.clone(), size: entry.size, limit });
         }
         let offset = self.directory.data_offset(entry)?;
         self.directory.read(offset, entry.size)
@@ -112,20 +94,14 @@ impl<'a> TorchArchive<'a> {
                 what: "a TorchScript program (torch.jit.save)".to_owned(),
             });
         }
-        let entry = self
-            .entry("data.pkl")
-            .ok_or_else(|| RecordError::MissingEntry {
-                entry: "data.pkl".to_owned(),
-            })?;
+        let entry = self.entry("data.pkl").ok_or_else(|| RecordError::MissingEntry { entry: "data.pkl".to_owned() })?;
         self.read_checked(entry, MAX_PICKLE_LEN)
     }
 
     /// The content of the entry that makes a record self-describing, if there is one.
     pub fn note(&self) -> Result<Option<Vec<u8>>, RecordError> {
         let name = NOTE.rsplit('/').next().unwrap_or(NOTE);
-        self.entry(name)
-            .map(|entry| self.read_checked(entry, MAX_NOTE_LEN))
-            .transpose()
+        self.entry(name).map(|entry| self.read_checked(entry, MAX_NOTE_LEN)).transpose()
     }
 
     /// Compares an entry's data with its CRC-32, reading it in pieces; nothing to compare is fine.
@@ -140,9 +116,7 @@ impl<'a> TorchArchive<'a> {
 
     /// Compares every entry's data with its CRC-32.
     pub fn verify_all(&self) -> Result<(), RecordError> {
-        self.entries()
-            .iter()
-            .try_for_each(|entry| self.verify(entry))
+        self.entries().iter().try_for_each(|entry| self.verify(entry))
     }
 
     fn read_checked(&self, entry: &ArchiveEntry, limit: u64) -> Result<Vec<u8>, RecordError> {
@@ -162,10 +136,7 @@ impl<'a> TorchArchive<'a> {
         match content.as_slice() {
             b"little" => Ok(false),
             b"big" => Ok(true),
-            _ => Err(RecordError::malformed(
-                format!("unknown byte order {:?}", String::from_utf8_lossy(&content)),
-                entry.header,
-            )),
+            _ => Err(RecordError::malformed(format!("unknown byte order {:?}", String::from_utf8_lossy(&content)), entry.header)),
         }
     }
 }
@@ -174,30 +145,19 @@ fn check(entry: &ArchiveEntry, offset: u64, expected: u32, actual: u32) -> Resul
     if expected == actual {
         return Ok(());
     }
-    Err(RecordError::Checksum {
-        entry: entry.name.clone(),
-        offset,
-        expected,
-        actual,
-    })
+    Err(RecordError::Checksum { entry: entry.name.clone(), offset, expected, actual })
 }
 
 /// The CRC-32 (IEEE, as in zip) of `length` bytes at `offset`, read in pieces.
 pub fn crc32_at(src: &dyn ReadAt, offset: u64, length: u64) -> Result<u32, RecordError> {
-    let end = offset
-        .checked_add(length)
-        .ok_or_else(|| RecordError::malformed("a length that overflows", offset))?;
+    let end = offset.checked_add(length).ok_or_else(|| RecordError::malformed("a length that overflows", offset))?;
     let mut hasher = crc32fast::Hasher::new();
     let mut buffer = vec![0; length.min(VERIFY_BUFFER) as usize];
     let mut at = offset;
     while at < end {
         let piece = (end - at).min(VERIFY_BUFFER);
         let buffer = &mut buffer[..piece as usize];
-        src.read_at(at, buffer).map_err(|source| RecordError::Io {
-            offset: at,
-            length: piece,
-            source,
-        })?;
+        src.read_at(at, buffer).map_err(|source| RecordError::Io { offset: at, length: piece, source })?;
         hasher.update(buffer);
         at += piece;
     }

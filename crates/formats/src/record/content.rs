@@ -10,9 +10,7 @@ use super::archive::TorchArchive;
 use super::error::RecordError;
 use super::tensor::{Rebuilder, StoredTensor, TensorKind};
 use crate::Value;
-use crate::pickle::{
-    Document, GlobalId, MAX_DEPTH, Node, Policy, TREE_BYTES_FLOOR, Unknown, View, decode,
-};
+use crate::pickle::{Document, GlobalId, MAX_DEPTH, Node, Policy, TREE_BYTES_FLOOR, Unknown, View, decode};
 use crate::torch_file::Tree;
 
 /// Bytes of tree that are made for each byte of pickle at most, past the floor: a node of a tree is larger than
@@ -61,14 +59,9 @@ impl TorchArchive<'_> {
         };
         let root = document.root();
         let measure = builder.measure(root, 0)?;
-        let limit = (bytes.len() as u64)
-            .saturating_mul(TREE_BYTES_PER_PICKLE_BYTE)
-            .saturating_add(TREE_BYTES_FLOOR as u64);
+        let limit = (bytes.len() as u64).saturating_mul(TREE_BYTES_PER_PICKLE_BYTE).saturating_add(TREE_BYTES_FLOOR as u64);
         if measure.cost() > limit {
-            return Err(RecordError::malformed(
-                "its pickle describes more values than are accepted",
-                0,
-            ));
+            return Err(RecordError::malformed("its pickle describes more values than are accepted", 0));
         }
         if measure.below == Below::Opaque {
             let class = builder.first_opaque(root).unwrap_or_default();
@@ -100,11 +93,7 @@ struct Measure {
 }
 
 impl Measure {
-    const ONE: Measure = Measure {
-        below: Below::Plain,
-        values: 1,
-        bytes: 0,
-    };
+    const ONE: Measure = Measure { below: Below::Plain, values: 1, bytes: 0 };
 
     /// Bytes that the tree takes at most.
     fn cost(&self) -> u64 {
@@ -112,9 +101,7 @@ impl Measure {
             Below::Tensor => size_of::<(Value, Tree<StoredTensor>)>(),
             Below::Plain | Below::Opaque => size_of::<Value>(),
         };
-        self.values
-            .saturating_mul(node as u64)
-            .saturating_add(self.bytes)
+        self.values.saturating_mul(node as u64).saturating_add(self.bytes)
     }
 
     fn add(&mut self, other: Measure) {
@@ -141,32 +128,20 @@ enum Segment<'r> {
 impl<'r> Builder<'r, '_> {
     fn measure(&mut self, node: Node, depth: usize) -> Result<Measure, RecordError> {
         if depth > MAX_DEPTH {
-            return Err(RecordError::malformed(
-                format!("its pickle is nested more than {MAX_DEPTH} deep"),
-                0,
-            ));
+            return Err(RecordError::malformed(format!("its pickle is nested more than {MAX_DEPTH} deep"), 0));
         }
         let document = self.document;
-        let text = |len: usize| Measure {
-            bytes: len as u64,
-            ..Measure::ONE
-        };
+        let text = |len: usize| Measure { bytes: len as u64, ..Measure::ONE };
         match document.view(node) {
             View::Str(text_) => return Ok(text(text_.len())),
             View::Bytes(bytes) | View::ByteArray(bytes) => return Ok(text(bytes.len())),
             View::BigInt(int) => return Ok(text(int.bits() as usize / 8)),
             View::Global(id) => {
                 let known = document.global(id).is_known();
-                return Ok(Measure {
-                    below: if known { Below::Plain } else { Below::Opaque },
-                    ..Measure::ONE
-                });
+                return Ok(Measure { below: if known { Below::Plain } else { Below::Opaque }, ..Measure::ONE });
             }
             View::Object(object) if self.is_tensor(object.class) => {
-                return Ok(Measure {
-                    below: Below::Tensor,
-                    ..Measure::ONE
-                });
+                return Ok(Measure { below: Below::Tensor, ..Measure::ONE });
             }
             View::None | View::Bool(_) | View::Int(_) | View::Float(_) | View::Complex(..) => {
                 return Ok(Measure::ONE);
@@ -184,11 +159,9 @@ impl<'r> Builder<'r, '_> {
         let mut measure = Measure::ONE;
         let mut children = Vec::new();
         match document.view(node) {
-            View::Tuple(items)
-            | View::Size(items)
-            | View::List(items)
-            | View::Set(items)
-            | View::FrozenSet(items) => children.extend_from_slice(items),
+            View::Tuple(items) | View::Size(items) | View::List(items) | View::Set(items) | View::FrozenSet(items) => {
+                children.extend_from_slice(items)
+            }
             View::Dict(pairs) => children.extend(pairs.iter().flatten()),
             View::Object(object) => {
                 if !document.global(object.class).is_known() {
@@ -230,26 +203,17 @@ impl<'r> Builder<'r, '_> {
             View::Object(object) if document.global(object.class).is_known() => {
                 let class = document.global(object.class);
                 match document.as_dict(node) {
-                    Some(pairs) if class.name() == "OrderedDict" => {
-                        Ok(Tree::OrderedDict(self.pairs(pairs)?))
-                    }
+                    Some(pairs) if class.name() == "OrderedDict" => Ok(Tree::OrderedDict(self.pairs(pairs)?)),
                     Some(pairs) => Ok(Tree::Dict(self.pairs(pairs)?)),
-                    None => Ok(Tree::Opaque {
-                        class: class.path(),
-                    }),
+                    None => Ok(Tree::Opaque { class: class.path() }),
                 }
             }
             View::List(items) => Ok(Tree::List(self.items(items)?)),
             View::Tuple(items) => Ok(Tree::Tuple(self.items(items)?)),
-            View::Persistent(_) => Err(RecordError::Unsupported {
-                key: path_text(&self.path),
-                what: "a storage without a tensor".to_owned(),
-            }),
-            other => Ok(Tree::Opaque {
-                class: self
-                    .first_opaque(node)
-                    .unwrap_or_else(|| other.kind().to_owned()),
-            }),
+            View::Persistent(_) => {
+                Err(RecordError::Unsupported { key: path_text(&self.path), what: "a storage without a tensor".to_owned() })
+            }
+            other => Ok(Tree::Opaque { class: self.first_opaque(node).unwrap_or_else(|| other.kind().to_owned()) }),
         }
     }
 
@@ -263,10 +227,7 @@ impl<'r> Builder<'r, '_> {
         Ok(trees)
     }
 
-    fn pairs(
-        &mut self,
-        pairs: &'r [[Node; 2]],
-    ) -> Result<Vec<(Value, Tree<StoredTensor>)>, RecordError> {
+    fn pairs(&mut self, pairs: &'r [[Node; 2]]) -> Result<Vec<(Value, Tree<StoredTensor>)>, RecordError> {
         let document = self.document;
         let mut seen = HashSet::with_capacity(pairs.len());
         let mut trees = Vec::with_capacity(pairs.len());
@@ -274,10 +235,7 @@ impl<'r> Builder<'r, '_> {
             self.path.push(Segment::Key(document, key));
             let value = self.value(key)?;
             if !seen.insert(value.python_repr()) {
-                return Err(RecordError::BadTensor {
-                    key: path_text(&self.path),
-                    reason: "this key occurs twice".to_owned(),
-                });
+                return Err(RecordError::BadTensor { key: path_text(&self.path), reason: "this key occurs twice".to_owned() });
             }
             trees.push((value, self.tree(below)?));
             self.path.pop();
@@ -312,10 +270,9 @@ impl<'r> Builder<'r, '_> {
                     todo.extend(object.state);
                     todo.push(object.args);
                 }
-                View::Tuple(items)
-                | View::List(items)
-                | View::Set(items)
-                | View::FrozenSet(items) => todo.extend(items.iter().rev()),
+                View::Tuple(items) | View::List(items) | View::Set(items) | View::FrozenSet(items) => {
+                    todo.extend(items.iter().rev())
+                }
                 View::Dict(pairs) => todo.extend(pairs.iter().rev().flatten()),
                 _ => {}
             }

@@ -24,10 +24,7 @@ const SERIALIZATION_ID_LEN: usize = 40;
 pub(crate) const PREAMBLE: usize = 4;
 
 /// Appends the entries that precede the storages.
-pub(crate) fn push_preamble(
-    out: &mut Vec<u8>,
-    pickle: &[u8],
-) -> [ZipEntry<&'static str>; PREAMBLE] {
+pub(crate) fn push_preamble(out: &mut Vec<u8>, pickle: &[u8]) -> [ZipEntry<&'static str>; PREAMBLE] {
     let pickle_crc = crc32fast::hash(pickle);
     [
         push_entry(out, PICKLE, pickle, pickle_crc),
@@ -41,18 +38,8 @@ fn push_fixed(out: &mut Vec<u8>, fixed: &Fixed) -> ZipEntry<&'static str> {
     push_entry(out, fixed.0, fixed.1, fixed.2)
 }
 
-fn push_entry(
-    out: &mut Vec<u8>,
-    name: &'static str,
-    content: &[u8],
-    crc32: u32,
-) -> ZipEntry<&'static str> {
-    let entry = ZipEntry {
-        name,
-        header: out.len() as u64,
-        size: content.len() as u64,
-        crc32,
-    };
+fn push_entry(out: &mut Vec<u8>, name: &'static str, content: &[u8], crc32: u32) -> ZipEntry<&'static str> {
+    let entry = ZipEntry { name, header: out.len() as u64, size: content.len() as u64, crc32 };
     entry.push_whole(out, Align::Padded, content);
     entry
 }
@@ -69,31 +56,12 @@ pub(crate) struct Closing {
 impl Closing {
     /// Places the entries from `cursor`, where the last storage ends.
     pub(crate) fn new(cursor: u64, note: Option<&[u8]>) -> Closing {
-        let version = ZipEntry {
-            name: VERSION.0,
-            header: cursor,
-            size: VERSION.1.len() as u64,
-            crc32: VERSION.2,
-        };
-        let serialization_id = ZipEntry {
-            name: SERIALIZATION_ID,
-            header: version.end(Align::Padded),
-            size: SERIALIZATION_ID_LEN as u64,
-            crc32: 0,
-        };
+        let version = ZipEntry { name: VERSION.0, header: cursor, size: VERSION.1.len() as u64, crc32: VERSION.2 };
+        let serialization_id =
+            ZipEntry { name: SERIALIZATION_ID, header: version.end(Align::Padded), size: SERIALIZATION_ID_LEN as u64, crc32: 0 };
         let end = serialization_id.end(Align::Padded);
-        let note = note.map(|note| ZipEntry {
-            name: NOTE,
-            header: end,
-            size: note.len() as u64,
-            crc32: crc32fast::hash(note),
-        });
-        Closing {
-            version,
-            serialization_id,
-            directory: note.as_ref().map_or(end, |note| note.end(Align::Packed)),
-            note,
-        }
+        let note = note.map(|note| ZipEntry { name: NOTE, header: end, size: note.len() as u64, crc32: crc32fast::hash(note) });
+        Closing { version, serialization_id, directory: note.as_ref().map_or(end, |note| note.end(Align::Packed)), note }
     }
 
     /// Where these entries start.
@@ -111,13 +79,7 @@ impl Closing {
 
     /// Appends everything from the end of the last storage: `entries` are those before these, and
     /// `names_hash` is the first half of the serialization id.
-    pub(crate) fn push<N: AsRef<str>>(
-        &self,
-        out: &mut Vec<u8>,
-        entries: &[ZipEntry<N>],
-        names_hash: u64,
-        note: Option<&[u8]>,
-    ) {
+    pub(crate) fn push<N: AsRef<str>>(&self, out: &mut Vec<u8>, entries: &[ZipEntry<N>], names_hash: u64, note: Option<&[u8]>) {
         self.version.push_whole(out, Align::Padded, VERSION.1);
         let mut data_hash = 0;
         for entry in entries {
@@ -150,10 +112,7 @@ impl Closing {
 
 /// Torch's `at::hash_combine`.
 pub(crate) fn combine(seed: u64, value: u64) -> u64 {
-    seed ^ value
-        .wrapping_add(0x9e37_79b9)
-        .wrapping_add(seed << 6)
-        .wrapping_add(seed >> 2)
+    seed ^ value.wrapping_add(0x9e37_79b9).wrapping_add(seed << 6).wrapping_add(seed >> 2)
 }
 
 /// Two numbers of twenty digits each.
@@ -182,9 +141,6 @@ mod tests {
 
     #[test]
     fn serialization_id_is_two_padded_numbers() {
-        assert_eq!(
-            &serialization_id(7, u64::MAX),
-            b"0000000000000000000718446744073709551615"
-        );
+        assert_eq!(&serialization_id(7, u64::MAX), b"0000000000000000000718446744073709551615");
     }
 }

@@ -82,9 +82,7 @@ pub enum RecordError {
         limit: u64,
     },
     /// An entry's bytes don't match the checksum that the archive has for it.
-    #[error(
-        "entry {entry:?} at byte {offset} has CRC-32 {actual:08x}, but the archive says {expected:08x}"
-    )]
+    #[error("entry {entry:?} at byte {offset} has CRC-32 {actual:08x}, but the archive says {expected:08x}")]
     Checksum {
         /// The entry's name.
         entry: String,
@@ -126,22 +124,11 @@ pub enum RecordError {
 
 impl RecordError {
     pub(crate) fn malformed(reason: impl Into<String>, offset: u64) -> RecordError {
-        RecordError::Malformed {
-            reason: reason.into(),
-            offset,
-        }
+        RecordError::Malformed { reason: reason.into(), offset }
     }
 }
 
 /// Reads exactly `length` bytes at `offset`, refusing before allocating if the source is shorter.
-pub(crate) fn read_bytes(
-    src: &dyn ReadAt,
-    offset: u64,
-    length: u64,
-) -> Result<Vec<u8>, RecordError> {
-    crate::read_at::read_vec(src, offset, length).map_err(|source| RecordError::Io {
-        offset,
-        length,
-        source,
-    })
+pub(crate) fn read_bytes(src: &dyn ReadAt, offset: u64, length: u64) -> Result<Vec<u8>, RecordError> {
+    crate::read_at::read_vec(src, offset, length).map_err(|source| RecordError::Io { offset, length, source })
 }

@@ -66,12 +66,7 @@ impl RecordFrame {
 
         let mut head = Vec::with_capacity(HEAD_CAPACITY + 20 * spec.shape.len());
         let [pickle, version, alignment, byte_order] = push_preamble(&mut head, &pickle);
-        let data = ZipEntry {
-            name: DATA,
-            header: head.len() as u64,
-            size: data_len,
-            crc32: 0,
-        };
+        let data = ZipEntry { name: DATA, header: head.len() as u64, size: data_len, crc32: 0 };
         data.push_local(&mut head, Align::Padded);
         Ok(RecordFrame {
             head,
@@ -93,8 +88,7 @@ impl RecordFrame {
 
     /// Bytes of the whole record.
     pub fn total_len(&self) -> u64 {
-        self.closing
-            .total_len(self.entries.iter().map(ZipEntry::central_len).sum())
+        self.closing.total_len(self.entries.iter().map(ZipEntry::central_len).sum())
     }
 
     /// Everything after the data, given the data's CRC-32 (IEEE, as in zip).
@@ -134,13 +128,8 @@ pub(crate) fn data_len(dtype: DType, shape: &[u64]) -> Result<u64, RecordError> 
         bytes = bytes.wrapping_mul(size);
     }
     match spread {
-        Some(spread) if spread <= i64::MAX as u64 - (1 << 32) && shape.len() <= MAX_DIMS => {
-            Ok(bytes)
-        }
-        _ => Err(RecordError::TensorTooLarge {
-            shape: shape.to_vec(),
-            dtype,
-        }),
+        Some(spread) if spread <= i64::MAX as u64 - (1 << 32) && shape.len() <= MAX_DIMS => Ok(bytes),
+        _ => Err(RecordError::TensorTooLarge { shape: shape.to_vec(), dtype }),
     }
 }
 

@@ -68,9 +68,7 @@ impl TensorKind {
             ("torch._utils", "_rebuild_tensor_v2") => TensorKind::Plain,
             ("torch._utils", "_rebuild_tensor_v3") => TensorKind::WithDType,
             ("torch._utils", "_rebuild_tensor") => TensorKind::Legacy,
-            ("torch._utils", "_rebuild_parameter" | "_rebuild_parameter_with_state") => {
-                TensorKind::Parameter
-            }
+            ("torch._utils", "_rebuild_parameter" | "_rebuild_parameter_with_state") => TensorKind::Parameter,
             ("torch._utils", "_rebuild_device_tensor_from_cpu_tensor") => TensorKind::OnDevice,
             ("torch._tensor", "_rebuild_from_type_v2") => TensorKind::Subclass,
             ("torch._utils", "_rebuild_qtensor") => TensorKind::Unsupported("a quantised tensor"),
@@ -80,18 +78,10 @@ impl TensorKind {
             ("torch._utils", "_rebuild_meta_tensor_no_storage") => {
                 TensorKind::Unsupported("a tensor on the meta device, which has no data,")
             }
-            ("torch._utils", "_rebuild_nested_tensor") => {
-                TensorKind::Unsupported("a nested tensor")
-            }
-            ("torch._utils", "_rebuild_wrapper_subclass") => {
-                TensorKind::Unsupported("a tensor subclass without storage")
-            }
-            ("torch._utils", "_rebuild_device_tensor_from_numpy") => {
-                TensorKind::Unsupported("a tensor pickled as a numpy array")
-            }
-            ("torch.storage", "_load_from_bytes") => {
-                TensorKind::Unsupported("a storage pickled as bytes")
-            }
+            ("torch._utils", "_rebuild_nested_tensor") => TensorKind::Unsupported("a nested tensor"),
+            ("torch._utils", "_rebuild_wrapper_subclass") => TensorKind::Unsupported("a tensor subclass without storage"),
+            ("torch._utils", "_rebuild_device_tensor_from_numpy") => TensorKind::Unsupported("a tensor pickled as a numpy array"),
+            ("torch.storage", "_load_from_bytes") => TensorKind::Unsupported("a storage pickled as bytes"),
             _ => return None,
         };
         Some(kind)
@@ -115,86 +105,40 @@ pub(crate) struct Rebuilder<'r, 'a> {
 
 impl<'r, 'a> Rebuilder<'r, 'a> {
     pub(crate) fn new(archive: &'r TorchArchive<'a>, document: &'r Document<'r>) -> Self {
-        Rebuilder {
-            archive,
-            document,
-            storages: HashMap::new(),
-        }
+        Rebuilder { archive, document, storages: HashMap::new() }
     }
 
     /// The tensor that `node`, whose class [`TensorKind::of`] knows, stands for; `key` names it in errors.
-    pub(crate) fn tensor(
-        &mut self,
-        node: Node,
-        key: &dyn Fn() -> String,
-    ) -> Result<StoredTensor, RecordError> {
+    pub(crate) fn tensor(&mut self, node: Node, key: &dyn Fn() -> String) -> Result<StoredTensor, RecordError> {
         let fail = Fail { key };
-        let object = self
-            .document
-            .as_object(node)
-            .ok_or_else(|| fail.bad("not a tensor"))?;
+        let object = self.document.as_object(node).ok_or_else(|| fail.bad("not a tensor"))?;
         let function = self.document.global(object.class);
         self.call(&function, object.args, &fail, 0)
     }
 
-    fn call(
-        &mut self,
-        function: &Global<'_>,
-        args: Node,
-        fail: &Fail<'_>,
-        depth: usize,
-    ) -> Result<StoredTensor, RecordError> {
+    fn call(&mut self, function: &Global<'_>, args: Node, fail: &Fail<'_>, depth: usize) -> Result<StoredTensor, RecordError> {
         if depth > MAX_NESTING {
             return Err(fail.bad("tensors nested in tensors"));
         }
         let document = self.document;
-        let args = document
-            .as_tuple(args)
-            .ok_or_else(|| fail.bad("a tensor without arguments"))?;
+        let args = document.as_tuple(args).ok_or_else(|| fail.bad("a tensor without arguments"))?;
         let short = || fail.bad("a tensor with too few arguments");
-        let kind = TensorKind::of(function)
-            .ok_or_else(|| fail.unsupported(format!("an object of {}", function.path())))?;
+        let kind = TensorKind::of(function).ok_or_else(|| fail.unsupported(format!("an object of {}", function.path())))?;
         match (kind, args) {
-            (
-                TensorKind::Plain,
-                [
-                    storage,
-                    offset,
-                    size,
-                    stride,
-                    requires_grad,
-                    _hooks,
-                    rest @ ..,
-                ],
-            ) => {
+            (TensorKind::Plain, [storage, offset, size, stride, requires_grad, _hooks, rest @ ..]) => {
                 self.check_bits(rest.first(), fail)?;
                 let mut tensor = self.place([*storage, *offset, *size, *stride], None, fail)?;
                 tensor.requires_grad = self.flag(*requires_grad, fail)?;
                 Ok(tensor)
             }
-            (
-                TensorKind::WithDType,
-                [
-                    storage,
-                    offset,
-                    size,
-                    stride,
-                    requires_grad,
-                    _hooks,
-                    dtype,
-                    rest @ ..,
-                ],
-            ) => {
+            (TensorKind::WithDType, [storage, offset, size, stride, requires_grad, _hooks, dtype, rest @ ..]) => {
                 self.check_bits(rest.first(), fail)?;
                 let dtype = self.dtype(*dtype, fail)?;
-                let mut tensor =
-                    self.place([*storage, *offset, *size, *stride], Some(dtype), fail)?;
+                let mut tensor = self.place([*storage, *offset, *size, *stride], Some(dtype), fail)?;
                 tensor.requires_grad = self.flag(*requires_grad, fail)?;
                 Ok(tensor)
             }
-            (TensorKind::Legacy, [storage, offset, size, stride]) => {
-                self.place([*storage, *offset, *size, *stride], None, fail)
-            }
+            (TensorKind::Legacy, [storage, offset, size, stride]) => self.place([*storage, *offset, *size, *stride], None, fail),
             (TensorKind::Parameter, [data, requires_grad, ..]) => {
                 let mut tensor = self.nested(*data, fail, depth)?;
                 tensor.requires_grad = self.flag(*requires_grad, fail)?;
@@ -228,16 +172,9 @@ impl<'r, 'a> Rebuilder<'r, 'a> {
         }
     }
 
-    fn nested(
-        &mut self,
-        node: Node,
-        fail: &Fail<'_>,
-        depth: usize,
-    ) -> Result<StoredTensor, RecordError> {
+    fn nested(&mut self, node: Node, fail: &Fail<'_>, depth: usize) -> Result<StoredTensor, RecordError> {
         let document = self.document;
-        let object = document
-            .as_object(node)
-            .ok_or_else(|| fail.bad("a parameter without tensor"))?;
+        let object = document.as_object(node).ok_or_else(|| fail.bad("a parameter without tensor"))?;
         let function = document.global(object.class);
         self.call(&function, object.args, fail, depth + 1)
     }
@@ -274,18 +211,12 @@ impl<'r, 'a> Rebuilder<'r, 'a> {
             ByteLayout::strided(&shape, &strides, dtype.size())
         };
         let layout = layout.map_err(|error| outside(&error))?;
-        let start = if empty {
-            Some(0)
-        } else {
-            offset.checked_mul(dtype.size())
-        };
+        let start = if empty { Some(0) } else { offset.checked_mul(dtype.size()) };
         let end = start.and_then(|start| start.checked_add(layout.end()));
         if end.is_none_or(|end| end > entry.length) {
             return Err(outside(&"past its end"));
         }
-        let layout = layout
-            .try_at(entry.offset.saturating_add(start.unwrap_or(0)))
-            .map_err(|error| outside(&error))?;
+        let layout = layout.try_at(entry.offset.saturating_add(start.unwrap_or(0))).map_err(|error| outside(&error))?;
         Ok(StoredTensor {
             dtype,
             shape,
@@ -307,9 +238,7 @@ impl<'r, 'a> Rebuilder<'r, 'a> {
             return Err(fail.bad("a storage reference of unknown form"));
         };
         let class = document.as_global(*class);
-        let (Some("storage"), Some(class), Some(key)) =
-            (document.as_str(*kind), class, document.as_str(*key))
-        else {
+        let (Some("storage"), Some(class), Some(key)) = (document.as_str(*kind), class, document.as_str(*key)) else {
             return Err(fail.bad("a storage reference of unknown form"));
         };
         let dtype = match (class.module(), class.name()) {
@@ -336,31 +265,17 @@ impl<'r, 'a> Rebuilder<'r, 'a> {
             }
         };
         if length > entry.length {
-            return Err(fail.bad(format!(
-                "storage {key:?} should have {length} bytes, but its entry has {}",
-                entry.length
-            )));
+            return Err(fail.bad(format!("storage {key:?} should have {length} bytes, but its entry has {}", entry.length)));
         }
-        Ok(Storage {
-            entry: StorageEntry { ..entry },
-            dtype,
-        })
+        Ok(Storage { entry: StorageEntry { ..entry }, dtype })
     }
 
     fn find(&self, key: &str, length: u64) -> Result<StorageEntry, RecordError> {
         let name = format!("data/{key}");
         match self.archive.entry(&name) {
-            Some(entry) => Ok(StorageEntry {
-                offset: self.archive.data_offset(entry)?,
-                length: entry.size,
-                crc32: entry.crc32,
-            }),
+            Some(entry) => Ok(StorageEntry { offset: self.archive.data_offset(entry)?, length: entry.size, crc32: entry.crc32 }),
             // Without data there may be no entry.
-            None if length == 0 => Ok(StorageEntry {
-                offset: 0,
-                length: 0,
-                crc32: Some(0),
-            }),
+            None if length == 0 => Ok(StorageEntry { offset: 0, length: 0, crc32: Some(0) }),
             None => Err(RecordError::MissingEntry { entry: name }),
         }
     }
@@ -372,9 +287,7 @@ impl<'r, 'a> Rebuilder<'r, 'a> {
         if matches!(document.view(bits), View::None) {
             return Ok(());
         }
-        let pairs = document
-            .as_dict(bits)
-            .ok_or_else(|| fail.bad("an argument that is not known"))?;
+        let pairs = document.as_dict(bits).ok_or_else(|| fail.bad("an argument that is not known"))?;
         for [name, value] in pairs {
             if !matches!(document.view(*value), View::Bool(false)) {
                 let name = document.as_str(*name).unwrap_or("unknown");
@@ -385,10 +298,7 @@ impl<'r, 'a> Rebuilder<'r, 'a> {
     }
 
     fn dtype(&self, node: Node, fail: &Fail<'_>) -> Result<DType, RecordError> {
-        let global = self
-            .document
-            .as_global(node)
-            .ok_or_else(|| fail.bad("a tensor without element type"))?;
+        let global = self.document.as_global(node).ok_or_else(|| fail.bad("a tensor without element type"))?;
         if global.module() == "torch"
             && let Some(dtype) = DType::from_name(global.name())
         {
@@ -405,10 +315,7 @@ impl<'r, 'a> Rebuilder<'r, 'a> {
     }
 
     fn number(&self, node: Node, what: &str, fail: &Fail<'_>) -> Result<u64, RecordError> {
-        let number = self
-            .document
-            .as_i64(node)
-            .and_then(|n| u64::try_from(n).ok());
+        let number = self.document.as_i64(node).and_then(|n| u64::try_from(n).ok());
         number.ok_or_else(|| fail.bad(format!("its {what} is not a number from 0 to 2^63")))
     }
 
@@ -418,10 +325,7 @@ impl<'r, 'a> Rebuilder<'r, 'a> {
             .as_tuple(node)
             .filter(|nodes| nodes.len() <= MAX_DIMS)
             .ok_or_else(|| fail.bad(format!("its {what} is not a tuple of at most {MAX_DIMS}")))?;
-        nodes
-            .iter()
-            .map(|&node| self.number(node, what, fail))
-            .collect()
+        nodes.iter().map(|&node| self.number(node, what, fail)).collect()
     }
 }
 
@@ -432,16 +336,10 @@ struct Fail<'f> {
 
 impl Fail<'_> {
     fn bad(&self, reason: impl Into<String>) -> RecordError {
-        RecordError::BadTensor {
-            key: (self.key)(),
-            reason: reason.into(),
-        }
+        RecordError::BadTensor { key: (self.key)(), reason: reason.into() }
     }
 
     fn unsupported(&self, what: impl Into<String>) -> RecordError {
-        RecordError::Unsupported {
-            key: (self.key)(),
-            what: what.into(),
-        }
+        RecordError::Unsupported { key: (self.key)(), what: what.into() }
     }
 }

@@ -6,21 +6,12 @@
 use crate::DType;
 
 /// Appends `data.pkl` of a record with one tensor whose storage is `data/0`; the sizes have been checked.
-pub(crate) fn push_tensor_pickle(
-    out: &mut Vec<u8>,
-    dtype: DType,
-    shape: &[u64],
-    requires_grad: bool,
-) {
+pub(crate) fn push_tensor_pickle(out: &mut Vec<u8>, dtype: DType, shape: &[u64], requires_grad: bool) {
     let elements: u64 = shape.iter().product();
     // The storage counts elements if it has a type, else bytes.
     let (rebuild, class, storage_len) = match dtype.storage_class() {
         Some(class) => ("_rebuild_tensor_v2\nq\0", class, elements),
-        None => (
-            "_rebuild_tensor_v3\nq\0",
-            "UntypedStorage",
-            elements * dtype.size(),
-        ),
+        None => ("_rebuild_tensor_v3\nq\0", "UntypedStorage", elements * dtype.size()),
     };
     let module = match dtype.storage_class() {
         Some(_) => "torch\n",

@@ -30,19 +30,12 @@ const COMMON: &[(Dtype, DType)] = &[
 ];
 
 /// Torch's type and shape for a tensor as safetensors describes it.
-pub(super) fn to_torch(
-    key: &str,
-    name: &str,
-    shape: &[u64],
-) -> Result<(Dtype, DType, Vec<u64>), SafetensorsError> {
+pub(super) fn to_torch(key: &str, name: &str, shape: &[u64]) -> Result<(Dtype, DType, Vec<u64>), SafetensorsError> {
     let (safe, dtype) = COMMON
         .iter()
         .copied()
         .find(|(safe, _)| safe.to_string() == name)
-        .ok_or_else(|| SafetensorsError::UnknownDType {
-            key: key.to_owned(),
-            dtype: name.to_owned(),
-        })?;
+        .ok_or_else(|| SafetensorsError::UnknownDType { key: key.to_owned(), dtype: name.to_owned() })?;
     let mut shape = shape.to_vec();
     if dtype == DType::Float4E2M1FnX2 {
         // Safetensors counts the 4-bit values, torch the bytes that hold two of them.
@@ -60,16 +53,9 @@ pub(super) fn to_torch(
 }
 
 /// Safetensors' type and shape for a torch tensor.
-pub(super) fn to_safetensors(
-    key: &str,
-    dtype: DType,
-    shape: &[u64],
-) -> Result<(Dtype, Vec<u64>), SafetensorsError> {
+pub(super) fn to_safetensors(key: &str, dtype: DType, shape: &[u64]) -> Result<(Dtype, Vec<u64>), SafetensorsError> {
     let safe = COMMON.iter().find(|(_, torch)| *torch == dtype);
-    let (safe, _) = safe.ok_or_else(|| SafetensorsError::UnsupportedDType {
-        key: key.to_owned(),
-        dtype,
-    })?;
+    let (safe, _) = safe.ok_or_else(|| SafetensorsError::UnsupportedDType { key: key.to_owned(), dtype })?;
     let mut shape = shape.to_vec();
     if dtype == DType::Float4E2M1FnX2 {
         let doubled = shape.last_mut().and_then(|last| {

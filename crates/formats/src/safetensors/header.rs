@@ -69,17 +69,10 @@ impl SafetensorsFile {
     /// Reads the header of a file.
     pub fn open(src: &dyn ReadAt) -> Result<SafetensorsFile, SafetensorsError> {
         let file_len = src.len();
-        let read = |offset, length| {
-            read_vec(src, offset, length).map_err(|source| SafetensorsError::Io {
-                offset,
-                length,
-                source,
-            })
-        };
+        let read =
+            |offset, length| read_vec(src, offset, length).map_err(|source| SafetensorsError::Io { offset, length, source });
         let length = read(0, 8)?;
-        let length = length
-            .first_chunk()
-            .map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        let length = length.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
         if length > MAX_HEADER_LEN || length > file_len - 8 {
             return Err(SafetensorsError::HeaderLength { length, file_len });
         }
@@ -103,23 +96,14 @@ impl SafetensorsFile {
         let mut infos = Vec::with_capacity(raw.tensors.len());
         for (key, tensor) in raw.tensors {
             let (safe, dtype, shape) = to_torch(&key, &tensor.dtype, &tensor.shape)?;
-            let bad = |reason: String| SafetensorsError::BadTensor {
-                key: key.clone(),
-                reason,
-            };
-            let size = |value: u64| {
-                usize::try_from(value).map_err(|_| bad("a size past this machine's".to_owned()))
-            };
+            let bad = |reason: String| SafetensorsError::BadTensor { key: key.clone(), reason };
+            let size = |value: u64| usize::try_from(value).map_err(|_| bad("a size past this machine's".to_owned()));
             let (start, end) = tensor.data_offsets;
             infos.push((
                 key.clone(),
                 TensorInfo {
                     dtype: safe,
-                    shape: tensor
-                        .shape
-                        .iter()
-                        .map(|&value| size(value))
-                        .collect::<Result<_, _>>()?,
+                    shape: tensor.shape.iter().map(|&value| size(value)).collect::<Result<_, _>>()?,
                     data_offsets: (size(start)?, size(end)?),
                 },
             ));
@@ -132,9 +116,7 @@ impl SafetensorsFile {
             let described = SafetensorsTensor {
                 dtype,
                 shape: Dims::from_slice(&shape),
-                data_offset: start
-                    .checked_add(data_start)
-                    .ok_or_else(|| bad("its position overflows".to_owned()))?,
+                data_offset: start.checked_add(data_start).ok_or_else(|| bad("its position overflows".to_owned()))?,
                 data_len: end.saturating_sub(start),
                 region,
             };
@@ -142,11 +124,7 @@ impl SafetensorsFile {
         }
         infos.sort_by_key(|(_, info)| info.data_offsets);
         Metadata::new(None, infos).map_err(SafetensorsError::Invalid)?;
-        Ok(SafetensorsFile {
-            tensors,
-            metadata: raw.metadata,
-            is_dcp,
-        })
+        Ok(SafetensorsFile { tensors, metadata: raw.metadata, is_dcp })
     }
 }
 
@@ -156,20 +134,14 @@ struct SavedOffsets {
 }
 
 /// The offsets by tensor that DCP put into the metadata, if any.
-fn sharding_info(
-    metadata: &IndexMap<String, String>,
-) -> Result<HashMap<String, Vec<u64>>, SafetensorsError> {
+fn sharding_info(metadata: &IndexMap<String, String>) -> Result<HashMap<String, Vec<u64>>, SafetensorsError> {
     let Some(text) = metadata.get(SHARDING_INFO) else {
         return Ok(HashMap::new());
     };
     let info: Unique<SavedOffsets> =
-        serde_json::from_str(text).map_err(|error| SafetensorsError::ShardingInfo {
-            reason: error.to_string(),
-        })?;
+        serde_json::from_str(text).map_err(|error| SafetensorsError::ShardingInfo { reason: error.to_string() })?;
     let offsets = info.0.into_iter();
-    Ok(offsets
-        .map(|(key, offsets)| (key, offsets.saved_offsets))
-        .collect())
+    Ok(offsets.map(|(key, offsets)| (key, offsets.saved_offsets)).collect())
 }
 
 /// A JSON object in which no name may occur twice.
@@ -223,9 +195,8 @@ impl<'de> Deserialize<'de> for RawHeader {
                         map.next_value::<IgnoredAny>()?;
                         return Err(A::Error::custom(format_args!("{key:?} occurs twice")));
                     } else {
-                        let tensor: RawTensor = map.next_value().map_err(|error| {
-                            A::Error::custom(format_args!("tensor {key:?}: {error}"))
-                        })?;
+                        let tensor: RawTensor =
+                            map.next_value().map_err(|error| A::Error::custom(format_args!("tensor {key:?}: {error}")))?;
                         tensors.insert(key, tensor);
                     }
                 }

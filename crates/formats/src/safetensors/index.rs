@@ -29,14 +29,9 @@ struct RawIndex {
 
 impl SafetensorsIndex {
     /// An index of tensors and their files, with the sum of the tensors' bytes.
-    pub fn new(
-        weight_map: IndexMap<String, String>,
-        total_size: u64,
-    ) -> Result<SafetensorsIndex, SafetensorsError> {
-        let index = SafetensorsIndex {
-            weight_map,
-            metadata: Map::from_iter([("total_size".to_owned(), Value::from(total_size))]),
-        };
+    pub fn new(weight_map: IndexMap<String, String>, total_size: u64) -> Result<SafetensorsIndex, SafetensorsError> {
+        let index =
+            SafetensorsIndex { weight_map, metadata: Map::from_iter([("total_size".to_owned(), Value::from(total_size))]) };
         index.check()?;
         Ok(index)
     }
@@ -44,13 +39,8 @@ impl SafetensorsIndex {
     /// Parses an index.
     pub fn parse(json: &[u8]) -> Result<SafetensorsIndex, SafetensorsError> {
         let raw: RawIndex =
-            serde_json::from_slice(json).map_err(|error| SafetensorsError::Index {
-                reason: error.to_string(),
-            })?;
-        let index = SafetensorsIndex {
-            weight_map: raw.weight_map.0,
-            metadata: raw.metadata.unwrap_or_default(),
-        };
+            serde_json::from_slice(json).map_err(|error| SafetensorsError::Index { reason: error.to_string() })?;
+        let index = SafetensorsIndex { weight_map: raw.weight_map.0, metadata: raw.metadata.unwrap_or_default() };
         index.check()?;
         Ok(index)
     }
@@ -65,8 +55,7 @@ impl SafetensorsIndex {
 
     /// The files, each once, in order of first mention.
     pub fn files(&self) -> Vec<&str> {
-        let files: indexmap::IndexSet<&str> =
-            self.weight_map.values().map(String::as_str).collect();
+        let files: indexmap::IndexSet<&str> = self.weight_map.values().map(String::as_str).collect();
         files.into_iter().collect()
     }
 
@@ -74,19 +63,16 @@ impl SafetensorsIndex {
         let escape = self.weight_map.iter().find(|(_, file)| !stays_inside(file));
         match escape {
             None => Ok(()),
-            Some((key, file)) => Err(SafetensorsError::Index {
-                reason: format!("{key:?} is said to be in {file:?}, which leaves the folder"),
-            }),
+            Some((key, file)) => {
+                Err(SafetensorsError::Index { reason: format!("{key:?} is said to be in {file:?}, which leaves the folder") })
+            }
         }
     }
 }
 
 /// Whether a path is relative and made of plain names only.
 fn stays_inside(path: &str) -> bool {
-    !path.contains(['\\', '\0', ':'])
-        && path
-            .split('/')
-            .all(|part| !part.is_empty() && part != "." && part != "..")
+    !path.contains(['\\', '\0', ':']) && path.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
 }
 
 /// The name of file `index` (from 1) of `count`, as Hugging Face's libraries give it.
@@ -108,40 +94,25 @@ mod tests {
         for path in ["a.safetensors", "sub/a.safetensors", "..a"] {
             assert!(stays_inside(path), "{path}");
         }
-        for path in [
-            "", "/a", "../a", "a/../b", "a//b", "./a", "C:\\a", "a\\..\\b", "a\0",
-        ] {
+        for path in ["", "/a", "../a", "a/../b", "a//b", "./a", "C:\\a", "a\\..\\b", "a\0"] {
             assert!(!stays_inside(path), "{path:?}");
         }
     }
 
     #[test]
     fn an_index_comes_back_as_it_was_written() {
-        let map = [
-            ("b", model_file(1, 2)),
-            ("a", model_file(2, 2)),
-            ("c", model_file(1, 2)),
-        ];
+        let map = [("b", model_file(1, 2)), ("a", model_file(2, 2)), ("c", model_file(1, 2))];
         let map = map.map(|(key, file)| (key.to_owned(), file));
         let index = SafetensorsIndex::new(IndexMap::from(map), 12).unwrap();
         let again = SafetensorsIndex::parse(&index.to_json().unwrap()).unwrap();
         assert_eq!(again, index);
-        assert_eq!(
-            again.files(),
-            [
-                "model-00001-of-00002.safetensors",
-                "model-00002-of-00002.safetensors"
-            ]
-        );
+        assert_eq!(again.files(), ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]);
     }
 
     #[test]
     fn malformed_indexes_are_refused_with_their_reason() {
         for (json, reason) in [
-            (
-                r#"{"weight_map": {"a": "x", "a": "y"}}"#,
-                "\"a\" occurs twice",
-            ),
+            (r#"{"weight_map": {"a": "x", "a": "y"}}"#, "\"a\" occurs twice"),
             (r#"{"weight_map": {"a": "../x"}}"#, "leaves the folder"),
             (r#"{"weight_map": {"a": 1}}"#, "expected a string"),
             (r#"{}"#, "missing field `weight_map`"),

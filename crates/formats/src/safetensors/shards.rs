@@ -51,23 +51,13 @@ pub fn sharded_tensors<'f>(
             };
             let Some(tensor) = tensors.get_mut(key) else {
                 let shape = (0..stored.shape.len()).map(|dim| stored.region.end(dim));
-                let tensor = ShardedTensor {
-                    dtype: stored.dtype,
-                    shape: shape.collect(),
-                    chunks: vec![chunk],
-                };
+                let tensor = ShardedTensor { dtype: stored.dtype, shape: shape.collect(), chunks: vec![chunk] };
                 tensors.insert(key.clone(), tensor);
                 continue;
             };
-            let bad = |reason: String| SafetensorsError::BadTensor {
-                key: key.clone(),
-                reason,
-            };
+            let bad = |reason: String| SafetensorsError::BadTensor { key: key.clone(), reason };
             if !file.is_dcp {
-                return Err(SafetensorsError::Duplicate {
-                    key: key.clone(),
-                    place: "files that aren't shards",
-                });
+                return Err(SafetensorsError::Duplicate { key: key.clone(), place: "files that aren't shards" });
             }
             if tensor.dtype != stored.dtype {
                 let (a, b) = (tensor.dtype, stored.dtype);

@@ -51,11 +51,7 @@ impl SafetensorsHeader {
         specs: &[SafetensorsSpec<'_>],
         metadata: &IndexMap<String, String>,
     ) -> Result<SafetensorsHeader, SafetensorsError> {
-        let mut placed = specs
-            .iter()
-            .enumerate()
-            .map(|(index, spec)| place(index, spec))
-            .collect::<Result<Vec<_>, _>>()?;
+        let mut placed = specs.iter().enumerate().map(|(index, spec)| place(index, spec)).collect::<Result<Vec<_>, _>>()?;
         placed.sort_by(|a, b| b.dtype.cmp(&a.dtype).then(a.key.cmp(b.key)));
         for pair in placed.windows(2) {
             if let [a, b] = pair
@@ -71,9 +67,7 @@ impl SafetensorsHeader {
             texts.insert(key.clone(), Value::String(text.clone()));
         }
         if let Some(info) = sharding_info(specs)? {
-            texts
-                .entry("format")
-                .or_insert_with(|| Value::String("pt".to_owned()));
+            texts.entry("format").or_insert_with(|| Value::String("pt".to_owned()));
             texts.insert("DCP_VERSION".to_owned(), Value::String("1.0".to_owned()));
             texts.insert(SHARDING_INFO.to_owned(), Value::String(info));
         }
@@ -84,9 +78,7 @@ impl SafetensorsHeader {
         let mut relative = vec![(0, 0); specs.len()];
         let mut cursor: u64 = 0;
         for tensor in &placed {
-            let end = cursor
-                .checked_add(tensor.len)
-                .ok_or_else(|| too_large(tensor.key))?;
+            let end = cursor.checked_add(tensor.len).ok_or_else(|| too_large(tensor.key))?;
             let described = json!({
                 "dtype": tensor.dtype.to_string(),
                 "shape": tensor.shape,
@@ -109,15 +101,10 @@ impl SafetensorsHeader {
         head.extend_from_slice(&(json.len() as u64).to_le_bytes());
         head.extend_from_slice(&json);
         let start = head.len() as u64;
-        let total_len = start
-            .checked_add(cursor)
-            .ok_or_else(|| too_large("the file"))?;
+        let total_len = start.checked_add(cursor).ok_or_else(|| too_large("the file"))?;
         Ok(SafetensorsHeader {
             head,
-            placements: relative
-                .into_iter()
-                .map(|(offset, len)| (offset + start, len))
-                .collect(),
+            placements: relative.into_iter().map(|(offset, len)| (offset + start, len)).collect(),
             total_len,
         })
     }
@@ -131,29 +118,16 @@ fn place<'a>(index: usize, spec: &SafetensorsSpec<'a>) -> Result<Placed<'a>, Saf
         });
     }
     let (dtype, shape) = to_safetensors(spec.key, spec.dtype, spec.shape)?;
-    let len = spec
-        .shape
-        .iter()
-        .try_fold(spec.dtype.size(), |len, &size| len.checked_mul(size))
-        .ok_or_else(|| too_large(spec.key))?;
-    Ok(Placed {
-        index,
-        key: spec.key,
-        dtype,
-        shape,
-        len,
-    })
+    let len =
+        spec.shape.iter().try_fold(spec.dtype.size(), |len, &size| len.checked_mul(size)).ok_or_else(|| too_large(spec.key))?;
+    Ok(Placed { index, key: spec.key, dtype, shape, len })
 }
 
 fn info(tensor: &Placed<'_>, start: u64, end: u64) -> Result<TensorInfo, SafetensorsError> {
     let size = |value: u64| usize::try_from(value).map_err(|_| too_large(tensor.key));
     Ok(TensorInfo {
         dtype: tensor.dtype,
-        shape: tensor
-            .shape
-            .iter()
-            .map(|&value| size(value))
-            .collect::<Result<_, _>>()?,
+        shape: tensor.shape.iter().map(|&value| size(value)).collect::<Result<_, _>>()?,
         data_offsets: (size(start)?, size(end)?),
     })
 }
@@ -168,29 +142,18 @@ fn sharding_info(specs: &[SafetensorsSpec<'_>]) -> Result<Option<String>, Safete
         if spec.saved_offsets.is_none() || offsets.len() != spec.shape.len() {
             return Err(SafetensorsError::BadTensor {
                 key: spec.key.to_owned(),
-                reason: format!(
-                    "saved offsets {:?} don't fit shape {:?}",
-                    spec.saved_offsets, spec.shape
-                ),
+                reason: format!("saved offsets {:?} don't fit shape {:?}", spec.saved_offsets, spec.shape),
             });
         }
         info.insert(spec.key.to_owned(), json!({ "saved_offsets": offsets }));
     }
-    serde_json::to_string(&info)
-        .map(Some)
-        .map_err(SafetensorsError::Json)
+    serde_json::to_string(&info).map(Some).map_err(SafetensorsError::Json)
 }
 
 fn duplicate(key: &str) -> SafetensorsError {
-    SafetensorsError::Duplicate {
-        key: key.to_owned(),
-        place: "the tensors of one file",
-    }
+    SafetensorsError::Duplicate { key: key.to_owned(), place: "the tensors of one file" }
 }
 
 fn too_large(key: &str) -> SafetensorsError {
-    SafetensorsError::BadTensor {
-        key: key.to_owned(),
-        reason: "its size overflows".to_owned(),
-    }
+    SafetensorsError::BadTensor { key: key.to_owned(), reason: "its size overflows".to_owned() }
 }

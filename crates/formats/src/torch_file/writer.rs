@@ -53,15 +53,9 @@ pub struct TorchFileWriter {
 
 impl TorchFileWriter {
     /// Lays out a file for `tree`. The note is as in [`RecordSpec`](crate::RecordSpec).
-    pub fn new(
-        tree: &Tree<FileTensor>,
-        note: Option<&[u8]>,
-    ) -> Result<TorchFileWriter, RecordError> {
-        let mut pickler = Pickler {
-            encoder: Encoder::new(2).map_err(RecordError::Pickle)?,
-            storages: HashMap::new(),
-            order: Vec::new(),
-        };
+    pub fn new(tree: &Tree<FileTensor>, note: Option<&[u8]>) -> Result<TorchFileWriter, RecordError> {
+        let mut pickler =
+            Pickler { encoder: Encoder::new(2).map_err(RecordError::Pickle)?, storages: HashMap::new(), order: Vec::new() };
         pickler.tree(tree, 0)?;
         let pickle = pickler.encoder.finish();
         let mut head = Vec::with_capacity(pickle.len() + 1024);
@@ -69,12 +63,7 @@ impl TorchFileWriter {
         let mut entries: Vec<ZipEntry<String>> = preamble.iter().map(owned).collect();
         let mut cursor = head.len() as u64;
         for (index, (_, length)) in pickler.order.iter().enumerate() {
-            let entry = ZipEntry {
-                name: format!("archive/data/{index}"),
-                header: cursor,
-                size: *length,
-                crc32: 0,
-            };
+            let entry = ZipEntry { name: format!("archive/data/{index}"), header: cursor, size: *length, crc32: 0 };
             cursor = entry.end(Align::Padded);
             if cursor > i64::MAX as u64 / 2 {
                 return Err(RecordError::malformed("a file past 2^62 bytes", cursor));
@@ -97,10 +86,7 @@ impl TorchFileWriter {
 
     /// Position and length of the data of each storage, in the same order.
     pub fn placements(&self) -> Vec<(u64, u64)> {
-        self.storage_entries()
-            .iter()
-            .map(|entry| (entry.data_offset(Align::Padded), entry.size))
-            .collect()
+        self.storage_entries().iter().map(|entry| (entry.data_offset(Align::Padded), entry.size)).collect()
     }
 
     /// The bytes at the file's start.
@@ -128,14 +114,7 @@ impl TorchFileWriter {
     /// The bytes at the file's end, and their position, given the CRC-32 of every storage's data.
     pub fn tail(&self, crc32s: &[u32]) -> Result<(u64, Vec<u8>), RecordError> {
         if crc32s.len() != self.storages.len() {
-            return Err(RecordError::malformed(
-                format!(
-                    "{} checksums for {} storages",
-                    crc32s.len(),
-                    self.storages.len()
-                ),
-                0,
-            ));
+            return Err(RecordError::malformed(format!("{} checksums for {} storages", crc32s.len(), self.storages.len()), 0));
         }
         let mut entries = self.entries.clone();
         for (entry, &crc32) in entries.iter_mut().skip(PREAMBLE).zip(crc32s) {
@@ -146,15 +125,13 @@ impl TorchFileWriter {
             combine(hash, u64::from(crc32))
         });
         let mut out = Vec::with_capacity(1024 + 80 * entries.len());
-        self.closing
-            .push(&mut out, &entries, names, self.note.as_deref());
+        self.closing.push(&mut out, &entries, names, self.note.as_deref());
         Ok((self.closing.start(), out))
     }
 
     /// The file's length.
     pub fn total_len(&self) -> u64 {
-        self.closing
-            .total_len(self.entries.iter().map(ZipEntry::central_len).sum())
+        self.closing.total_len(self.entries.iter().map(ZipEntry::central_len).sum())
     }
 
     fn storage_entries(&self) -> &[ZipEntry<String>] {
@@ -163,12 +140,7 @@ impl TorchFileWriter {
 }
 
 fn owned(entry: &ZipEntry<&'static str>) -> ZipEntry<String> {
-    ZipEntry {
-        name: entry.name.to_owned(),
-        header: entry.header,
-        size: entry.size,
-        crc32: entry.crc32,
-    }
+    ZipEntry { name: entry.name.to_owned(), header: entry.header, size: entry.size, crc32: entry.crc32 }
 }
 
 struct Pickler {
@@ -181,11 +153,7 @@ struct Pickler {
 impl Pickler {
     fn tree(&mut self, tree: &Tree<FileTensor>, depth: usize) -> Result<(), RecordError> {
         if depth > MAX_DEPTH {
-            return Err(RecordError::Pickle(PickleError::Limit {
-                what: "levels of nesting",
-                limit: MAX_DEPTH as u64,
-                at: 0,
-            }));
+            return Err(RecordError::Pickle(PickleError::Limit { what: "levels of nesting", limit: MAX_DEPTH as u64, at: 0 }));
         }
         match tree {
             Tree::Tensor(tensor) => self.tensor(tensor),
@@ -226,11 +194,7 @@ impl Pickler {
         }
     }
 
-    fn pairs(
-        &mut self,
-        pairs: &[(crate::Value, Tree<FileTensor>)],
-        depth: usize,
-    ) -> Result<(), RecordError> {
+    fn pairs(&mut self, pairs: &[(crate::Value, Tree<FileTensor>)], depth: usize) -> Result<(), RecordError> {
         for batch in pairs.chunks(BATCH) {
             self.encoder.mark();
             for (key, below) in batch {
@@ -255,11 +219,7 @@ impl Pickler {
         let storage = self.storage(tensor)?;
         let class = tensor.dtype.storage_class();
         let (function, module, length) = match class {
-            Some(_) => (
-                "_rebuild_tensor_v2",
-                "torch",
-                storage.length / tensor.dtype.size(),
-            ),
+            Some(_) => ("_rebuild_tensor_v2", "torch", storage.length / tensor.dtype.size()),
             None => ("_rebuild_tensor_v3", "torch.storage", storage.length),
         };
         let encoder = &mut self.encoder;
@@ -299,20 +259,14 @@ impl Pickler {
     fn storage(&mut self, tensor: &FileTensor) -> Result<Storage, RecordError> {
         let length = data_len(tensor.dtype, &tensor.shape)?;
         let index = self.order.len();
-        let storage = *self
-            .storages
-            .entry(tensor.storage)
-            .or_insert(Storage { index, length });
+        let storage = *self.storages.entry(tensor.storage).or_insert(Storage { index, length });
         if storage.index == index {
             self.order.push((tensor.storage, length));
         }
         if storage.length != length {
             return Err(RecordError::BadTensor {
                 key: format!("storage {}", tensor.storage),
-                reason: format!(
-                    "tensors of {} and of {length} bytes can't share a storage",
-                    storage.length
-                ),
+                reason: format!("tensors of {} and of {length} bytes can't share a storage", storage.length),
             });
         }
         Ok(storage)

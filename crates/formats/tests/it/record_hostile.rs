@@ -77,8 +77,8 @@ fn a_flipped_bit_in_an_entry_is_found_and_named() {
     assert_ne!(expected, actual);
 }
 
-fn refused_content(file: &Vec<u8>) -> String {
-    let archive = TorchArchive::open_file(file).unwrap();
+fn refused_content(file: &[u8]) -> String {
+    let archive = TorchArchive::open_file(&file).unwrap();
     let plain = archive.plain_content();
     // Nothing that is refused may come out as plain data when unknown classes are carried along.
     let carried = archive.content();

@@ -7,12 +7,12 @@ use serde_json::Value as Json;
 use crate::record_write::record;
 use crate::support::{error_text, fixture_names, gather, json_fixture, read_fixture, run_python, sha256, torch_python};
 
-fn check_tensor(file: &Vec<u8>, tensor: &StoredTensor, expected: &Json, what: &str) {
+fn check_tensor(file: &[u8], tensor: &StoredTensor, expected: &Json, what: &str) {
     assert_eq!(tensor.dtype.name(), expected["dtype"], "{what}");
     let shape: Vec<u64> = serde_json::from_value(expected["shape"].clone()).unwrap();
     assert_eq!(tensor.shape.as_slice(), shape, "{what}");
     assert_eq!(tensor.requires_grad, expected["requires_grad"], "{what}");
-    let data = gather(file, tensor.dtype, &tensor.layout, tensor.big_endian);
+    let data = gather(&file, tensor.dtype, &tensor.layout, tensor.big_endian);
     assert_eq!(sha256(&data), expected["sha256"], "{what}");
 }
 

@@ -66,13 +66,13 @@ fn example() -> Tree<FileTensor> {
     ])
 }
 
-fn same(written: &Tree<FileTensor>, read: &Tree<StoredTensor>, file: &Vec<u8>) {
+fn same(written: &Tree<FileTensor>, read: &Tree<StoredTensor>, file: &[u8]) {
     match (written, read) {
         (Tree::Tensor(written), Tree::Tensor(read)) => {
             assert_eq!((written.dtype, &written.shape), (read.dtype, &read.shape));
             assert_eq!(written.requires_grad, read.requires_grad);
             assert_eq!(written.parameter, read.parameter);
-            let data = gather(file, read.dtype, &read.layout, false);
+            let data = gather(&file, read.dtype, &read.layout, false);
             assert_eq!(data, data_of(written.storage, data.len() as u64));
         }
         (Tree::Value(written), Tree::Value(read)) => assert_eq!(written, read),
