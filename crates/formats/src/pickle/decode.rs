@@ -3,7 +3,6 @@
 //! Every instruction is at least one byte and makes at most a few table entries, so memory is bounded by a small
 //! multiple of the input; what could multiply (copied text, memo numbers) has a limit of its own.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 
 use super::document::{CLASS_BITS, Document, Global, GlobalId, Made, ObjectNode, SideText, Tables};
@@ -13,7 +12,7 @@ use super::limits::{Limits, MAX_COPIED_PER_INPUT_BYTE, MAX_INPUT_BYTES, MAX_TUPL
 use super::memo::Memo;
 use super::node::{Node, Tag};
 use super::opcode as op;
-use super::text::{self, Number};
+use super::text::Number;
 
 type Result<T> = std::result::Result<T, PickleError>;
 
@@ -57,15 +56,15 @@ pub fn decode_with_limits(input: &[u8], policy: Policy, limits: Limits) -> Resul
 }
 
 pub(super) struct Machine<'a> {
-    input: &'a [u8],
+    pub(super) input: &'a [u8],
     /// Position of the current instruction, for errors.
     pub(super) at: usize,
-    pos: usize,
+    pub(super) pos: usize,
     pub(super) stack: Vec<Node>,
     marks: Vec<usize>,
     /// Stack height at the innermost mark; instructions can't take what is below.
     pub(super) fence: usize,
-    memo: Memo,
+    pub(super) memo: Memo,
     pub(super) tables: Tables<'a>,
     global_ids: HashMap<(&'a str, &'a str), GlobalId>,
     copied: usize,
@@ -98,7 +97,10 @@ impl<'a> Machine<'a> {
                 }
                 op::LONG_BINGET => {
                     let index = u32::from_le_bytes(self.take_array()?);
-                    self.recall(u64::from(index))?;
+                    match self.memo.ready_far(index) {
+                        Some(node) => self.push(node),
+                        None => self.recall_placeholder(u64::from(index))?,
+                    }
                 }
                 op::TUPLE1 => {
                     if !self.size_ahead()? {
@@ -146,212 +148,10 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Everything that the inner loop of a `.metadata` doesn't need.
-    #[inline(never)]
-    fn uncommon(&mut self, opcode: u8) -> Result<()> {
-        match opcode {
-            op::PROTO => {
-                let [version] = self.take_array()?;
-                if version > 5 {
-                    return Err(PickleError::Protocol { version, at: self.at });
-                }
-            }
-            op::FRAME => {
-                // Only the length is checked: readers may ignore frames.
-                let len = u64::from_le_bytes(self.take_array()?);
-                self.check_available(len)?;
-            }
-            op::TUPLE => {
-                let mark = self.pop_mark()?;
-                self.tuple(mark)?;
-            }
-            op::LIST | op::DICT => {
-                let mark = self.pop_mark()?;
-                self.container_from(mark, if opcode == op::LIST { Tag::List } else { Tag::Dict })?;
-            }
-            op::FROZENSET => {
-                let mark = self.pop_mark()?;
-                self.container_from(mark, Tag::FrozenSet)?;
-            }
-            op::EMPTY_SET => self.empty(Tag::Set)?,
-            op::APPEND => {
-                let from = self.below(1)?;
-                self.append(from)?;
-            }
-            op::SETITEM => {
-                let from = self.below(2)?;
-                self.set_items(from)?;
-            }
-            op::ADDITEMS => {
-                let mark = self.pop_mark()?;
-                self.add_items(mark)?;
-            }
-            op::POP => {
-                // On an empty stretch this takes the mark itself, as CPython does.
-                if self.stack.len() > self.fence {
-                    self.stack.pop();
-                } else {
-                    self.pop_mark()?;
-                }
-            }
-            op::POP_MARK => {
-                let mark = self.pop_mark()?;
-                self.stack.truncate(mark);
-            }
-            op::DUP => {
-                let top = self.top()?;
-                self.push(top);
-            }
-            op::BINUNICODE => {
-                let len = u32::from_le_bytes(self.take_array()?);
-                self.unicode(u64::from(len))?;
-            }
-            op::BINUNICODE8 => {
-                let len = u64::from_le_bytes(self.take_array()?);
-                self.unicode(len)?;
-            }
-            op::SHORT_BINBYTES | op::BINBYTES | op::BINBYTES8 | op::BYTEARRAY8 => {
-                let len = match opcode {
-                    op::SHORT_BINBYTES => u64::from(self.take_array::<1>()?[0]),
-                    op::BINBYTES => u64::from(u32::from_le_bytes(self.take_array()?)),
-                    _ => u64::from_le_bytes(self.take_array()?),
-                };
-                let (start, len) = self.take_range(len)?;
-                let tag = if opcode == op::BYTEARRAY8 { Tag::ByteArray } else { Tag::Bytes };
-                let node = self.input_range(tag, start, len)?;
-                self.push(node);
-            }
-            op::LONG1 | op::LONG4 => {
-                let len = match opcode {
-                    op::LONG1 => u64::from(self.take_array::<1>()?[0]),
-                    _ => u64::from(u32::from_le_bytes(self.take_array()?)),
-                };
-                let (start, len) = self.take_range(len)?;
-                let number = text::long_bytes(&self.input[start..start + len], self.at)?;
-                self.number(number)?;
-            }
-            op::BINFLOAT => {
-                let value = f64::from_be_bytes(self.take_array()?);
-                self.float(value)?;
-            }
-            op::STACK_GLOBAL => {
-                let from = self.below(2)?;
-                let (module, name) = (self.stack[from], self.stack[from + 1]);
-                let expected = PickleError::Type { expected: "a module and a name as strings", at: self.at };
-                let (Some(module), Some(name)) = (self.input_str(module), self.input_str(name)) else {
-                    return Err(expected);
-                };
-                self.stack.truncate(from);
-                self.global(module, name)?;
-            }
-            op::GLOBAL => {
-                let (module, name) = (self.line_str()?, self.line_str()?);
-                self.global(module, name)?;
-            }
-            op::INST => {
-                let (module, name) = (self.line_str()?, self.line_str()?);
-                let mark = self.pop_mark()?;
-                self.tuple(mark)?;
-                self.global(module, name)?;
-                let (class, args) = (self.pop()?, self.pop()?);
-                self.object(class, args, Made::Call)?;
-            }
-            op::OBJ => {
-                let mark = self.pop_mark()?;
-                if self.stack.len() == mark {
-                    return Err(PickleError::StackUnderflow { at: self.at });
-                }
-                self.tuple(mark + 1)?;
-                let (args, class) = (self.pop()?, self.pop()?);
-                self.object(class, args, Made::Call)?;
-            }
-            op::NEWOBJ_EX => {
-                self.below(3)?;
-                self.tuple_of::<2>()?;
-                self.new_object(Made::NewWithKeywords)?;
-            }
-            op::PERSID => {
-                let line = self.line()?;
-                let start = self.pos - 1 - line.len();
-                std::str::from_utf8(line).map_err(|_| PickleError::Unicode { at: self.at })?;
-                let id = self.input_range(Tag::Str, start, line.len())?;
-                self.persistent(id)?;
-            }
-            op::BINPERSID => {
-                let id = self.pop()?;
-                self.persistent(id)?;
-            }
-            op::BINPUT => {
-                let [index] = self.take_array()?;
-                self.memo.put(u64::from(index), self.top()?, self.at)?;
-            }
-            op::LONG_BINPUT => {
-                let index = u32::from_le_bytes(self.take_array()?);
-                self.memo.put(u64::from(index), self.top()?, self.at)?;
-            }
-            op::PUT => {
-                let index = text::index(self.line()?, self.at)?;
-                self.memo.put(index, self.top()?, self.at)?;
-            }
-            op::GET => {
-                let index = text::index(self.line()?, self.at)?;
-                self.recall(index)?;
-            }
-            op::INT => {
-                let number = text::int(self.line()?, self.at)?;
-                self.number(number)?;
-            }
-            op::LONG => {
-                let number = text::long(self.line()?, self.at)?;
-                self.number(number)?;
-            }
-            op::FLOAT => {
-                let value = text::float(self.line()?, self.at)?;
-                self.float(value)?;
-            }
-            op::UNICODE => {
-                let line = self.line()?;
-                match text::raw_unicode_escape(line, self.at)? {
-                    Cow::Borrowed(line) => {
-                        let node = self.input_range(Tag::Str, self.pos - 1 - line.len(), line.len())?;
-                        self.push(node);
-                    }
-                    Cow::Owned(bytes) => self.copied_text(Tag::SideStr, bytes)?,
-                }
-            }
-            op::STRING => {
-                let bytes = text::string_literal(self.line()?, self.at)?;
-                let tag = if bytes.is_ascii() { Tag::SideStr } else { Tag::SideBytes };
-                self.copied_text(tag, bytes)?;
-            }
-            op::BINSTRING | op::SHORT_BINSTRING => {
-                let len = match opcode {
-                    op::SHORT_BINSTRING => u64::from(self.take_array::<1>()?[0]),
-                    _ => u64::from(u32::from_le_bytes(self.take_array()?)),
-                };
-                // Python 2's `str`: text where it is ASCII, as Python 3 reads it, otherwise bytes.
-                let (start, len) = self.take_range(len)?;
-                let ascii = self.input[start..start + len].is_ascii();
-                let node = self.input_range(if ascii { Tag::Str } else { Tag::Bytes }, start, len)?;
-                self.push(node);
-            }
-            op::EXT1 | op::EXT2 | op::EXT4 => {
-                return Err(PickleError::Unsupported { what: "the extension registry of a process", at: self.at });
-            }
-            op::NEXT_BUFFER | op::READONLY_BUFFER => {
-                return Err(PickleError::Unsupported { what: "an out-of-band buffer", at: self.at });
-            }
-            _ => {
-                return Err(PickleError::Opcode { opcode, at: self.at });
-            }
-        }
-        Ok(())
-    }
-
     // Operands.
 
     #[inline]
-    fn take_array<const N: usize>(&mut self) -> Result<[u8; N]> {
+    pub(super) fn take_array<const N: usize>(&mut self) -> Result<[u8; N]> {
         match self.input.get(self.pos..).and_then(|rest| rest.first_chunk::<N>()) {
             Some(bytes) => {
                 self.pos += N;
@@ -365,7 +165,7 @@ impl<'a> Machine<'a> {
     }
 
     #[inline]
-    fn check_available(&self, len: u64) -> Result<()> {
+    pub(super) fn check_available(&self, len: u64) -> Result<()> {
         let there = (self.input.len() - self.pos) as u64;
         if len > there {
             return Err(PickleError::Truncated { at: self.at, needed: len - there });
@@ -374,7 +174,7 @@ impl<'a> Machine<'a> {
     }
 
     #[inline]
-    fn take_range(&mut self, len: u64) -> Result<(usize, usize)> {
+    pub(super) fn take_range(&mut self, len: u64) -> Result<(usize, usize)> {
         self.check_available(len)?;
         let start = self.pos;
         self.pos += len as usize;
@@ -382,7 +182,7 @@ impl<'a> Machine<'a> {
     }
 
     /// Up to the next newline, which is consumed.
-    fn line(&mut self) -> Result<&'a [u8]> {
+    pub(super) fn line(&mut self) -> Result<&'a [u8]> {
         let rest = &self.input[self.pos..];
         match rest.iter().position(|b| *b == b'\n') {
             Some(len) => {
@@ -393,12 +193,12 @@ impl<'a> Machine<'a> {
         }
     }
 
-    fn line_str(&mut self) -> Result<&'a str> {
+    pub(super) fn line_str(&mut self) -> Result<&'a str> {
         std::str::from_utf8(self.line()?).map_err(|_| PickleError::Unicode { at: self.at })
     }
 
     #[inline]
-    fn unicode(&mut self, len: u64) -> Result<()> {
+    pub(super) fn unicode(&mut self, len: u64) -> Result<()> {
         let (start, len) = self.take_range(len)?;
         if std::str::from_utf8(&self.input[start..start + len]).is_err() {
             return Err(PickleError::Unicode { at: self.at });
@@ -411,20 +211,20 @@ impl<'a> Machine<'a> {
     // Nodes.
 
     #[inline]
-    fn input_range(&mut self, tag: Tag, start: usize, len: usize) -> Result<Node> {
+    pub(super) fn input_range(&mut self, tag: Tag, start: usize, len: usize) -> Result<Node> {
         match Node::range(tag, start, len) {
             Some(node) => Ok(node),
             None => self.side_text(side(tag), SideText::Input { start, len }),
         }
     }
 
-    fn side_text(&mut self, tag: Tag, text: SideText) -> Result<Node> {
+    pub(super) fn side_text(&mut self, tag: Tag, text: SideText) -> Result<Node> {
         let index = self.table_index(self.tables.texts.len())?;
         self.tables.texts.push(text);
         Ok(Node::index(tag, index))
     }
 
-    fn copied_text(&mut self, tag: Tag, bytes: Vec<u8>) -> Result<()> {
+    pub(super) fn copied_text(&mut self, tag: Tag, bytes: Vec<u8>) -> Result<()> {
         let limit = self.input.len().saturating_mul(MAX_COPIED_PER_INPUT_BYTE);
         self.copied = self.copied.saturating_add(bytes.len());
         if self.copied > limit {
@@ -435,7 +235,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn number(&mut self, number: Number) -> Result<()> {
+    pub(super) fn number(&mut self, number: Number) -> Result<()> {
         let big = match number {
             Number::Bool(value) => {
                 self.push(Node::bool(value));
@@ -456,14 +256,14 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn float(&mut self, value: f64) -> Result<()> {
+    pub(super) fn float(&mut self, value: f64) -> Result<()> {
         let index = self.table_index(self.tables.floats.len())?;
         self.tables.floats.push(value);
         self.push(Node::index(Tag::Float, index));
         Ok(())
     }
 
-    fn persistent(&mut self, id: Node) -> Result<()> {
+    pub(super) fn persistent(&mut self, id: Node) -> Result<()> {
         let index = self.table_index(self.tables.persistent.len())?;
         self.tables.persistent.push(id);
         self.push(Node::index(Tag::Persistent, index));
@@ -508,7 +308,7 @@ impl<'a> Machine<'a> {
 
     /// Stack position of the lowest of the `count` topmost values.
     #[inline]
-    fn below(&self, count: usize) -> Result<usize> {
+    pub(super) fn below(&self, count: usize) -> Result<usize> {
         match self.stack.len().checked_sub(count) {
             Some(from) if from >= self.fence => Ok(from),
             _ => Err(PickleError::StackUnderflow { at: self.at }),
@@ -528,14 +328,14 @@ impl<'a> Machine<'a> {
 
     /// Closes the innermost mark and gives the stack height it was set at.
     #[inline]
-    fn pop_mark(&mut self) -> Result<usize> {
+    pub(super) fn pop_mark(&mut self) -> Result<usize> {
         let mark = self.marks.pop().ok_or(PickleError::Type { expected: "an open mark", at: self.at })?;
         self.fence = self.marks.last().copied().unwrap_or(0);
         Ok(mark)
     }
 
     #[inline]
-    fn recall(&mut self, index: u64) -> Result<()> {
+    pub(super) fn recall(&mut self, index: u64) -> Result<()> {
         match self.memo.ready(index as usize) {
             Some(node) => {
                 self.push(node);
@@ -589,7 +389,7 @@ impl<'a> Machine<'a> {
     // Tuples and objects; what containers do is in `fill`.
 
     #[inline]
-    fn tuple_of<const N: usize>(&mut self) -> Result<()> {
+    pub(super) fn tuple_of<const N: usize>(&mut self) -> Result<()> {
         let from = self.below(N)?;
         let start = self.tables.elements.len();
         let node = Node::range(Tag::Tuple, start, N).ok_or_else(|| self.too_many_objects())?;
@@ -599,7 +399,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn tuple(&mut self, from: usize) -> Result<()> {
+    pub(super) fn tuple(&mut self, from: usize) -> Result<()> {
         let (start, len) = (self.tables.elements.len(), self.stack.len() - from);
         if len > MAX_TUPLE_LEN {
             let limit = MAX_TUPLE_LEN as u64;
@@ -616,13 +416,13 @@ impl<'a> Machine<'a> {
     }
 
     #[inline]
-    fn new_object(&mut self, made: Made) -> Result<()> {
+    pub(super) fn new_object(&mut self, made: Made) -> Result<()> {
         let (args, class) = (self.pop()?, self.pop()?);
         self.object(class, args, made)
     }
 
     #[inline]
-    fn object(&mut self, class: Node, args: Node, made: Made) -> Result<()> {
+    pub(super) fn object(&mut self, class: Node, args: Node, made: Made) -> Result<()> {
         if class.tag() != Tag::Global || args.tag() != Tag::Tuple {
             return Err(PickleError::Type { expected: "a class by name and a tuple of arguments", at: self.at });
         }
@@ -648,64 +448,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// `_reconstructor(class, object, None)` is `class.__new__(class)`; with another base it stays the call.
-    fn build_instance(&mut self, reconstructor: Node, args: Node) -> Result<()> {
-        let (start, len) = args.as_range();
-        let arguments = self.tables.elements.get(start..start + len).unwrap_or(&[]);
-        let [class, base, Node::NONE] = *arguments else {
-            return self.object(reconstructor, args, Made::Call);
-        };
-        let base = self.tables.globals.get(base.as_index()).filter(|_| base.tag() == Tag::Global);
-        if base.is_some_and(|base| base.is("builtins", "object")) {
-            return self.object(class, Node::EMPTY_TUPLE, Made::New);
-        }
-        self.object(reconstructor, args, Made::Call)
-    }
-
-    /// Calls that stand for bytes, sizes and complex numbers in the protocols that have no instruction for them.
-    fn build_plain(&mut self, builder: Builder, args: Node) -> Result<()> {
-        let bad = PickleError::Type { expected: "the arguments that bytes, a size or a complex number is made of", at: self.at };
-        if args.tag() != Tag::Tuple {
-            return Err(bad);
-        }
-        let (start, len) = args.as_range();
-        let mut arguments = [Node::ABSENT; 2];
-        let Some(slots) = arguments.get_mut(..len) else {
-            return Err(bad);
-        };
-        slots.copy_from_slice(self.tables.elements.get(start..start + len).unwrap_or(&[]));
-        let (first, second) = (arguments[0], arguments[1]);
-        let empty = if builder == Builder::Bytes { Tag::Bytes } else { Tag::ByteArray };
-        match (builder, first.tag(), second.tag()) {
-            (Builder::Bytes | Builder::ByteArray, Tag::Absent, _) => {
-                let node = self.input_range(empty, 0, 0)?;
-                self.push(node);
-            }
-            (Builder::Bytes, Tag::Bytes | Tag::SideBytes, Tag::Absent) => self.push(first),
-            (Builder::ByteArray, Tag::Bytes, Tag::Absent) => self.push(first.retagged(Tag::ByteArray)),
-            (Builder::ByteArray, Tag::SideBytes, Tag::Absent) => self.push(first.retagged(Tag::SideByteArray)),
-            (Builder::ByteArray | Builder::Encode, Tag::Str | Tag::SideStr, Tag::Str | Tag::SideStr) => {
-                if !matches!(self.text_of(second), "latin1" | "latin-1") {
-                    return Err(bad);
-                }
-                let bytes = text::latin1(self.text_of(first)).ok_or(bad)?;
-                let tag = if builder == Builder::Encode { Tag::SideBytes } else { Tag::SideByteArray };
-                self.copied_text(tag, bytes)?;
-            }
-            (Builder::Size, Tag::Tuple, Tag::Absent) => self.push(first.retagged(Tag::Size)),
-            (Builder::Complex, Tag::Float, Tag::Float) => {
-                let part = |n: Node| self.tables.floats.get(n.as_index()).copied().unwrap_or_default();
-                let value = (part(first), part(second));
-                let index = self.table_index(self.tables.complexes.len())?;
-                self.tables.complexes.push(value);
-                self.push(Node::index(Tag::Complex, index));
-            }
-            _ => return Err(bad),
-        }
-        Ok(())
-    }
-
-    fn text_of(&self, node: Node) -> &str {
+    pub(super) fn text_of(&self, node: Node) -> &str {
         let bytes = match (node.tag(), self.tables.texts.get(node.as_index())) {
             (Tag::SideStr, Some(SideText::Owned(bytes))) => bytes,
             (Tag::SideStr, Some(SideText::Input { start, len })) => &self.input[*start..start + len],
@@ -718,7 +461,7 @@ impl<'a> Machine<'a> {
     }
 
     /// A string that lies in the input as it is; names of classes always do.
-    fn input_str(&self, node: Node) -> Option<&'a str> {
+    pub(super) fn input_str(&self, node: Node) -> Option<&'a str> {
         if node.tag() != Tag::Str {
             return None;
         }
@@ -726,7 +469,7 @@ impl<'a> Machine<'a> {
         self.input.get(start..start + len).and_then(|bytes| std::str::from_utf8(bytes).ok())
     }
 
-    fn global(&mut self, module: &'a str, name: &'a str) -> Result<()> {
+    pub(super) fn global(&mut self, module: &'a str, name: &'a str) -> Result<()> {
         let id = match self.global_ids.get(&(module, name)) {
             Some(&id) => id,
             None => {

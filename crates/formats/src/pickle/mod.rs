@@ -17,6 +17,7 @@ mod node;
 pub(crate) mod opcode;
 mod read_value;
 mod text;
+mod uncommon;
 mod write_value;
 
 pub use carried::Carried;
