@@ -31,11 +31,7 @@ impl Metadata {
 
     /// [`Metadata::decode`] with choices.
     pub fn decode_with(bytes: &[u8], options: DecodeOptions) -> Result<Metadata> {
-        let unknown = if options.carry_unknown_classes {
-            Unknown::Carry
-        } else {
-            Unknown::Refuse
-        };
+        let unknown = if options.carry_unknown_classes { Unknown::Carry } else { Unknown::Refuse };
         let document = decode(bytes, Policy::metadata().with_unknown(unknown))?;
         read_metadata(&document)
     }
@@ -63,10 +59,7 @@ impl Classes {
             chunk: find("ChunkStorageMetadata"),
             properties: [
                 find("TensorProperties"),
-                document.find_global(
-                    "torch.distributed._shard.sharded_tensor.metadata",
-                    "TensorProperties",
-                ),
+                document.find_global("torch.distributed._shard.sharded_tensor.metadata", "TensorProperties"),
             ],
             index: find("MetadataIndex"),
             storage_info: document.find_global(FILESYSTEM, "_StorageInfo"),
@@ -79,35 +72,14 @@ fn read_metadata(document: &Document<'_>) -> Result<Metadata> {
     let classes = Classes::of(document);
     let place = || "metadata".to_owned();
     let root = state_of(document, document.root(), classes.metadata);
-    let root = root.ok_or_else(|| {
-        wrong_type(
-            document,
-            document.root(),
-            place,
-            "an instance of `Metadata`",
-        )
-    })?;
-    let mut fields = Fields::new([
-        "state_dict_metadata",
-        "planner_data",
-        "storage_data",
-        "storage_meta",
-        "version",
-    ]);
+    let root = root.ok_or_else(|| wrong_type(document, document.root(), place, "an instance of `Metadata`"))?;
+    let mut fields = Fields::new(["state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version"]);
     let mut extra = ExtraFields::new();
-    let [entries, planner, storage, meta, version] =
-        fields.read(document, root, place, &mut extra)?;
+    let [entries, planner, storage, meta, version] = fields.read(document, root, place, &mut extra)?;
 
-    let mut metadata = Metadata {
-        version: None,
-        extra,
-        ..Metadata::new()
-    };
+    let mut metadata = Metadata { version: None, extra, ..Metadata::new() };
     if entries == Node::ABSENT {
-        return Err(MetadataError::MissingField {
-            place: place(),
-            field: "state_dict_metadata",
-        });
+        return Err(MetadataError::MissingField { place: place(), field: "state_dict_metadata" });
     }
     let (entries, names) = read_entries(document, &classes, entries)?;
     metadata.entries = entries;
@@ -134,14 +106,9 @@ fn read_planner_data(document: &Document<'_>, node: Node, metadata: &mut Metadat
     let mut unstored = std::collections::HashSet::new();
     for [key, path] in pairs {
         let place = || "key of `planner_data`".to_owned();
-        let key = document
-            .as_str(*key)
-            .ok_or_else(|| wrong_type(document, *key, place, "a str"))?;
+        let key = document.as_str(*key).ok_or_else(|| wrong_type(document, *key, place, "a str"))?;
         let path = read_path(document, key, *path)?;
-        let duplicate = || MetadataError::DuplicateKey {
-            key: key.into(),
-            place: "`planner_data`".into(),
-        };
+        let duplicate = || MetadataError::DuplicateKey { key: key.into(), place: "`planner_data`".into() };
         match metadata.entries.get_mut(key) {
             Some(entry) if entry.path.is_some() => return Err(duplicate()),
             Some(entry) => entry.path = Some(path),
@@ -154,40 +121,26 @@ fn read_planner_data(document: &Document<'_>, node: Node, metadata: &mut Metadat
 
 fn read_path(document: &Document<'_>, key: &str, node: Node) -> Result<KeyPath> {
     let place = || format!("`{key}`, path in `planner_data`");
-    let segments = document
-        .as_tuple(node)
-        .ok_or_else(|| wrong_type(document, node, place, "a tuple"))?;
+    let segments = document.as_tuple(node).ok_or_else(|| wrong_type(document, node, place, "a tuple"))?;
     let segments = segments.iter().enumerate().map(|(position, segment)| {
         if let Some(name) = document.as_str(*segment) {
             return Ok(PathSegment::Key(name.to_owned()));
         }
-        document
-            .as_i64(*segment)
-            .map(PathSegment::Index)
-            .ok_or_else(|| {
-                let found = describe(document, *segment);
-                MetadataError::PathSegment {
-                    key: key.into(),
-                    position,
-                    found,
-                }
-            })
+        document.as_i64(*segment).map(PathSegment::Index).ok_or_else(|| {
+            let found = describe(document, *segment);
+            MetadataError::PathSegment { key: key.into(), position, found }
+        })
     });
     segments.collect()
 }
 
-fn read_storage_meta(
-    document: &Document<'_>,
-    classes: &Classes,
-    node: Node,
-) -> Result<Option<StorageMeta>> {
+fn read_storage_meta(document: &Document<'_>, classes: &Classes, node: Node) -> Result<Option<StorageMeta>> {
     if node == Node::ABSENT || matches!(document.view(node), View::None) {
         return Ok(None);
     }
     let place = || "`storage_meta`".to_owned();
     let state = state_of(document, node, classes.storage_meta);
-    let state =
-        state.ok_or_else(|| wrong_type(document, node, place, "an instance of `StorageMeta`"))?;
+    let state = state.ok_or_else(|| wrong_type(document, node, place, "an instance of `StorageMeta`"))?;
     let mut fields = Fields::new(["checkpoint_id", "save_id", "load_id", "modules"]);
     let mut meta = StorageMeta::default();
     let [id, save_id, load_id, modules] = fields.read(document, state, place, &mut meta.extra)?;
@@ -196,16 +149,12 @@ fn read_storage_meta(
     meta.load_id = optional_str(document, load_id, || "`storage_meta`, `load_id`".into())?;
     if modules != Node::ABSENT {
         let place = || "`storage_meta`, `modules`".to_owned();
-        meta.modules = strings(document, modules)
-            .ok_or_else(|| wrong_type(document, modules, place, "a list of str"))?;
+        meta.modules = strings(document, modules).ok_or_else(|| wrong_type(document, modules, place, "a list of str"))?;
     }
     Ok(Some(meta))
 }
 
-fn read_checkpoint_id(
-    document: &Document<'_>,
-    node: Node,
-) -> Result<(Option<String>, Option<PathClass>)> {
+fn read_checkpoint_id(document: &Document<'_>, node: Node) -> Result<(Option<String>, Option<PathClass>)> {
     if node == Node::ABSENT {
         return Ok((None, None));
     }
@@ -220,11 +169,7 @@ fn read_checkpoint_id(
     }
 }
 
-fn optional_str(
-    document: &Document<'_>,
-    node: Node,
-    place: impl Fn() -> String,
-) -> Result<Option<String>> {
+fn optional_str(document: &Document<'_>, node: Node, place: impl Fn() -> String) -> Result<Option<String>> {
     match (node == Node::ABSENT, document.view(node)) {
         (true, _) | (_, View::None) => Ok(None),
         (_, View::Str(text)) => Ok(Some(text.to_owned())),
@@ -235,10 +180,7 @@ fn optional_str(
 /// A list or tuple of strings.
 pub(super) fn strings(document: &Document<'_>, node: Node) -> Option<Vec<String>> {
     match document.view(node) {
-        View::List(elements) | View::Tuple(elements) => elements
-            .iter()
-            .map(|n| document.as_str(*n).map(str::to_owned))
-            .collect(),
+        View::List(elements) | View::Tuple(elements) => elements.iter().map(|n| document.as_str(*n).map(str::to_owned)).collect(),
         _ => None,
     }
 }

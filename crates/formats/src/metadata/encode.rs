@@ -5,8 +5,7 @@
 
 use super::error::MetadataError;
 use super::types::{
-    EntryKind, ExtraFields, FileId, Metadata, PlannerData, StorageInfo, StorageMeta, TensorEntry,
-    TensorProperties,
+    EntryKind, ExtraFields, FileId, Metadata, PlannerData, StorageInfo, StorageMeta, TensorEntry, TensorProperties,
 };
 use crate::PathSegment;
 use crate::pickle::opcode as op;
@@ -30,8 +29,7 @@ impl Metadata {
     /// or lists one that doesn't stay inside the checkpoint.
     pub fn encode(&self) -> Result<Vec<u8>> {
         self.check_storage()?;
-        let capacity =
-            4096 + self.chunk_count() * BYTES_PER_CHUNK + self.entries.len() * BYTES_PER_ENTRY;
+        let capacity = 4096 + self.chunk_count() * BYTES_PER_CHUNK + self.entries.len() * BYTES_PER_ENTRY;
         let mut writer = Writer::new(Encoder::with_capacity(PROTOCOL, capacity)?);
         writer.metadata(self)?;
         Ok(writer.encoder.finish())
@@ -41,28 +39,17 @@ impl Metadata {
     fn check_storage(&self) -> Result<()> {
         for path in &self.files {
             if let Some(reason) = super::proof::path_problem(path) {
-                return Err(MetadataError::PathEscapes {
-                    key: "files".into(),
-                    path: path.clone(),
-                    reason,
-                });
+                return Err(MetadataError::PathEscapes { key: "files".into(), path: path.clone(), reason });
             }
         }
         let check = |key: &str, storage: &StorageInfo| {
             if storage.file.0 as usize >= self.files.len() {
-                return Err(MetadataError::File {
-                    key: key.into(),
-                    file: storage.file.0,
-                });
+                return Err(MetadataError::File { key: key.into(), file: storage.file.0 });
             }
             let (offset, length) = (storage.offset, storage.length);
             match offset.checked_add(length) {
                 Some(_) => Ok(()),
-                None => Err(MetadataError::Range {
-                    key: key.into(),
-                    offset,
-                    length,
-                }),
+                None => Err(MetadataError::Range { key: key.into(), offset, length }),
             }
         };
         for (key, entry) in &self.entries {
@@ -72,18 +59,12 @@ impl Metadata {
                     for (number, chunk) in tensor.chunks.iter().enumerate() {
                         check(key, &chunk.storage)?;
                         let inside = chunk.region.check_inside(&tensor.shape);
-                        inside.map_err(|source| MetadataError::Chunk {
-                            key: key.clone(),
-                            chunk: number,
-                            source,
-                        })?;
+                        inside.map_err(|source| MetadataError::Chunk { key: key.clone(), chunk: number, source })?;
                     }
                 }
             }
         }
-        self.unreferenced
-            .iter()
-            .try_for_each(|it| check(&it.key, &it.storage))
+        self.unreferenced.iter().try_for_each(|it| check(&it.key, &it.storage))
     }
 }
 
@@ -143,30 +124,9 @@ impl Writer {
         chunk.extend(field("offsets"));
         index.extend(field("fqn"));
         info.extend(field("relative_path"));
-        let (sizes, index_hint, offset, length) = (
-            field("sizes"),
-            field("index"),
-            field("offset"),
-            field("length"),
-        );
-        let prepared = Prepared {
-            size,
-            chunk,
-            sizes,
-            index,
-            index_hint,
-            offset,
-            info,
-            length,
-        };
-        Writer {
-            encoder,
-            prepared,
-            keys: Vec::new(),
-            offsets: Vec::new(),
-            files: Vec::new(),
-            layout: None,
-        }
+        let (sizes, index_hint, offset, length) = (field("sizes"), field("index"), field("offset"), field("length"));
+        let prepared = Prepared { size, chunk, sizes, index, index_hint, offset, info, length };
+        Writer { encoder, prepared, keys: Vec::new(), offsets: Vec::new(), files: Vec::new(), layout: None }
     }
 
     fn metadata(&mut self, metadata: &Metadata) -> Result<()> {
@@ -195,8 +155,7 @@ impl Writer {
     /// Starts an object whose fields follow.
     fn object(&mut self, module: &str, name: &str) {
         self.encoder.global(module, name);
-        self.encoder
-            .raw(&[op::EMPTY_TUPLE, op::NEWOBJ, op::EMPTY_DICT, op::MARK]);
+        self.encoder.raw(&[op::EMPTY_TUPLE, op::NEWOBJ, op::EMPTY_DICT, op::MARK]);
     }
 
     fn extra(&mut self, extra: &ExtraFields) -> Result<()> {
@@ -237,11 +196,7 @@ impl Writer {
         self.size(&tensor.shape);
         self.encoder.str("chunks");
         self.encoder.empty_list();
-        let mut extra = tensor
-            .extra
-            .iter()
-            .flat_map(|extra| &extra.chunks)
-            .peekable();
+        let mut extra = tensor.extra.iter().flat_map(|extra| &extra.chunks).peekable();
         // Chunks of one tensor mostly have the same sizes.
         let mut last: Option<(&[u64], Slot)> = None;
         for (number, chunk) in tensor.chunks.iter().enumerate() {
@@ -367,9 +322,7 @@ impl Writer {
                     self.info(metadata, storage)?;
                 }
                 EntryKind::Tensor(tensor) => {
-                    for (number, (chunk, offset)) in
-                        tensor.chunks.iter().zip(&mut offsets).enumerate()
-                    {
+                    for (number, (chunk, offset)) in tensor.chunks.iter().zip(&mut offsets).enumerate() {
                         if is_repeated(tensor, number) {
                             continue;
                         }
@@ -397,12 +350,7 @@ impl Writer {
     }
 
     #[inline]
-    fn index(
-        &mut self,
-        key: Slot,
-        chunk: Option<(usize, Slot)>,
-        extra: &ExtraFields,
-    ) -> Result<()> {
+    fn index(&mut self, key: Slot, chunk: Option<(usize, Slot)>, extra: &ExtraFields) -> Result<()> {
         self.encoder.raw(&self.prepared.index);
         self.encoder.get(key);
         self.encoder.raw(&self.prepared.index_hint);
@@ -444,8 +392,7 @@ impl Writer {
         match self.files.get(number) {
             Some(Some(slot)) => self.encoder.get(*slot),
             _ => {
-                self.encoder
-                    .str_once(metadata.files.get(number).map_or("", String::as_str));
+                self.encoder.str_once(metadata.files.get(number).map_or("", String::as_str));
                 let slot = self.encoder.memoize();
                 if let Some(known) = self.files.get_mut(number) {
                     *known = Some(slot);
@@ -469,8 +416,7 @@ impl Writer {
         match (&meta.checkpoint_id, meta.checkpoint_id_class) {
             (Some(text), Some(class)) => {
                 let text = text.clone();
-                self.encoder
-                    .value(&Value::Path(PathValue { class, text }))?;
+                self.encoder.value(&Value::Path(PathValue { class, text }))?;
             }
             (text, _) => self.optional_str(text.as_deref()),
         }
@@ -499,18 +445,13 @@ fn is_repeated(tensor: &TensorEntry, number: usize) -> bool {
     let Some(chunk) = tensor.chunks.get(number) else {
         return false;
     };
-    let before = number
-        .checked_sub(1)
-        .and_then(|before| tensor.chunks.get(before));
+    let before = number.checked_sub(1).and_then(|before| tensor.chunks.get(before));
     before.is_some_and(|before| before.region.offsets() == chunk.region.offsets())
 }
 
 fn index_extra(storage: &StorageInfo) -> &ExtraFields {
     static NOTHING: ExtraFields = Vec::new();
-    storage
-        .transforms
-        .as_deref()
-        .map_or(&NOTHING, |rare| &rare.index_extra)
+    storage.transforms.as_deref().map_or(&NOTHING, |rare| &rare.index_extra)
 }
 
 /// Items of a dict in batches of [`BATCH`], as CPython writes them.

@@ -9,8 +9,7 @@ use super::decode::Classes;
 use super::error::MetadataError;
 use super::fields::{Fields, describe, plain_instance, state_of, wrong_type};
 use super::types::{
-    Chunk, Entry, EntryKind, ExtraFields, FileId, MemoryFormat, StorageInfo, TensorEntry,
-    TensorExtra, TensorProperties,
+    Chunk, Entry, EntryKind, ExtraFields, FileId, MemoryFormat, StorageInfo, TensorEntry, TensorExtra, TensorProperties,
 };
 use crate::DType;
 use crate::pickle::{Document, Node, View};
@@ -27,9 +26,7 @@ pub(super) fn read_entries<'d>(
     node: Node,
 ) -> Result<(IndexMap<String, Entry>, Names<'d>)> {
     let place = || "`state_dict_metadata`".to_owned();
-    let pairs = document
-        .as_dict(node)
-        .ok_or_else(|| wrong_type(document, node, place, "a dict"))?;
+    let pairs = document.as_dict(node).ok_or_else(|| wrong_type(document, node, place, "a dict"))?;
     let mut reader = EntryReader {
         document,
         classes,
@@ -42,23 +39,12 @@ pub(super) fn read_entries<'d>(
     let mut names = Names::with_capacity(pairs.len());
     for [key_node, value] in pairs {
         let Some(key) = document.as_str(*key_node) else {
-            return Err(wrong_type(
-                document,
-                *key_node,
-                || "key of `state_dict_metadata`".into(),
-                "a str",
-            ));
+            return Err(wrong_type(document, *key_node, || "key of `state_dict_metadata`".into(), "a str"));
         };
         let number = u32::try_from(entries.len());
-        let number = number.map_err(|_| MetadataError::Limit {
-            what: "keys",
-            limit: u64::from(u32::MAX),
-        })?;
+        let number = number.map_err(|_| MetadataError::Limit { what: "keys", limit: u64::from(u32::MAX) })?;
         if names.insert(document.raw(*key_node), number).is_some() {
-            return Err(MetadataError::DuplicateKey {
-                key: key.into(),
-                place: place(),
-            });
+            return Err(MetadataError::DuplicateKey { key: key.into(), place: place() });
         }
         let kind = reader.entry(key, *value)?;
         entries.insert(key.to_owned(), Entry { path: None, kind });
@@ -86,52 +72,24 @@ impl EntryReader<'_, '_> {
         let state = state_of(self.document, node, self.classes.tensor);
         let state = state.ok_or_else(|| wrong_type(self.document, node, place, expected))?;
         let mut extra = TensorExtra::default();
-        let [properties, size, chunks] =
-            self.tensor_fields
-                .read(self.document, state, place, &mut extra.tensor)?;
-        for (node, field) in [
-            (properties, "properties"),
-            (size, "size"),
-            (chunks, "chunks"),
-        ] {
+        let [properties, size, chunks] = self.tensor_fields.read(self.document, state, place, &mut extra.tensor)?;
+        for (node, field) in [(properties, "properties"), (size, "size"), (chunks, "chunks")] {
             if node == Node::ABSENT {
-                return Err(MetadataError::MissingField {
-                    place: place(),
-                    field,
-                });
+                return Err(MetadataError::MissingField { place: place(), field });
             }
         }
         let properties = self.properties(key, properties)?;
         let mut shape = Dims::new();
         if !read_dims(self.document, size, &mut shape) {
-            return Err(wrong_type(
-                self.document,
-                size,
-                || format!("`{key}`, `size`"),
-                SIZES,
-            ));
+            return Err(wrong_type(self.document, size, || format!("`{key}`, `size`"), SIZES));
         }
-        Region::whole(&shape).map_err(|source| MetadataError::Shape {
-            key: key.into(),
-            source,
-        })?;
+        Region::whole(&shape).map_err(|source| MetadataError::Shape { key: key.into(), source })?;
         let chunks = self.chunks(key, chunks, &shape, &mut extra)?;
         let extra = (extra != TensorExtra::default()).then(|| Box::new(extra));
-        Ok(EntryKind::Tensor(TensorEntry {
-            properties,
-            shape,
-            chunks,
-            extra,
-        }))
+        Ok(EntryKind::Tensor(TensorEntry { properties, shape, chunks, extra }))
     }
 
-    fn chunks(
-        &mut self,
-        key: &str,
-        node: Node,
-        shape: &Dims,
-        extra: &mut TensorExtra,
-    ) -> Result<Vec<Chunk>> {
+    fn chunks(&mut self, key: &str, node: Node, shape: &Dims, extra: &mut TensorExtra) -> Result<Vec<Chunk>> {
         let document = self.document;
         let place = || format!("`{key}`, `chunks`");
         let list = match document.view(node) {
@@ -143,43 +101,19 @@ impl EntryReader<'_, '_> {
         for (number, node) in list.iter().enumerate() {
             let place = || format!("`{key}`, chunk {number}");
             let state = state_of(document, *node, self.classes.chunk);
-            let state = state.ok_or_else(|| {
-                wrong_type(
-                    document,
-                    *node,
-                    place,
-                    "an instance of `ChunkStorageMetadata`",
-                )
-            })?;
-            let [offsets, sizes] = self
-                .chunk_fields
-                .read(document, state, place, &mut unknown)?;
-            for (node, field, dims) in [
-                (offsets, "offsets", &mut self.offsets),
-                (sizes, "sizes", &mut self.sizes),
-            ] {
+            let state = state.ok_or_else(|| wrong_type(document, *node, place, "an instance of `ChunkStorageMetadata`"))?;
+            let [offsets, sizes] = self.chunk_fields.read(document, state, place, &mut unknown)?;
+            for (node, field, dims) in [(offsets, "offsets", &mut self.offsets), (sizes, "sizes", &mut self.sizes)] {
                 if !read_dims(document, node, dims) {
                     if node == Node::ABSENT {
-                        return Err(MetadataError::MissingField {
-                            place: place(),
-                            field,
-                        });
+                        return Err(MetadataError::MissingField { place: place(), field });
                     }
-                    return Err(wrong_type(
-                        document,
-                        node,
-                        || format!("{}, `{field}`", place()),
-                        SIZES,
-                    ));
+                    return Err(wrong_type(document, node, || format!("{}, `{field}`", place()), SIZES));
                 }
             }
             let region = Region::new(&self.offsets, &self.sizes)
                 .and_then(|region| region.check_inside(shape).map(|()| region))
-                .map_err(|source| MetadataError::Chunk {
-                    key: key.into(),
-                    chunk: number,
-                    source,
-                })?;
+                .map_err(|source| MetadataError::Chunk { key: key.into(), chunk: number, source })?;
             let storage = StorageInfo::new(FileId::UNSET, 0, 0);
             chunks.push(Chunk { region, storage });
             if !unknown.is_empty() {
@@ -192,36 +126,18 @@ impl EntryReader<'_, '_> {
     fn properties(&self, key: &str, node: Node) -> Result<TensorProperties> {
         let document = self.document;
         let place = || format!("`{key}`, `properties`");
-        let wrong = || {
-            wrong_type(
-                document,
-                node,
-                place,
-                "an instance of `TensorProperties` with its five or six values",
-            )
-        };
+        let wrong = || wrong_type(document, node, place, "an instance of `TensorProperties` with its five or six values");
         let classes = self.classes.properties.iter();
-        let object = classes
-            .filter_map(|class| plain_instance(document, node, Some((*class)?)))
-            .next();
-        let state = object
-            .and_then(|object| document.as_tuple(object.state?))
-            .ok_or_else(wrong)?;
+        let object = classes.filter_map(|class| plain_instance(document, node, Some((*class)?))).next();
+        let state = object.and_then(|object| document.as_tuple(object.state?)).ok_or_else(wrong)?;
         let (dtype, layout, requires_grad, format, pin_memory, strides) = match *state {
             [dtype, layout, grad, format, pin] => (dtype, layout, grad, format, pin, None),
-            [dtype, layout, grad, format, pin, strides] => {
-                (dtype, layout, grad, format, pin, Some(strides))
-            }
+            [dtype, layout, grad, format, pin, strides] => (dtype, layout, grad, format, pin, Some(strides)),
             _ => return Err(wrong()),
         };
         let flag = |node: Node, what: &str| match document.view(node) {
             View::Bool(value) => Ok(value),
-            _ => Err(wrong_type(
-                document,
-                node,
-                || format!("{}, `{what}`", place()),
-                "a bool",
-            )),
+            _ => Err(wrong_type(document, node, || format!("{}, `{what}`", place()), "a bool")),
         };
         self.check_layout(key, layout)?;
         Ok(TensorProperties {
@@ -238,12 +154,7 @@ impl EntryReader<'_, '_> {
                 Some(node) => {
                     let mut strides = Dims::new();
                     if !read_dims(document, node, &mut strides) {
-                        return Err(wrong_type(
-                            document,
-                            node,
-                            || format!("{}, `strides`", place()),
-                            SIZES,
-                        ));
+                        return Err(wrong_type(document, node, || format!("{}, `strides`", place()), SIZES));
                     }
                     Some(strides)
                 }
@@ -253,17 +164,10 @@ impl EntryReader<'_, '_> {
 
     fn dtype(&self, key: &str, node: Node) -> Result<DType> {
         match self.document.as_global(node) {
-            Some(global) if global.module() == "torch" => DType::from_name(global.name())
-                .ok_or_else(|| MetadataError::DType {
-                    key: key.into(),
-                    dtype: global.path(),
-                }),
-            _ => Err(wrong_type(
-                self.document,
-                node,
-                || format!("`{key}`, `dtype`"),
-                "a torch dtype",
-            )),
+            Some(global) if global.module() == "torch" => {
+                DType::from_name(global.name()).ok_or_else(|| MetadataError::DType { key: key.into(), dtype: global.path() })
+            }
+            _ => Err(wrong_type(self.document, node, || format!("`{key}`, `dtype`"), "a torch dtype")),
         }
     }
 
@@ -277,14 +181,8 @@ impl EntryReader<'_, '_> {
         });
         match name {
             Some("torch.strided") => Ok(()),
-            Some(other) => Err(MetadataError::Layout {
-                key: key.into(),
-                layout: other.into(),
-            }),
-            None => Err(MetadataError::Layout {
-                key: key.into(),
-                layout: describe(self.document, node),
-            }),
+            Some(other) => Err(MetadataError::Layout { key: key.into(), layout: other.into() }),
+            None => Err(MetadataError::Layout { key: key.into(), layout: describe(self.document, node) }),
         }
     }
 
@@ -294,8 +192,7 @@ impl EntryReader<'_, '_> {
         let object = document.as_object(node)?;
         let function = document.global(object.class);
         let args = document.as_tuple(object.args)?;
-        let is_encoding =
-            |name: &str| matches!(name, "_MEM_FORMAT_ENCODING" | "MEM_FORMAT_ENCODING");
+        let is_encoding = |name: &str| matches!(name, "_MEM_FORMAT_ENCODING" | "MEM_FORMAT_ENCODING");
         match args {
             [number] if is_encoding(function.name()) => match document.as_i64(*number)? {
                 0 => Some(MemoryFormat::Contiguous),
@@ -337,10 +234,8 @@ pub(super) fn read_dims(document: &Document<'_>, node: Node, dims: &mut Dims) ->
 
 #[inline]
 pub(super) fn dims_of<'d>(document: &'d Document<'_>, node: Node) -> Option<&'d [Node]> {
-    document
-        .as_dims(node)
-        .or_else(|| match document.view(node) {
-            View::List(elements) => Some(elements),
-            _ => None,
-        })
+    document.as_dims(node).or_else(|| match document.view(node) {
+        View::List(elements) => Some(elements),
+        _ => None,
+    })
 }

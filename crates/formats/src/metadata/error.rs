@@ -101,9 +101,7 @@ pub enum MetadataError {
         layout: String,
     },
     /// A path segment that is neither a string nor an integer.
-    #[error(
-        "`{key}`: path in the state dict has {found} at position {position}; strings and integers are supported"
-    )]
+    #[error("`{key}`: path in the state dict has {found} at position {position}; strings and integers are supported")]
     PathSegment {
         /// The key.
         key: String,

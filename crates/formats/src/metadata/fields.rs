@@ -13,10 +13,7 @@ pub(super) struct Fields<const N: usize> {
 
 impl<const N: usize> Fields<N> {
     pub(super) fn new(names: [&'static str; N]) -> Self {
-        Fields {
-            names,
-            nodes: [Node::ABSENT; N],
-        }
+        Fields { names, nodes: [Node::ABSENT; N] }
     }
 
     /// Which field a key is; the field at `likely` is tried first.
@@ -48,10 +45,7 @@ impl<const N: usize> Fields<N> {
             match self.position(document, *key, i) {
                 Some(field) if values[field] == Node::ABSENT => values[field] = *value,
                 Some(field) => {
-                    return Err(MetadataError::DuplicateKey {
-                        key: self.names[field].into(),
-                        place: place(),
-                    });
+                    return Err(MetadataError::DuplicateKey { key: self.names[field].into(), place: place() });
                 }
                 None => unknown_field(document, *key, *value, &place, unknown)?,
             }
@@ -69,18 +63,10 @@ fn unknown_field(
     unknown: &mut ExtraFields,
 ) -> Result<(), MetadataError> {
     let Some(name) = document.as_str(key) else {
-        return Err(wrong_type(
-            document,
-            key,
-            || format!("{}, name of a field", place()),
-            "a str",
-        ));
+        return Err(wrong_type(document, key, || format!("{}, name of a field", place()), "a str"));
     };
     if unknown.iter().any(|(known, _)| known == name) {
-        return Err(MetadataError::DuplicateKey {
-            key: name.into(),
-            place: place(),
-        });
+        return Err(MetadataError::DuplicateKey { key: name.into(), place: place() });
     }
     unknown.push((name.to_owned(), document.carry(value)?));
     Ok(())
@@ -88,11 +74,7 @@ fn unknown_field(
 
 /// The state dict of an instance of `class` that was made without arguments.
 #[inline]
-pub(super) fn state_of<'d>(
-    document: &'d Document<'_>,
-    node: Node,
-    class: Option<GlobalId>,
-) -> Option<&'d [[Node; 2]]> {
+pub(super) fn state_of<'d>(document: &'d Document<'_>, node: Node, class: Option<GlobalId>) -> Option<&'d [[Node; 2]]> {
     let object = plain_instance(document, node, class)?;
     match object.state {
         // A class without fields has no state.
@@ -107,17 +89,11 @@ pub(super) fn state_of<'d>(
 
 /// An instance of `class`, made without arguments and neither list nor dict.
 #[inline]
-pub(super) fn plain_instance<'d>(
-    document: &'d Document<'_>,
-    node: Node,
-    class: Option<GlobalId>,
-) -> Option<Object<'d>> {
+pub(super) fn plain_instance<'d>(document: &'d Document<'_>, node: Node, class: Option<GlobalId>) -> Option<Object<'d>> {
     let object = document.object(node)?;
     let plain = Some(object.class) == class
         && object.made != Made::NewWithKeywords
-        && document
-            .as_tuple(object.args)
-            .is_some_and(<[Node]>::is_empty)
+        && document.as_tuple(object.args).is_some_and(<[Node]>::is_empty)
         && object.items.is_empty()
         && object.pairs.is_empty();
     plain.then_some(object)
@@ -142,11 +118,7 @@ pub(super) fn wrong_type(
     place: impl Fn() -> String,
     expected: &'static str,
 ) -> MetadataError {
-    MetadataError::Type {
-        place: place(),
-        expected,
-        found: describe(document, node),
-    }
+    MetadataError::Type { place: place(), expected, found: describe(document, node) }
 }
 
 /// A small table from nodes to numbers that forgets: a lookup costs the same whatever the file does.
@@ -158,9 +130,7 @@ const CACHE_BITS: u32 = 13;
 
 impl NodeCache {
     pub(super) fn new() -> NodeCache {
-        NodeCache {
-            slots: vec![(Node::ABSENT, 0); 1 << CACHE_BITS],
-        }
+        NodeCache { slots: vec![(Node::ABSENT, 0); 1 << CACHE_BITS] }
     }
 
     #[inline]

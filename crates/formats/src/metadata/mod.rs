@@ -15,6 +15,6 @@ mod types;
 pub use decode::DecodeOptions;
 pub use error::MetadataError;
 pub use types::{
-    Chunk, Entry, EntryKind, ExtraFields, FileId, MemoryFormat, Metadata, PlannerData, StorageInfo,
-    StorageMeta, TensorEntry, TensorExtra, TensorProperties, Transforms, Unreferenced,
+    Chunk, Entry, EntryKind, ExtraFields, FileId, MemoryFormat, Metadata, PlannerData, StorageInfo, StorageMeta, TensorEntry,
+    TensorExtra, TensorProperties, Transforms, Unreferenced,
 };

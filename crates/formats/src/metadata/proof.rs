@@ -25,10 +25,7 @@ pub(super) fn path_problem(path: &str) -> Option<&'static str> {
     if path.split(['/', '\\']).any(|part| part == "..") {
         return Some("it contains `..`");
     }
-    if path
-        .split(['/', '\\'])
-        .all(|part| part.is_empty() || part == ".")
-    {
+    if path.split(['/', '\\']).all(|part| part.is_empty() || part == ".") {
         return Some("it names a folder");
     }
     None
@@ -43,30 +40,14 @@ impl Metadata {
             let EntryKind::Tensor(tensor) = &entry.kind else {
                 continue;
             };
-            let regions: Vec<Region> = tensor
-                .chunks
-                .iter()
-                .map(|chunk| chunk.region.clone())
-                .collect();
-            let found =
-                coverage(&tensor.shape, &regions).map_err(|source| MetadataError::Shape {
-                    key: key.clone(),
-                    source,
-                })?;
+            let regions: Vec<Region> = tensor.chunks.iter().map(|chunk| chunk.region.clone()).collect();
+            let found = coverage(&tensor.shape, &regions).map_err(|source| MetadataError::Shape { key: key.clone(), source })?;
             if let Some(gap) = found.gaps.into_iter().next() {
-                return Err(MetadataError::Gap {
-                    key: key.clone(),
-                    region: gap,
-                });
+                return Err(MetadataError::Gap { key: key.clone(), region: gap });
             }
             if let Some(overlap) = found.overlaps.into_iter().next() {
                 let (first, second) = (overlap.first, overlap.second);
-                return Err(MetadataError::Overlap {
-                    key: key.clone(),
-                    first,
-                    second,
-                    region: overlap.region,
-                });
+                return Err(MetadataError::Overlap { key: key.clone(), first, second, region: overlap.region });
             }
         }
         Ok(())
@@ -79,23 +60,10 @@ mod tests {
 
     #[test]
     fn paths_that_stay_inside_pass_and_others_do_not() {
-        for good in [
-            "__0_0.distcp",
-            "a/b.distcp",
-            "..a",
-            "a../b",
-            "./a",
-            "...",
-            "a b",
-            "x:y/z",
-            "ab:c",
-        ] {
+        for good in ["__0_0.distcp", "a/b.distcp", "..a", "a../b", "./a", "...", "a b", "x:y/z", "ab:c"] {
             assert_eq!(path_problem(good), None, "{good}");
         }
-        for bad in [
-            "", ".", "./", "..", "../a", "a/..", "a/../b", "a\\..\\b", "/a", "\\a", "//a", "C:a",
-            "c:\\a", "a\0b",
-        ] {
+        for bad in ["", ".", "./", "..", "../a", "a/..", "a/../b", "a\\..\\b", "/a", "\\a", "//a", "C:a", "c:\\a", "a\0b"] {
             assert!(path_problem(bad).is_some(), "{bad}");
         }
     }

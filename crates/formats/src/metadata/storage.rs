@@ -13,9 +13,7 @@ use super::entries::{Names, SIZES, dims_of, read_dims};
 use super::error::MetadataError;
 use super::fields::{Fields, NodeCache, state_of, wrong_type};
 use super::proof::path_problem;
-use super::types::{
-    Chunk, EntryKind, ExtraFields, FileId, Metadata, StorageInfo, Transforms, Unreferenced,
-};
+use super::types::{Chunk, EntryKind, ExtraFields, FileId, Metadata, StorageInfo, Transforms, Unreferenced};
 use crate::pickle::{Document, Node, View};
 
 type Result<T> = std::result::Result<T, MetadataError>;
@@ -45,46 +43,31 @@ pub(super) fn read_storage(
         last_transforms: None,
     };
     let mut index_fields = Fields::new(["fqn", "index", "offset"]);
-    let mut targets: Vec<Target<'_>> = metadata
-        .entries
-        .values_mut()
-        .map(|entry| Target::of(&mut entry.kind))
-        .collect();
+    let mut targets: Vec<Target<'_>> = metadata.entries.values_mut().map(|entry| Target::of(&mut entry.kind)).collect();
     let mut finder = ChunkFinder::default();
 
     for [index, info] in pairs {
         let place = || "key of `storage_data`".to_owned();
         let state = state_of(document, *index, classes.index);
-        let state = state
-            .ok_or_else(|| wrong_type(document, *index, place, "an instance of `MetadataIndex`"))?;
+        let state = state.ok_or_else(|| wrong_type(document, *index, place, "an instance of `MetadataIndex`"))?;
         let mut index_extra = ExtraFields::new();
         let [fqn, hint, offset] = index_fields.read(document, state, place, &mut index_extra)?;
         let number = reader.entry_number(fqn)?;
         let Some(info_state) = state_of(document, *info, classes.storage_info) else {
             let place = || format!("`{}`, storage info", key_text(document, fqn));
-            return Err(wrong_type(
-                document,
-                *info,
-                place,
-                "an instance of `_StorageInfo`",
-            ));
+            return Err(wrong_type(document, *info, place, "an instance of `_StorageInfo`"));
         };
         let storage = reader.info(fqn, info_state, index_extra)?;
-        let offset =
-            Some(offset).filter(|o| *o != Node::ABSENT && !matches!(document.view(*o), View::None));
+        let offset = Some(offset).filter(|o| *o != Node::ABSENT && !matches!(document.view(*o), View::None));
         let target = number.and_then(|number| Some((number, targets.get_mut(number as usize)?)));
         let slot = match (target, offset) {
             (Some((_, Target::Bytes(slot))), None) => Some(&mut **slot),
             (Some((number, Target::Tensor { chunks, filled })), Some(offset)) => {
-                let hint = document
-                    .as_i64(hint)
-                    .and_then(|hint| usize::try_from(hint).ok());
-                finder
-                    .find(document, number, chunks, hint, offset)
-                    .map(|chunk| {
-                        *filled += usize::from(chunks[chunk].storage.file == FileId::UNSET);
-                        &mut chunks[chunk].storage
-                    })
+                let hint = document.as_i64(hint).and_then(|hint| usize::try_from(hint).ok());
+                finder.find(document, number, chunks, hint, offset).map(|chunk| {
+                    *filled += usize::from(chunks[chunk].storage.file == FileId::UNSET);
+                    &mut chunks[chunk].storage
+                })
             }
             _ => None,
         };
@@ -92,10 +75,7 @@ pub(super) fn read_storage(
             Some(slot) if slot.file == FileId::UNSET => *slot = storage,
             Some(_) => {
                 let what = what_text(document, offset);
-                return Err(MetadataError::DuplicateStorage {
-                    key: key_text(document, fqn),
-                    what,
-                });
+                return Err(MetadataError::DuplicateStorage { key: key_text(document, fqn), what });
             }
             None => {
                 let key = key_text(document, fqn);
@@ -106,42 +86,25 @@ pub(super) fn read_storage(
                     let place = || format!("`{key}`, offset of a storage info");
                     return Err(wrong_type(document, offset, place, SIZES));
                 }
-                metadata.unreferenced.push(Unreferenced {
-                    key,
-                    offsets,
-                    storage,
-                });
+                metadata.unreferenced.push(Unreferenced { key, offsets, storage });
             }
         }
     }
-    let incomplete: Vec<usize> = targets
-        .iter()
-        .enumerate()
-        .filter(|(_, target)| !target.is_complete())
-        .map(|(i, _)| i)
-        .collect();
+    let incomplete: Vec<usize> = targets.iter().enumerate().filter(|(_, target)| !target.is_complete()).map(|(i, _)| i).collect();
     metadata.files = reader.files;
-    incomplete
-        .into_iter()
-        .try_for_each(|number| fill_twins(metadata, number))
+    incomplete.into_iter().try_for_each(|number| fill_twins(metadata, number))
 }
 
 /// What still needs a storage info.
 enum Target<'e> {
-    Tensor {
-        chunks: &'e mut [Chunk],
-        filled: usize,
-    },
+    Tensor { chunks: &'e mut [Chunk], filled: usize },
     Bytes(&'e mut StorageInfo),
 }
 
 impl Target<'_> {
     fn of(kind: &mut EntryKind) -> Target<'_> {
         match kind {
-            EntryKind::Tensor(tensor) => Target::Tensor {
-                chunks: &mut tensor.chunks,
-                filled: 0,
-            },
+            EntryKind::Tensor(tensor) => Target::Tensor { chunks: &mut tensor.chunks, filled: 0 },
             EntryKind::Bytes(storage) => Target::Bytes(storage),
         }
     }
@@ -161,28 +124,19 @@ fn fill_twins(metadata: &mut Metadata, number: usize) -> Result<()> {
         return Ok(());
     };
     let EntryKind::Tensor(tensor) = &mut entry.kind else {
-        return Err(MetadataError::NoStorage {
-            key: key.clone(),
-            what: "value".into(),
-        });
+        return Err(MetadataError::NoStorage { key: key.clone(), what: "value".into() });
     };
     let mut known: HashMap<Dims, StorageInfo> = HashMap::new();
     for chunk in &tensor.chunks {
         if chunk.storage.file != FileId::UNSET {
-            known.insert(
-                Dims::from_slice(chunk.region.offsets()),
-                chunk.storage.clone(),
-            );
+            known.insert(Dims::from_slice(chunk.region.offsets()), chunk.storage.clone());
         }
     }
     for chunk in &mut tensor.chunks {
         if chunk.storage.file == FileId::UNSET {
             let what = || format!("chunk at {:?}", chunk.region.offsets());
             let storage = known.get(chunk.region.offsets());
-            let missing = || MetadataError::NoStorage {
-                key: key.clone(),
-                what: what(),
-            };
+            let missing = || MetadataError::NoStorage { key: key.clone(), what: what() };
             chunk.storage = storage.cloned().ok_or_else(missing)?;
         }
     }
@@ -217,21 +171,13 @@ impl ChunkFinder {
     }
 
     #[cold]
-    fn search(
-        &mut self,
-        document: &Document<'_>,
-        number: u32,
-        chunks: &[Chunk],
-        offset: Node,
-    ) -> Option<usize> {
+    fn search(&mut self, document: &Document<'_>, number: u32, chunks: &[Chunk], offset: Node) -> Option<usize> {
         if !read_dims(document, offset, &mut self.dims) {
             return None;
         }
         let by_offsets = self.by_offsets.entry(number).or_insert_with(|| {
             let chunks = chunks.iter().enumerate().rev();
-            chunks
-                .map(|(i, chunk)| (Dims::from_slice(chunk.region.offsets()), i))
-                .collect()
+            chunks.map(|(i, chunk)| (Dims::from_slice(chunk.region.offsets()), i)).collect()
         });
         by_offsets.get(&self.dims).copied()
     }
@@ -239,14 +185,8 @@ impl ChunkFinder {
 
 #[inline]
 fn same_dims(document: &Document<'_>, dims: &[Node], offsets: &[u64]) -> bool {
-    let same = |node: &Node, offset: &u64| {
-        document.as_i64(*node).and_then(|v| u64::try_from(v).ok()) == Some(*offset)
-    };
-    dims.len() == offsets.len()
-        && dims
-            .iter()
-            .zip(offsets)
-            .all(|(node, offset)| same(node, offset))
+    let same = |node: &Node, offset: &u64| document.as_i64(*node).and_then(|v| u64::try_from(v).ok()) == Some(*offset);
+    dims.len() == offsets.len() && dims.iter().zip(offsets).all(|(node, offset)| same(node, offset))
 }
 
 struct StorageReader<'d, 'a> {
@@ -274,11 +214,7 @@ impl StorageReader<'_, '_> {
                     let place = || "key of `storage_data`, `fqn`".to_owned();
                     return Err(wrong_type(self.document, fqn, place, "a str"));
                 }
-                let number = self
-                    .names
-                    .get(self.document.raw(fqn))
-                    .copied()
-                    .unwrap_or(NO_ENTRY);
+                let number = self.names.get(self.document.raw(fqn)).copied().unwrap_or(NO_ENTRY);
                 self.names_cache.put(fqn, number);
                 number
             }
@@ -287,24 +223,15 @@ impl StorageReader<'_, '_> {
     }
 
     #[inline]
-    fn info(
-        &mut self,
-        fqn: Node,
-        state: &[[Node; 2]],
-        index_extra: ExtraFields,
-    ) -> Result<StorageInfo> {
+    fn info(&mut self, fqn: Node, state: &[[Node; 2]], index_extra: ExtraFields) -> Result<StorageInfo> {
         let document = self.document;
         let place = || format!("`{}`, storage info", key_text(document, fqn));
         let mut extra = ExtraFields::new();
-        let [path, offset, length, transforms] =
-            self.info_fields.read(document, state, place, &mut extra)?;
+        let [path, offset, length, transforms] = self.info_fields.read(document, state, place, &mut extra)?;
         let number = |node: Node, field: &'static str| {
             let number = document.as_u64(node);
             number.ok_or_else(|| match node == Node::ABSENT {
-                true => MetadataError::MissingField {
-                    place: place(),
-                    field,
-                },
+                true => MetadataError::MissingField { place: place(), field },
                 false => {
                     let place = || format!("{}, `{field}`", place());
                     wrong_type(document, node, place, "an integer from 0 to 2^64 - 1")
@@ -313,27 +240,17 @@ impl StorageReader<'_, '_> {
         };
         let (offset, length) = (number(offset, "offset")?, number(length, "length")?);
         if offset.checked_add(length).is_none() {
-            return Err(MetadataError::Range {
-                key: key_text(document, fqn),
-                offset,
-                length,
-            });
+            return Err(MetadataError::Range { key: key_text(document, fqn), offset, length });
         }
         let file = match self.files_cache.get(path) {
             Some(id) => FileId(id),
             None => self.file(fqn, path)?,
         };
-        let transforms =
-            match transforms == Node::ABSENT && extra.is_empty() && index_extra.is_empty() {
-                true => None,
-                false => self.transforms(fqn, transforms, extra, index_extra)?,
-            };
-        Ok(StorageInfo {
-            file,
-            offset,
-            length,
-            transforms,
-        })
+        let transforms = match transforms == Node::ABSENT && extra.is_empty() && index_extra.is_empty() {
+            true => None,
+            false => self.transforms(fqn, transforms, extra, index_extra)?,
+        };
+        Ok(StorageInfo { file, offset, length, transforms })
     }
 
     fn file(&mut self, fqn: Node, node: Node) -> Result<FileId> {
@@ -341,37 +258,19 @@ impl StorageReader<'_, '_> {
         let Some(path) = document.as_str(node) else {
             if node == Node::ABSENT {
                 let place = format!("`{}`, storage info", key_text(document, fqn));
-                return Err(MetadataError::MissingField {
-                    place,
-                    field: "relative_path",
-                });
+                return Err(MetadataError::MissingField { place, field: "relative_path" });
             }
-            let place = || {
-                format!(
-                    "`{}`, storage info, `relative_path`",
-                    key_text(document, fqn)
-                )
-            };
+            let place = || format!("`{}`, storage info, `relative_path`", key_text(document, fqn));
             return Err(wrong_type(document, node, place, "a str"));
         };
         if let Some(reason) = path_problem(path) {
-            return Err(MetadataError::PathEscapes {
-                key: key_text(document, fqn),
-                path: path.into(),
-                reason,
-            });
+            return Err(MetadataError::PathEscapes { key: key_text(document, fqn), path: path.into(), reason });
         }
         let id = match self.file_ids.get(document.raw(node)) {
             Some(id) => *id,
             None => {
-                let limit = MetadataError::Limit {
-                    what: "files",
-                    limit: u64::from(u32::MAX),
-                };
-                let id = u32::try_from(self.files.len())
-                    .ok()
-                    .filter(|id| *id != FileId::UNSET.0)
-                    .ok_or(limit)?;
+                let limit = MetadataError::Limit { what: "files", limit: u64::from(u32::MAX) };
+                let id = u32::try_from(self.files.len()).ok().filter(|id| *id != FileId::UNSET.0).ok_or(limit)?;
                 self.files.push(path.to_owned());
                 self.file_ids.insert(document.raw(node), id);
                 id
@@ -400,23 +299,14 @@ impl StorageReader<'_, '_> {
         let descriptors = match (node == Node::ABSENT, document.view(node)) {
             (true, _) | (_, View::None) => None,
             _ => Some(strings(document, node).ok_or_else(|| {
-                let place = || {
-                    format!(
-                        "`{}`, storage info, `transform_descriptors`",
-                        key_text(document, fqn)
-                    )
-                };
+                let place = || format!("`{}`, storage info, `transform_descriptors`", key_text(document, fqn));
                 wrong_type(document, node, place, "a list of str")
             })?),
         };
         if descriptors.is_none() && plain {
             return Ok(None);
         }
-        let transforms = Transforms {
-            descriptors,
-            extra,
-            index_extra,
-        };
+        let transforms = Transforms { descriptors, extra, index_extra };
         // Without a repeated node, equal lists are still shared with the one before.
         let shared = match &self.last_transforms {
             Some((_, last)) if **last == transforms => last.clone(),

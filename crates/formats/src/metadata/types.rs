@@ -158,12 +158,7 @@ pub struct StorageInfo {
 impl StorageInfo {
     /// A record whose bytes are as they are.
     pub fn new(file: FileId, offset: u64, length: u64) -> StorageInfo {
-        StorageInfo {
-            file,
-            offset,
-            length,
-            transforms: None,
-        }
+        StorageInfo { file, offset, length, transforms: None }
     }
 }
 
@@ -208,13 +203,7 @@ impl TensorProperties {
     /// A contiguous tensor without gradient.
     pub fn new(dtype: DType) -> TensorProperties {
         let memory_format = MemoryFormat::Contiguous;
-        TensorProperties {
-            dtype,
-            requires_grad: false,
-            memory_format,
-            pin_memory: false,
-            strides: None,
-        }
+        TensorProperties { dtype, requires_grad: false, memory_format, pin_memory: false, strides: None }
     }
 }
 

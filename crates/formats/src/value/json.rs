@@ -23,9 +23,7 @@ impl Value {
                 None => Json::String(float_repr(*value)),
             },
             Value::Str(text) => Json::String(text.clone()),
-            Value::List(elements) | Value::Tuple(elements) => {
-                elements.iter().map(Value::to_json).collect()
-            }
+            Value::List(elements) | Value::Tuple(elements) => elements.iter().map(Value::to_json).collect(),
             Value::Size(dims) => dims.iter().map(|d| Json::from(*d)).collect(),
             Value::Dict(pairs) | Value::OrderedDict(pairs) => {
                 let pairs = pairs.iter().map(|(k, v)| (json_key(k), v.to_json()));
@@ -56,10 +54,7 @@ mod tests {
     #[test]
     fn json_is_what_python_writes() {
         let value = Value::Dict(vec![
-            (
-                Value::from("a"),
-                Value::Tuple(vec![Value::from(1), Value::from(0.5), Value::None]),
-            ),
+            (Value::from("a"), Value::Tuple(vec![Value::from(1), Value::from(0.5), Value::None])),
             (Value::from(3), Value::Size(vec![2, 3])),
             (Value::from(true), Value::from(f64::INFINITY)),
             (Value::None, Value::Int((1u64 << 63).into())),

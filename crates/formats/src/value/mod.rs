@@ -90,14 +90,9 @@ impl PathClass {
 
     /// The class of a name.
     pub fn from_name(name: &str) -> Option<PathClass> {
-        [
-            PathClass::Posix,
-            PathClass::Windows,
-            PathClass::PurePosix,
-            PathClass::PureWindows,
-        ]
-        .into_iter()
-        .find(|class| class.name() == name)
+        [PathClass::Posix, PathClass::Windows, PathClass::PurePosix, PathClass::PureWindows]
+            .into_iter()
+            .find(|class| class.name() == name)
     }
 }
 
@@ -136,11 +131,7 @@ impl NumpyScalar {
         match self.code.as_str() {
             "b1" => Value::Bool(le.first().is_some_and(|b| *b != 0)),
             "i1" | "i2" | "i4" | "i8" => {
-                let fill = if le.last().is_some_and(|b| b & 0x80 != 0) {
-                    0xff
-                } else {
-                    0
-                };
+                let fill = if le.last().is_some_and(|b| b & 0x80 != 0) { 0xff } else { 0 };
                 le.resize(8, fill);
                 Value::from(i64::from_le_bytes(first_8(&le)))
             }
@@ -271,25 +262,14 @@ mod tests {
     #[test]
     fn numpy_scalars_are_numbers() {
         let scalar = |code: &str, little_endian, data: &[u8]| {
-            NumpyScalar {
-                code: code.into(),
-                little_endian,
-                data: data.into(),
-            }
-            .to_plain()
+            NumpyScalar { code: code.into(), little_endian, data: data.into() }.to_plain()
         };
         assert_eq!(scalar("i2", true, &[0xfe, 0xff]), Value::from(-2));
         assert_eq!(scalar("i2", false, &[0xff, 0xfe]), Value::from(-2));
         assert_eq!(scalar("u8", true, &[0xff; 8]), Value::from(u64::MAX));
         assert_eq!(scalar("f2", true, &[0x00, 0x3e]), Value::from(1.5));
-        assert_eq!(
-            scalar("f2", true, &[0x01, 0x00]),
-            Value::from(2f64.powi(-24))
-        );
-        assert_eq!(
-            scalar("f4", false, &1.25f32.to_be_bytes()),
-            Value::from(1.25)
-        );
+        assert_eq!(scalar("f2", true, &[0x01, 0x00]), Value::from(2f64.powi(-24)));
+        assert_eq!(scalar("f4", false, &1.25f32.to_be_bytes()), Value::from(1.25));
         assert_eq!(scalar("b1", true, &[1]), Value::from(true));
         let mut complex = 2.0f32.to_be_bytes().to_vec();
         complex.extend((-3.0f32).to_be_bytes());

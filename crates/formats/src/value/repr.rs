@@ -28,12 +28,7 @@ impl Value {
             }
             Value::List(elements) => write_all(elements, "[", "]", out),
             Value::Tuple(elements) => {
-                write_all(
-                    elements,
-                    "(",
-                    if elements.len() == 1 { ",)" } else { ")" },
-                    out,
-                );
+                write_all(elements, "(", if elements.len() == 1 { ",)" } else { ")" }, out);
             }
             Value::Dict(pairs) => write_pairs(pairs, "{", "}", out),
             Value::OrderedDict(pairs) if pairs.is_empty() => out.push_str("OrderedDict()"),
@@ -48,9 +43,7 @@ impl Value {
             }
             Value::DType(dtype) => out.push_str(&format!("torch.{}", dtype.name())),
             Value::Device(text) => match text.split_once(':') {
-                Some((kind, index)) => {
-                    out.push_str(&format!("device(type='{kind}', index={index})"))
-                }
+                Some((kind, index)) => out.push_str(&format!("device(type='{kind}', index={index})")),
                 None => out.push_str(&format!("device(type='{text}')")),
             },
             Value::Path(path) => {
@@ -74,9 +67,7 @@ impl Value {
                 };
                 let bits = bytes.parse::<u32>().unwrap_or(0) * 8;
                 let text = match (scalar.code.as_str(), &plain) {
-                    ("f4", Value::Float(value)) => {
-                        short_float_repr(f64::from(*value as f32), *value as f32)
-                    }
+                    ("f4", Value::Float(value)) => short_float_repr(f64::from(*value as f32), *value as f32),
                     _ => plain.python_repr(),
                 };
                 out.push_str(&format!("np.{name}{bits}({text})"));
@@ -125,11 +116,7 @@ fn layout(value: f64, scientific: &str) -> String {
         return "nan".into();
     }
     if value.is_infinite() {
-        return if value > 0.0 {
-            "inf".into()
-        } else {
-            "-inf".into()
-        };
+        return if value > 0.0 { "inf".into() } else { "-inf".into() };
     }
     let (mantissa, exponent) = scientific.split_once('e').unwrap_or((scientific, "0"));
     let exponent: i32 = exponent.parse().unwrap_or(0);
@@ -162,11 +149,7 @@ fn complex_repr(re: f64, im: f64) -> String {
     if re == 0.0 && re.is_sign_positive() {
         return format!("{}j", part(im));
     }
-    let plus = if im.is_sign_negative() && !im.is_nan() {
-        ""
-    } else {
-        "+"
-    };
+    let plus = if im.is_sign_negative() && !im.is_nan() { "" } else { "+" };
     format!("({}{plus}{}j)", part(re), part(im))
 }
 
@@ -264,35 +247,19 @@ mod tests {
         let repr = |v: Value| v.python_repr();
         assert_eq!(repr(Value::Tuple(vec![Value::from(1)])), "(1,)");
         assert_eq!(repr(Value::from("it's")), "\"it's\"");
-        assert_eq!(
-            repr(Value::from("a'\"b\n\u{7f}\u{ef}\u{2028}\u{1f600}")),
-            "'a\\'\"b\\n\\x7f\u{ef}\\u2028\u{1f600}'"
-        );
+        assert_eq!(repr(Value::from("a'\"b\n\u{7f}\u{ef}\u{2028}\u{1f600}")), "'a\\'\"b\\n\\x7f\u{ef}\\u2028\u{1f600}'");
         assert_eq!(repr(Value::Bytes(b"\x00'a".to_vec())), "b\"\\x00'a\"");
         assert_eq!(repr(Value::Set(vec![])), "set()");
         assert_eq!(repr(Value::Size(vec![2, 3])), "torch.Size([2, 3])");
         assert_eq!(repr(Value::DType(DType::BFloat16)), "torch.bfloat16");
-        assert_eq!(
-            repr(Value::Device("cuda:1".into())),
-            "device(type='cuda', index=1)"
-        );
+        assert_eq!(repr(Value::Device("cuda:1".into())), "device(type='cuda', index=1)");
         assert_eq!(repr(Value::Complex(1.0, -2.5)), "(1-2.5j)");
         assert_eq!(repr(Value::Complex(0.0, 1.0)), "1j");
-        let path = PathValue {
-            class: PathClass::Posix,
-            text: "a/b".into(),
-        };
+        let path = PathValue { class: PathClass::Posix, text: "a/b".into() };
         assert_eq!(repr(Value::Path(path)), "PosixPath('a/b')");
-        let scalar = NumpyScalar {
-            code: "f4".into(),
-            little_endian: true,
-            data: 0.1f32.to_le_bytes().into(),
-        };
+        let scalar = NumpyScalar { code: "f4".into(), little_endian: true, data: 0.1f32.to_le_bytes().into() };
         assert_eq!(repr(Value::Numpy(scalar)), "np.float32(0.1)");
         let pairs = vec![(Value::from("k"), Value::List(vec![Value::None]))];
-        assert_eq!(
-            repr(Value::OrderedDict(pairs)),
-            "OrderedDict({'k': [None]})"
-        );
+        assert_eq!(repr(Value::OrderedDict(pairs)), "OrderedDict({'k': [None]})");
     }
 }
