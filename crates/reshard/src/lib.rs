@@ -35,6 +35,7 @@ pub use load::{Cast, CastPolicy, KeyMap, LoadOptions, LoadReport, Loaded, Strict
 pub use memory::{Source, Target};
 pub use mismatch::{Difference, Mismatch};
 pub use plan::cache::PlanCache;
+pub use plan::simulate::{SimulatedPlan, simulate_plan};
 pub use report::{Phases, SaveReport};
 pub use reshard_formats as formats;
 pub use reshard_formats::{DType, KeyPath, PathSegment, Value};

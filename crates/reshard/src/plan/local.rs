@@ -107,7 +107,7 @@ impl TableEntry {
     }
 }
 
-fn wire_path(key: &str, path: &KeyPath) -> Option<Vec<WireSegment>> {
+pub(crate) fn wire_path(key: &str, path: &KeyPath) -> Option<Vec<WireSegment>> {
     if let [PathSegment::Key(only)] = path.as_slice()
         && only == key
     {

@@ -7,3 +7,4 @@ pub(crate) mod cache;
 pub(crate) mod files;
 pub(crate) mod global;
 pub(crate) mod local;
+pub(crate) mod simulate;

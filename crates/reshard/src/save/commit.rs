@@ -196,6 +196,26 @@ fn assemble(global: &GlobalPlan, results: &[RankResults], decision: &Decision, o
     Ok((metadata, side))
 }
 
+/// Assembles and encodes what a plan publishes, without checksums; the size of `.metadata`.
+pub(crate) fn offline_metadata(global: &GlobalPlan, options: &SaveOptions) -> Result<u64> {
+    let results: Vec<RankResults> = global
+        .assigned
+        .iter()
+        .enumerate()
+        .map(|(rank, assigned)| {
+            let tensors = assigned.iter().filter(|a| a.region.is_some()).count();
+            RankResults {
+                files: (0..options.files_per_rank).map(|file| (data_file(rank, file, None), 0)).collect(),
+                tensors: vec![Some(Sums::ZERO); tensors],
+                values: vec![(0, Some(Sums::ZERO)); assigned.len() - tensors],
+            }
+        })
+        .collect();
+    let (metadata, side) = assemble(global, &results, &Decision::default(), options)?;
+    side.encode().map_err(|e| Error::invalid(format!("the side file cannot be written: {e}")))?;
+    Ok(metadata.encode()?.len() as u64)
+}
+
 /// How many of a rank's files before `file` hold something.
 fn position(ids: &[Option<FileId>], file: u32) -> usize {
     ids[..file as usize].iter().flatten().count()

@@ -30,14 +30,14 @@ pub(crate) struct Prepared {
 }
 
 /// What the planning rank decided before any plan was made.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Decision {
     pub(crate) save_id: String,
     /// Whether data files carry the save id in their names, because others lie there.
     pub(crate) named: bool,
     pub(crate) use_cached: bool,
     /// The hash of the planning rank's table: who has the same need not send it.
-    table_hash: u128,
+    pub(crate) table_hash: u128,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -129,8 +129,27 @@ fn try_prepare(group: &dyn Group, state: &SaveState<'_>, store: &dyn Store, opti
     Ok(Prepared { decision, rank, ranks, table: local.table, plan, plan_cached: false })
 }
 
+/// What a rank would send: the size of its hello, its part, and the hash of its table.
+pub(crate) fn offline_parts(state: &SaveState<'_>, rank: usize, first_table: Option<u128>) -> Result<(u64, Vec<u8>, u128)> {
+    let local = LocalPlan::of(state, rank)?;
+    let hello = encode(&Hello { hash: local.hash, cached: Some(local.hash) })?.len() as u64;
+    let table_hash = local.table_hash;
+    let table = (first_table != Some(table_hash)).then_some(local.table);
+    Ok((hello, encode(&Part { table, holdings: local.holdings, contents: None })?, table_hash))
+}
+
+/// What the planning rank makes of all parts, answers included.
+pub(crate) fn offline_plan(parts: &[Vec<u8>], options: &SaveOptions) -> Result<GlobalPlan> {
+    let plans = rank_plans(parts)?;
+    let planned = plan(&plans, PlanOptions { split_above: options.split_replicated_above })?;
+    for (assigned, rank) in planned.assigned.iter().zip(&plans) {
+        wire(0, assigned, rank)?;
+    }
+    Ok(planned)
+}
+
 /// The planning rank's look at the place.
-fn decide(store: &dyn Store, options: &SaveOptions, use_cached: bool, table_hash: u128) -> Result<Decision> {
+pub(crate) fn decide(store: &dyn Store, options: &SaveOptions, use_cached: bool, table_hash: u128) -> Result<Decision> {
     let place = || format!("preparing {}", store.describe());
     store.prepare().doing(place)?;
     let exists = store.exists(METADATA_FILE).doing(place)?;
@@ -142,7 +161,7 @@ fn decide(store: &dyn Store, options: &SaveOptions, use_cached: bool, table_hash
 }
 
 /// Unique among the saves to one place: the time, and a number that differs between processes that start at once.
-fn new_save_id() -> String {
+pub(crate) fn new_save_id() -> String {
     use std::hash::{BuildHasher, Hasher};
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
     let random = std::collections::hash_map::RandomState::new().build_hasher().finish();
