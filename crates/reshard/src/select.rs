@@ -168,7 +168,7 @@ impl Selection {
     pub(crate) fn apply<'c>(&self, checkpoint: &'c Checkpoint) -> Result<Vec<Selected<'c>>> {
         let mut selected = Vec::new();
         let mut taken: HashMap<String, &str> = HashMap::new();
-        let paths = self.part != Part::All && checkpoint.catalog().entries.iter().any(|(k, e)| part_by_path(k, e).is_some());
+        let paths = self.part != Part::All && checkpoint.catalog().entries.values().any(|e| part_by_path(e).is_some());
         for (stored, entry) in &checkpoint.catalog().entries {
             if !self.wants(stored) || !self.in_part(stored, entry, paths) {
                 continue;
@@ -177,7 +177,7 @@ impl Selection {
             if let Some(other) = taken.insert(key.clone(), stored) {
                 return Err(Error::invalid(format!("{other:?} and {stored:?} would both be named {key:?}")));
             }
-            let path = new_path(stored, entry, &key, self.strip_prefix.as_deref());
+            let path = new_path(stored, entry.path.as_ref(), &key, self.strip_prefix.as_deref());
             selected.push(Selected { stored, key, path, entry });
         }
         Ok(selected)
@@ -209,7 +209,7 @@ impl Selection {
             return true;
         }
         // A checkpoint whose paths name parts is told by them; one without (safetensors) by the keys' own words.
-        let found = if paths { part_by_path(key, entry) } else { part_of(key.split('.').next().unwrap_or(key)) };
+        let found = if paths { part_by_path(entry) } else { part_of(key.split('.').next().unwrap_or(key)) };
         found == Some(self.part)
     }
 }
@@ -225,7 +225,7 @@ fn part_of(word: &str) -> Option<Part> {
 }
 
 /// The part in which a key sits, by the first two segments above it: `model`, or `app.model` as in PyTorch's recipes.
-pub(crate) fn part_by_path(_key: &str, entry: &CatalogEntry) -> Option<Part> {
+pub(crate) fn part_by_path(entry: &CatalogEntry) -> Option<Part> {
     let (_, above) = entry.path.as_deref()?.split_last()?;
     above.iter().take(2).find_map(|segment| match segment {
         PathSegment::Key(word) => part_of(word),
@@ -234,9 +234,9 @@ pub(crate) fn part_by_path(_key: &str, entry: &CatalogEntry) -> Option<Part> {
 }
 
 /// Where a renamed key sits: in the containers it was in, as far as its new name still starts with them.
-fn new_path(stored: &str, entry: &CatalogEntry, key: &str, stripped: Option<&str>) -> KeyPath {
+pub(crate) fn new_path(stored: &str, path: Option<&KeyPath>, key: &str, stripped: Option<&str>) -> KeyPath {
     let alone = || vec![PathSegment::Key(key.to_owned())];
-    let Some(path) = entry.path.as_ref() else { return alone() };
+    let Some(path) = path else { return alone() };
     if stored == key {
         return path.clone();
     }
@@ -379,13 +379,13 @@ mod tests {
     #[test]
     fn paths_follow_names() {
         let path = |words: &[&str]| words.iter().map(|w| PathSegment::Key((*w).to_owned())).collect::<KeyPath>();
-        let value = crate::checkpoint::ValuePlace::Inline(reshard_formats::Value::None);
-        let entry = CatalogEntry { path: Some(path(&["model", "layers.0.w"])), kind: crate::checkpoint::CatalogKind::Value(value) };
+        let old = path(&["model", "layers.0.w"]);
+        let old = Some(&old);
         let stored = "model.layers.0.w";
-        assert_eq!(new_path(stored, &entry, stored, None), path(&["model", "layers.0.w"]));
-        assert_eq!(new_path(stored, &entry, "layers.0.w", Some("model.")), path(&["layers.0.w"]));
-        assert_eq!(new_path(stored, &entry, "model.blocks.0.w", None), path(&["model", "blocks.0.w"]));
-        assert_eq!(new_path(stored, &entry, "other", None), path(&["other"]));
-        assert_eq!(new_path(stored, &entry, "0.w", Some("model.layers.")), path(&["0.w"]));
+        assert_eq!(new_path(stored, old, stored, None), path(&["model", "layers.0.w"]));
+        assert_eq!(new_path(stored, old, "layers.0.w", Some("model.")), path(&["layers.0.w"]));
+        assert_eq!(new_path(stored, old, "model.blocks.0.w", None), path(&["model", "blocks.0.w"]));
+        assert_eq!(new_path(stored, old, "other", None), path(&["other"]));
+        assert_eq!(new_path(stored, old, "0.w", Some("model.layers.")), path(&["0.w"]));
     }
 }

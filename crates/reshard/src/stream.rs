@@ -1,18 +1,20 @@
 //! A region of a stored tensor as a stream of bytes in row-major order, in bounded memory.
 //!
 //! Everything offline (digests, conversions, comparisons, statistics) reads tensors through here. Because a tensor's
-//! row-major order restricted to a chunk is the chunk's own row-major order, a chunk's bytes pass in their stored order
-//! whatever the cut, so its checksum is compared on the way without a second read.
+//! row-major order restricted to a chunk is the chunk's own row-major order, the bytes of a chunk that passes whole pass in
+//! their stored order whatever the cut, so its checksum is compared on the way without a second read.
 
 use std::collections::HashMap;
 use std::hash::Hasher;
 
 use reshard_formats::{DType, swap_bytes};
-use reshard_layout::{ByteLayout, Dims, Region, copy_runs, coverage, flat_pieces, runs};
+use reshard_layout::{ByteLayout, Dims, Region, Run, Runs, copy_runs, coverage, flat_pieces, runs};
+use reshard_storage::Reader;
 use twox_hash::XxHash3_64;
 
 use crate::cast::{can_cast, cast};
 use crate::checkpoint::{CatalogTensor, Check, Checkpoint, Located};
+use crate::control::Control;
 use crate::error::{Error, Result, StorageContext};
 use crate::mismatch::{Difference, Mismatch};
 
@@ -81,28 +83,19 @@ impl<'c> TensorStream<'c> {
         let to = overlap.within(wanted)?;
         let packed = ByteLayout::contiguous(wanted.sizes(), element)?;
         let swaps = open.located.big_endian && element > 1;
-        let straight = overlap == wanted && layout.is_contiguous();
+        let zero = Dims::from_elem(0, overlap.ndim());
+        let own = ByteLayout::contiguous(overlap.sizes(), element)?;
+        let stretches = runs(overlap.sizes(), layout, from.offsets(), &own, &zero)?;
+        let one_stretch = stretches.count_runs() == 1;
+        let straight = overlap == wanted && one_stretch;
         self.scratch.resize(if straight { 0 } else { length as usize }, 0);
         let bytes: &mut [u8] = if straight { target } else { &mut self.scratch };
-        let start = layout.base() + from.offsets().iter().zip(layout.byte_strides()).map(|(o, s)| o * s).sum::<u64>();
         let reader = checkpoint.reader(open.located.file)?;
-        if layout.is_contiguous() {
-            reader.read_at(start, bytes).doing(|| format!("reading {key:?} from {}", reader.path()))?;
-        } else {
-            let zero = Dims::from_elem(0, overlap.ndim());
-            let own = ByteLayout::contiguous(overlap.sizes(), element)?;
-            match &open.resident {
-                Some(resident) => {
-                    let moved = runs(overlap.sizes(), &layout.clone().at(0), from.offsets(), &own, &zero)?;
-                    copy_runs(resident, bytes, moved)?;
-                }
-                None => {
-                    for run in runs(overlap.sizes(), layout, from.offsets(), &own, &zero)? {
-                        let part = bytes.get_mut(run.dst as usize..(run.dst + run.len) as usize).ok_or_else(outside)?;
-                        reader.read_at(run.src, part).doing(|| format!("reading {key:?} from {}", reader.path()))?;
-                    }
-                }
+        match &open.resident {
+            Some(resident) => {
+                copy_runs(resident, bytes, runs(overlap.sizes(), &layout.clone().at(0), from.offsets(), &own, &zero)?)?;
             }
+            None => read_runs(reader.as_ref(), stretches, bytes).doing(|| format!("reading {key:?} from {}", reader.path()))?,
         }
         if let Some(checker) = &mut open.checker {
             checker.update(bytes);
@@ -111,8 +104,6 @@ impl<'c> TensorStream<'c> {
             swap_bytes(self.tensor.dtype, bytes);
         }
         if !straight {
-            let own = ByteLayout::contiguous(overlap.sizes(), element)?;
-            let zero = Dims::from_elem(0, overlap.ndim());
             copy_runs(&self.scratch, target, runs(overlap.sizes(), &own, &zero, &packed, to.offsets())?)?;
         }
         open.left = open.left.saturating_sub(length);
@@ -150,6 +141,46 @@ impl<'c> TensorStream<'c> {
         };
         Ok(OpenChunk { located, checker, left: wanted * element, resident })
     }
+}
+
+/// Runs closer than this are read together.
+const GAP: u64 = 16 << 10;
+
+/// Reads runs into their places; short ones that lie close together as one stretch.
+fn read_runs(reader: &dyn Reader, all: Runs, bytes: &mut [u8]) -> reshard_storage::Result<()> {
+    let mut group: Vec<Run> = Vec::new();
+    let mut span: Vec<u8> = Vec::new();
+    let mut flush = |group: &mut Vec<Run>, bytes: &mut [u8]| -> reshard_storage::Result<()> {
+        match group.as_slice() {
+            [] => return Ok(()),
+            [only] => reader.read_at(only.src, &mut bytes[only.dst as usize..(only.dst + only.len) as usize])?,
+            [first, .., last] => {
+                span.resize((last.src + last.len - first.src) as usize, 0);
+                reader.read_at(first.src, &mut span)?;
+                for run in group.iter() {
+                    let from = (run.src - first.src) as usize;
+                    let part = &span[from..from + run.len as usize];
+                    bytes[run.dst as usize..(run.dst + run.len) as usize].copy_from_slice(part);
+                }
+            }
+        }
+        group.clear();
+        Ok(())
+    };
+    for run in all {
+        let near = match (group.first(), group.last()) {
+            (Some(first), Some(last)) => {
+                let end = last.src + last.len;
+                run.src >= end && run.src - end <= GAP && run.src + run.len - first.src <= BLOCK as u64
+            }
+            _ => true,
+        };
+        if !near {
+            flush(&mut group, bytes)?;
+        }
+        group.push(run);
+    }
+    flush(&mut group, bytes)
 }
 
 impl Stream for TensorStream<'_> {
@@ -215,6 +246,32 @@ pub(crate) fn for_each_block(stream: &mut dyn Stream, length: u64, mut each: imp
         stream.fill(part)?;
         each(part)?;
         left -= part.len() as u64;
+    }
+    Ok(())
+}
+
+/// Compares the checksums of those chunks of a tensor that lie in none of `regions` whole, and so were not compared by
+/// streams of these regions.
+pub(crate) fn check_cut_chunks(checkpoint: &Checkpoint, key: &str, regions: &[&Region], control: &Control) -> Result<()> {
+    let tensor = checkpoint.tensor(key)?;
+    for (i, chunk) in tensor.chunks.iter().enumerate() {
+        if regions.iter().any(|region| region.contains(&chunk.region)) {
+            continue;
+        }
+        let located = checkpoint.locate(key, tensor, i)?;
+        let Some((offset, length)) = located.check.stretch() else { continue };
+        let reader = checkpoint.reader(located.file)?;
+        let mut checker = Checker::new(located.check);
+        let mut buffer = vec![0; length.min(BLOCK as u64) as usize];
+        let mut at = offset;
+        while at < offset + length {
+            control.check("comparing checksums")?;
+            let part = &mut buffer[..(offset + length - at).min(BLOCK as u64) as usize];
+            reader.read_at(at, part).doing(|| format!("reading {key:?} from {}", reader.path()))?;
+            checker.update(part);
+            at += part.len() as u64;
+        }
+        checker.finish().map_err(|detail| checkpoint.corrupt(key, located.file, offset, detail))?;
     }
     Ok(())
 }

@@ -10,10 +10,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use indexmap::IndexMap;
+use rayon::prelude::*;
 use reshard_formats::{DType, Value};
+use reshard_layout::Region;
 use reshard_storage::{Address, Store, StoreOptions};
 use serde::Serialize;
 
+use self::dcp::RankPiece;
 use self::output::{OutputOptions, Plan, PlanTensor, PlanValue};
 use self::safetensors::SafetensorsTarget;
 use crate::cast::can_cast;
@@ -24,7 +27,8 @@ use crate::load::Cast;
 use crate::mismatch::is_narrowing;
 use crate::relayout::Layout;
 use crate::select::{CastRules, Selection};
-use crate::stream::{CastStream, TensorStream, check_covered};
+use crate::stream::{CastStream, TensorStream, check_covered, check_cut_chunks};
+use crate::workers::Workers;
 
 /// What to make of a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,8 +98,8 @@ impl Destination {
         }
     }
 
-    /// For messages.
-    fn describe(&self) -> String {
+    /// The address, for messages.
+    pub fn describe(&self) -> String {
         match &self.file {
             Some(file) => format!("{}/{file}", self.store.describe()),
             None => self.store.describe(),
@@ -180,30 +184,55 @@ pub fn convert(source: &Checkpoint, destination: &Destination, target: Target, o
     let start = Instant::now();
     let planned = plan_of(source, options, target.format())?;
     let output = OutputOptions { sync: options.sync, control: options.control.clone() };
+    let written = write_plan(&planned.plan, &[source], destination, target, options, &output)?;
+    Ok(planned.report(source, destination.describe(), target.format(), written, start))
+}
+
+/// Writes a plan as the target asks.
+pub(crate) fn write_plan(
+    plan: &Plan<'_>,
+    sources: &[&Checkpoint],
+    destination: &Destination,
+    target: Target,
+    options: &ConvertOptions,
+    output: &OutputOptions,
+) -> Result<Written> {
     let store = &destination.store;
-    let written = match target {
+    let overwrite = options.overwrite;
+    match target {
         Target::Dcp { ranks } => {
             if let Some(file) = &destination.file {
                 return Err(Error::invalid(format!("a DCP checkpoint is a folder, not the file {file:?}")));
             }
-            let pieces = Layout::rows(ranks.max(1) as u64)?.pieces(&planned.plan.tensors)?;
-            dcp::write_dcp(&planned.plan, &pieces, ranks.max(1), options.overwrite, store, &output)?
+            let pieces = Layout::rows(ranks.max(1) as u64)?.pieces(&plan.tensors)?;
+            verify_cut(plan, sources, &pieces, options)?;
+            dcp::write_dcp(plan, &pieces, ranks.max(1), overwrite, store, output)
         }
         Target::Safetensors { max_shard_size } => {
-            let target = SafetensorsTarget {
-                file: destination.file.as_deref(),
-                max_shard_size,
-                overwrite: options.overwrite,
-                notes: &source.catalog().notes,
-            };
-            safetensors::write_safetensors(&planned.plan, &target, store.as_ref(), &output)?
+            let none = IndexMap::new();
+            let notes = sources.first().map_or(&none, |source| &source.catalog().notes);
+            let target = SafetensorsTarget { file: destination.file.as_deref(), max_shard_size, overwrite, notes };
+            safetensors::write_safetensors(plan, &target, store.as_ref(), output)
         }
         Target::Torch => {
             let name = destination.file.as_deref().unwrap_or("checkpoint.pt");
-            torch::write_torch(&planned.plan, name, options.overwrite, store.as_ref(), &output)?
+            torch::write_torch(plan, name, overwrite, store.as_ref(), output)
         }
-    };
-    Ok(planned.report(source, destination.describe(), target.format(), written, start))
+    }
+}
+
+/// Compares the checksums of chunks that are cut by the new layout: no stream sees one of these whole.
+pub(crate) fn verify_cut(plan: &Plan<'_>, sources: &[&Checkpoint], pieces: &[RankPiece], options: &ConvertOptions) -> Result<()> {
+    if !options.verify {
+        return Ok(());
+    }
+    let mut regions: Vec<Vec<&Region>> = vec![Vec::new(); plan.tensors.len()];
+    pieces.iter().for_each(|piece| regions[piece.tensor].push(&piece.region));
+    Workers::normal().run(|| {
+        plan.tensors.par_iter().zip(&regions).with_max_len(16).try_for_each(|(tensor, regions)| {
+            sources.iter().try_for_each(|source| check_cut_chunks(source, &tensor.stored, regions, &options.control))
+        })
+    })?
 }
 
 /// A plan to write a checkpoint's selected keys.
@@ -252,6 +281,7 @@ pub(crate) fn plan_of<'p>(source: &'p Checkpoint, options: &ConvertOptions, form
                 }
                 streams.push((item.stored, from, to));
                 tensors.push(PlanTensor {
+                    stored: item.stored.to_owned(),
                     key: item.key,
                     path: item.path,
                     dtype: to,

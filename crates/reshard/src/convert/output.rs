@@ -23,6 +23,8 @@ const BATCH: u64 = 2 << 20;
 /// A tensor to write.
 #[derive(Debug, Clone)]
 pub(crate) struct PlanTensor {
+    /// The key in the source.
+    pub(crate) stored: String,
     pub(crate) key: String,
     pub(crate) path: KeyPath,
     pub(crate) dtype: DType,

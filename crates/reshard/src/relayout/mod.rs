@@ -15,7 +15,7 @@ pub use rules::{Layout, LayoutRule};
 use crate::checkpoint::{Checkpoint, Format};
 use crate::convert::dcp::{RankPiece, write_dcp};
 use crate::convert::output::{OutputOptions, PlanTensor};
-use crate::convert::{ConvertOptions, ConvertReport, plan_of};
+use crate::convert::{ConvertOptions, ConvertReport, plan_of, verify_cut};
 use crate::error::{Error, Result};
 
 /// Writes a checkpoint again, as the ranks of a layout would have saved it. When it fails, the destination is as it was.
@@ -25,6 +25,7 @@ pub fn relayout(source: &Checkpoint, destination: &Arc<dyn Store>, layout: &Layo
     let start = Instant::now();
     let planned = plan_of(source, options, Format::Dcp)?;
     let pieces = layout.pieces(&planned.plan.tensors)?;
+    verify_cut(&planned.plan, &[source], &pieces, options)?;
     let output = OutputOptions { sync: options.sync, control: options.control.clone() };
     let ranks = layout.ranks() as usize;
     let written = write_dcp(&planned.plan, &pieces, ranks, options.overwrite, destination, &output)?;

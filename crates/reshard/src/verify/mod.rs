@@ -269,7 +269,7 @@ fn verify_folder(
 /// Reads a stretch of a file; a failure is a finding, except that there is nothing to go on with.
 fn read(reader: &Arc<dyn Reader>, offset: u64, buf: &mut [u8]) -> std::result::Result<(), String> {
     reader.read_at(offset, buf).map_err(|error: StorageError| {
-        let text = crate::Error::Storage { doing: format!("reading {}", reader.path()), source: error };
+        let text = Error::Storage { doing: format!("reading {}", reader.path()), source: error };
         text.full_text()
     })
 }

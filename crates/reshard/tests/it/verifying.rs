@@ -168,3 +168,52 @@ fn without_data_only_structure_is_read() {
     assert!(verify(&checkpoint, &options).unwrap().is_sound());
     assert!(!verify(&checkpoint, &VerifyOptions::default()).unwrap().is_sound());
 }
+
+/// Whatever a file says, the answer is a report or an error.
+fn survives(place: &Path) {
+    let text = place.to_str().unwrap();
+    let _ = verify_place(text, &OpenOptions::default(), &VerifyOptions::default());
+    if let Ok(checkpoint) = reshard::Checkpoint::open(text) {
+        let _ = reshard::digest(&checkpoint, &Default::default());
+        let target = reshard::ConvertTarget::Safetensors { max_shard_size: None };
+        let store = std::sync::Arc::new(reshard::storage::memory::MemoryStore::new());
+        let _ = reshard::convert(&checkpoint, &reshard::Destination::folder(store), target, &Default::default());
+    }
+}
+
+#[test]
+fn hostile_torch_files_do_no_harm() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../formats/tests/records/hostile");
+    let scratch = tempfile::tempdir().unwrap();
+    let mut count = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_file() && path.extension().is_none_or(|e| e != "json") {
+            let place = scratch.path().join("x.pt");
+            std::fs::copy(&path, &place).unwrap();
+            survives(&place);
+            count += 1;
+        }
+    }
+    assert!(count > 0);
+}
+
+#[test]
+fn damaged_metadata_does_no_harm() {
+    let (mut wholes, values) = corpus::sample();
+    wholes.truncate(3);
+    let folder = tempfile::tempdir().unwrap();
+    corpus::save_state(&wholes, &values, &corpus::columns(2), &corpus::local(folder.path()), &SaveOptions::default());
+    let path = folder.path().join(".metadata");
+    let good = std::fs::read(&path).unwrap();
+    for at in 0..good.len() {
+        let mut bad = good.clone();
+        bad[at] ^= 1 << (at % 8);
+        std::fs::write(&path, &bad).unwrap();
+        survives(folder.path());
+    }
+    for length in (0..good.len()).step_by(37) {
+        std::fs::write(&path, &good[..length]).unwrap();
+        survives(folder.path());
+    }
+}

@@ -1,0 +1,220 @@
+//! What differs between two checkpoints, across formats and layouts.
+
+mod elements;
+
+use std::sync::Mutex;
+
+pub use elements::{Tolerance, ValueDifference};
+use rayon::prelude::*;
+use reshard_formats::DType;
+use serde::Serialize;
+
+use crate::checkpoint::{CatalogKind, CatalogTensor, Checkpoint, LoadedValue};
+use crate::control::Control;
+use crate::error::Result;
+use crate::select::{Selected, Selection};
+use crate::stats::real_part;
+use crate::stream::check_covered;
+use crate::workers::Workers;
+
+/// How to compare.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct DiffOptions {
+    /// Which keys of the first, and under which names.
+    pub first: Selection,
+    /// Which keys of the second, and under which names.
+    pub second: Selection,
+    /// How far elements may be apart.
+    pub tolerance: Tolerance,
+    /// Compare elements; else only keys, kinds, dtypes and shapes.
+    pub elements: bool,
+    /// To watch and to cancel.
+    pub control: Control,
+}
+
+impl Default for DiffOptions {
+    fn default() -> DiffOptions {
+        DiffOptions {
+            first: Selection::default(),
+            second: Selection::default(),
+            tolerance: Tolerance::default(),
+            elements: true,
+            control: Control::new(),
+        }
+    }
+}
+
+/// How one key differs.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase", tag = "kind")]
+#[non_exhaustive]
+pub enum KeyDifference {
+    /// A tensor in one, a value in the other.
+    Kind {
+        /// In the first.
+        first: &'static str,
+        /// In the second.
+        second: &'static str,
+    },
+    /// Another shape.
+    Shape {
+        /// In the first.
+        first: Vec<u64>,
+        /// In the second.
+        second: Vec<u64>,
+    },
+    /// Another element type; the values are compared as numbers where both have them.
+    DType {
+        /// In the first.
+        first: String,
+        /// In the second.
+        second: String,
+        /// How the numbers differ; `None` when they do not, or were not compared.
+        elements: Option<ValueDifference>,
+    },
+    /// Other elements.
+    Elements(ValueDifference),
+    /// Another value.
+    Value {
+        /// In the first.
+        first: serde_json::Value,
+        /// In the second.
+        second: serde_json::Value,
+    },
+}
+
+/// One key that is in both and differs.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Differing {
+    /// The key.
+    pub key: String,
+    /// How.
+    #[serde(flatten)]
+    pub difference: KeyDifference,
+}
+
+/// What differs.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct DiffReport {
+    /// The first checkpoint.
+    pub first: String,
+    /// The second.
+    pub second: String,
+    /// Keys that only the first has.
+    pub only_first: Vec<String>,
+    /// Keys that only the second has.
+    pub only_second: Vec<String>,
+    /// Keys that both have and that differ, in the order of the first.
+    pub different: Vec<Differing>,
+    /// Keys that are the same, or within the tolerance.
+    pub same: u64,
+}
+
+impl DiffReport {
+    /// Whether there is no difference.
+    pub fn is_same(&self) -> bool {
+        self.only_first.is_empty() && self.only_second.is_empty() && self.different.is_empty()
+    }
+}
+
+struct Pair<'c> {
+    key: String,
+    first: &'c Selected<'c>,
+    second: &'c Selected<'c>,
+}
+
+/// Compares two checkpoints, block by block, all threads at once.
+pub fn diff(first: &Checkpoint, second: &Checkpoint, options: &DiffOptions) -> Result<DiffReport> {
+    let span = tracing::info_span!("diff", first = first.place(), second = second.place());
+    let _entered = span.enter();
+    let a = options.first.apply(first)?;
+    let b = options.second.apply(second)?;
+    let by_key: std::collections::HashMap<&str, &Selected<'_>> = b.iter().map(|item| (item.key.as_str(), item)).collect();
+    let keys: std::collections::HashSet<&str> = a.iter().map(|item| item.key.as_str()).collect();
+    let only_first = a.iter().filter(|item| !by_key.contains_key(item.key.as_str())).map(|item| item.key.clone()).collect();
+    let only_second = b.iter().filter(|item| !keys.contains(item.key.as_str())).map(|item| item.key.clone()).collect();
+    let pairs: Vec<Pair<'_>> = a
+        .iter()
+        .filter_map(|item| Some(Pair { key: item.key.clone(), first: item, second: by_key.get(item.key.as_str()).copied()? }))
+        .collect();
+    for pair in &pairs {
+        if let (CatalogKind::Tensor(a), CatalogKind::Tensor(b)) = (&pair.first.entry.kind, &pair.second.entry.kind)
+            && a.shape == b.shape
+            && options.elements
+        {
+            options.control.expect(a.bytes());
+        }
+    }
+    let found: Mutex<Vec<(usize, KeyDifference)>> = Mutex::new(Vec::new());
+    Workers::normal().run(|| {
+        pairs.par_iter().enumerate().with_max_len(1).try_for_each(|(i, pair)| -> Result<()> {
+            if let Some(difference) = compare(first, second, pair, options)? {
+                found.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((i, difference));
+            }
+            Ok(())
+        })
+    })??;
+    let mut found = found.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    found.sort_by_key(|(i, _)| *i);
+    let same = (pairs.len() - found.len()) as u64;
+    let different = found.into_iter().map(|(i, difference)| Differing { key: pairs[i].key.clone(), difference }).collect();
+    let (first, second) = (first.place().to_owned(), second.place().to_owned());
+    Ok(DiffReport { first, second, only_first, only_second, different, same })
+}
+
+fn compare(first: &Checkpoint, second: &Checkpoint, pair: &Pair<'_>, options: &DiffOptions) -> Result<Option<KeyDifference>> {
+    match (&pair.first.entry.kind, &pair.second.entry.kind) {
+        (CatalogKind::Tensor(a), CatalogKind::Tensor(b)) => tensors(first, second, pair, a, b, options),
+        (CatalogKind::Value(_), CatalogKind::Value(_)) => {
+            let (a, b) = (first.read_value(pair.first.stored)?, second.read_value(pair.second.stored)?);
+            let same = match (&a, &b) {
+                (LoadedValue::Opaque { class: x, .. }, LoadedValue::Opaque { class: y, .. }) => x == y,
+                (a, b) => a == b || json(a) == json(b),
+            };
+            Ok((!same).then(|| KeyDifference::Value { first: json(&a), second: json(&b) }))
+        }
+        (CatalogKind::Tensor(_), CatalogKind::Value(_)) => Ok(Some(KeyDifference::Kind { first: "tensor", second: "value" })),
+        (CatalogKind::Value(_), CatalogKind::Tensor(_)) => Ok(Some(KeyDifference::Kind { first: "value", second: "tensor" })),
+    }
+}
+
+fn json(value: &LoadedValue) -> serde_json::Value {
+    match value {
+        LoadedValue::Plain(value) => value.to_json(),
+        LoadedValue::Opaque { class, .. } => serde_json::Value::String(format!("<pickled {class}>")),
+    }
+}
+
+fn tensors(
+    first: &Checkpoint,
+    second: &Checkpoint,
+    pair: &Pair<'_>,
+    a: &CatalogTensor,
+    b: &CatalogTensor,
+    options: &DiffOptions,
+) -> Result<Option<KeyDifference>> {
+    if a.shape != b.shape {
+        return Ok(Some(KeyDifference::Shape { first: a.shape.to_vec(), second: b.shape.to_vec() }));
+    }
+    let comparable = a.dtype == b.dtype || (is_number(a.dtype) && is_number(b.dtype));
+    let elements = if options.elements && comparable {
+        check_covered(first, pair.first.stored, a)?;
+        check_covered(second, pair.second.stored, b)?;
+        elements::compare(first, pair.first.stored, second, pair.second.stored, options)?
+    } else {
+        None
+    };
+    if a.dtype != b.dtype {
+        let (first, second) = (a.dtype.name().to_owned(), b.dtype.name().to_owned());
+        return Ok(Some(KeyDifference::DType { first, second, elements }));
+    }
+    Ok(elements.map(KeyDifference::Elements))
+}
+
+/// Whether elements are single numbers.
+fn is_number(dtype: DType) -> bool {
+    real_part(dtype) == Some(dtype)
+}

@@ -1,0 +1,224 @@
+//! A new checkpoint from an old one without moving its data: keys dropped, renamed, plain values set.
+//!
+//! Data files are hard-linked, or copied by the server, and stay as they are; only `.metadata`, the side file and a small
+//! file with the new values are written. (The indexes inside the old files still speak of the old keys.)
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::IoSlice;
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+use reshard_formats::{Entry, EntryKind, FileId, KeyPath, Metadata, PathSegment, StorageInfo, Value, value_record};
+use reshard_storage::{Linked, Store, WriteOptions};
+use serde::Serialize;
+
+use crate::checkpoint::{Checkpoint, Format, MAX_METADATA_BYTES};
+use crate::control::Control;
+use crate::convert::dcp::{publish, table_entry};
+use crate::convert::output::{OutputOptions, discard};
+use crate::error::{Error, Result, StorageContext};
+use crate::layout_names::{METADATA_FILE, data_file};
+use crate::save::prepare::new_save_id;
+use crate::select::{Glob, Rename, new_path};
+use crate::sums::{FileIndex, IndexedRecord, RecordSum, SideFile, SideFileEntry, Summer};
+
+/// What to change.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct EditOptions {
+    /// Keys to leave out.
+    pub drop: Vec<Glob>,
+    /// Renames of what stays, one after the other.
+    pub renames: Vec<Rename>,
+    /// Plain values to add or to replace, by their new keys, with their place in the tree; `None` when the key alone is it.
+    pub set: Vec<(String, Option<KeyPath>, Value)>,
+    /// To watch and to cancel.
+    pub control: Control,
+}
+
+/// What was changed.
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct EditReport {
+    /// The source.
+    pub from: String,
+    /// The new checkpoint.
+    pub to: String,
+    /// Keys that were left out.
+    pub dropped: Vec<String>,
+    /// Old and new names.
+    pub renamed: Vec<(String, String)>,
+    /// Keys of values that were added or replaced.
+    pub set: Vec<String>,
+    /// Data files that share their bytes with the source.
+    pub linked: u64,
+    /// Data files that were copied, by the server or through here.
+    pub copied: u64,
+}
+
+/// Makes an edited copy of a DCP checkpoint at a place that holds none.
+pub fn edit(source: &Checkpoint, destination: &Arc<dyn Store>, options: &EditOptions) -> Result<EditReport> {
+    let span = tracing::info_span!("edit", from = source.place(), to = destination.describe());
+    let _entered = span.enter();
+    if source.catalog().format != Format::Dcp {
+        let format = source.catalog().format.name();
+        return Err(Error::invalid(format!("{} is {format}, and only DCP checkpoints can be edited; convert it instead", source.place())));
+    }
+    let store = destination.as_ref();
+    store.prepare().doing(|| format!("preparing {}", store.describe()))?;
+    if !store.list("").doing(|| format!("looking into {}", store.describe()))?.is_empty() {
+        return Err(Error::AlreadyExists { place: store.describe() });
+    }
+    let bytes = source.store().read(METADATA_FILE, MAX_METADATA_BYTES).doing(|| format!("reading {METADATA_FILE}"))?;
+    let old = Metadata::decode(&bytes).map_err(|e| Error::format(source.place(), METADATA_FILE, "DCP metadata", e))?;
+    let mut report = EditReport {
+        from: source.place().to_owned(),
+        to: store.describe(),
+        dropped: Vec::new(),
+        renamed: Vec::new(),
+        set: Vec::new(),
+        linked: 0,
+        copied: 0,
+    };
+    let save_id = new_save_id();
+    let mut metadata = edited(old, options, &mut report)?;
+    let values = new_values(options, &mut metadata, &save_id)?;
+    let mut written: Vec<String> = Vec::new();
+    let done = write(source, store, &mut metadata, values, &save_id, options, &mut report, &mut written);
+    if let Err(error) = done {
+        discard(written.iter().map(String::as_str), store);
+        return Err(error);
+    }
+    Ok(report)
+}
+
+/// The metadata with keys dropped and renamed, and only the files that are still needed.
+fn edited(old: Metadata, options: &EditOptions, report: &mut EditReport) -> Result<Metadata> {
+    let mut entries: IndexMap<String, Entry> = IndexMap::with_capacity(old.entries.len());
+    for (key, mut entry) in old.entries {
+        if options.drop.iter().any(|glob| glob.matches(&key)) {
+            report.dropped.push(key);
+            continue;
+        }
+        let name = options.renames.iter().fold(key.clone(), |name, rename| rename.apply(&name));
+        if name != key {
+            entry.path = Some(new_path(&key, entry.path.as_ref(), &name, None));
+            report.renamed.push((key, name.clone()));
+        }
+        if options.set.iter().any(|(set, ..)| *set == name) {
+            continue;
+        }
+        if entries.insert(name.clone(), entry).is_some() {
+            return Err(Error::invalid(format!("two keys would be named {name:?}")));
+        }
+    }
+    let mut files: Vec<String> = Vec::new();
+    let mut numbers: BTreeMap<FileId, FileId> = BTreeMap::new();
+    let mut renumber = |storage: &mut StorageInfo| -> Result<()> {
+        let name = old.files.get(storage.file.0 as usize).ok_or_else(|| Error::invalid("the metadata names a file that it does not list"))?;
+        let next = FileId(files.len() as u32);
+        let number = *numbers.entry(storage.file).or_insert(next);
+        if number == next {
+            files.push(name.clone());
+        }
+        storage.file = number;
+        Ok(())
+    };
+    for entry in entries.values_mut() {
+        match &mut entry.kind {
+            EntryKind::Tensor(tensor) => tensor.chunks.iter_mut().try_for_each(|chunk| renumber(&mut chunk.storage))?,
+            EntryKind::Bytes(storage) => renumber(storage)?,
+        }
+    }
+    let unreferenced = Vec::new();
+    Ok(Metadata { entries, files, unreferenced, unstored_paths: Vec::new(), ..old })
+}
+
+/// A data file with the new values.
+struct ValueFile {
+    name: String,
+    bytes: Vec<u8>,
+    records: Vec<RecordSum>,
+}
+
+fn new_values(options: &EditOptions, metadata: &mut Metadata, save_id: &str) -> Result<Option<ValueFile>> {
+    if options.set.is_empty() {
+        return Ok(None);
+    }
+    let file = FileId(u32::try_from(metadata.files.len()).map_err(|_| Error::invalid("too many files"))?);
+    let name = data_file(0, 0, Some(save_id));
+    let mut bytes = Vec::new();
+    let mut table = Vec::new();
+    let mut indexed = Vec::new();
+    let mut seen = BTreeSet::new();
+    for (key, path, value) in &options.set {
+        if !seen.insert(key) {
+            return Err(Error::invalid(format!("{key:?} is set twice")));
+        }
+        let record = value_record(value, None).map_err(|e| Error::invalid(format!("the value of {key:?} cannot be saved: {e}")))?;
+        let (offset, length) = (bytes.len() as u64, record.len() as u64);
+        let sum = RecordSum { offset, length, data_offset: 0, data_length: length, sums: Some(Summer::of(&record)) };
+        let path = path.clone().unwrap_or_else(|| vec![PathSegment::Key(key.clone())]);
+        table.push(table_entry(key, &path, None));
+        indexed.push(IndexedRecord { key: table.len() as u32 - 1, region: None, sum });
+        let kind = EntryKind::Bytes(StorageInfo::new(file, offset, length));
+        metadata.entries.insert(key.clone(), Entry { path: Some(path), kind });
+        bytes.extend(record);
+    }
+    let records = indexed.iter().map(|r| r.sum).collect();
+    let index = FileIndex { save_id: save_id.to_owned(), rank: 0, ranks: 1, files: 1, table, records: indexed };
+    bytes.extend(index.encode().map_err(|e| Error::invalid(format!("the index of {name} cannot be written: {e}")))?);
+    metadata.files.push(name.clone());
+    Ok(Some(ValueFile { name, bytes, records }))
+}
+
+#[allow(clippy::too_many_arguments)]
+fn write(
+    source: &Checkpoint,
+    store: &dyn Store,
+    metadata: &mut Metadata,
+    values: Option<ValueFile>,
+    save_id: &str,
+    options: &EditOptions,
+    report: &mut EditReport,
+    written: &mut Vec<String>,
+) -> Result<()> {
+    let mut side = Vec::new();
+    for name in &metadata.files {
+        options.control.check("editing")?;
+        if values.as_ref().is_some_and(|v| v.name == *name) {
+            continue;
+        }
+        written.push(name.clone());
+        let linked = source.store().link_or_copy(name, store, name).doing(|| format!("taking over {name}"))?;
+        match linked {
+            Linked::HardLink => report.linked += 1,
+            _ => report.copied += 1,
+        }
+        if let Some(known) = source.side.as_ref().and_then(|side| side.files.iter().find(|f| f.file == *name)) {
+            side.push(known.clone());
+        }
+    }
+    if let Some(values) = &values {
+        written.push(values.name.clone());
+        let length = values.bytes.len() as u64;
+        let doing = || format!("writing {}", values.name);
+        let writer = store.create_writer(&values.name, &WriteOptions::with_length(length)).doing(doing)?;
+        writer.write_at(0, &[IoSlice::new(&values.bytes)]).doing(doing)?;
+        writer.finish(true).doing(doing)?;
+        side.push(SideFileEntry { file: values.name.clone(), length, records: values.records.clone() });
+        report.set = options.set.iter().map(|(key, ..)| key.clone()).collect();
+    }
+    store.sync().doing(|| "syncing the folder".into())?;
+    let mut meta = metadata.storage_meta.clone().unwrap_or_default();
+    meta.save_id = Some(save_id.to_owned());
+    metadata.storage_meta = Some(meta);
+    side.sort_by(|a, b| a.file.cmp(&b.file));
+    let output = OutputOptions { sync: true, control: options.control.clone() };
+    let ranks = source.side.as_ref().map_or(0, |side| side.ranks);
+    match source.side.is_some() {
+        true => publish(store, metadata, &SideFile { save_id: save_id.to_owned(), ranks, files: side }, false, &output),
+        // What PyTorch wrote has no side file, and one for the new values alone would only puzzle.
+        false => store.publish(METADATA_FILE, &metadata.encode()?, reshard_storage::Publish::Create).doing(|| "publishing .metadata".into()),
+    }
+}

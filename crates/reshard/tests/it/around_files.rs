@@ -1,0 +1,220 @@
+//! Recovering, editing, folders of steps.
+
+use std::path::Path;
+use std::time::Duration;
+
+use reshard::{
+    Best, Checkpoint, EditOptions, ErrorKind, Glob, LoadedValue, RecoverOptions, Rename, Retention, SaveOptions, StepState, StepsOptions, Value, edit,
+    latest, prune, recover, steps,
+};
+
+use crate::corpus;
+use crate::layouts::Cut;
+
+fn save(folder: &Path, cut: &Cut, overwrite: bool) {
+    let (wholes, values) = corpus::sample();
+    let mut options = SaveOptions::default();
+    options.overwrite = overwrite;
+    corpus::save_state(&wholes, &values, cut, &corpus::local(folder), &options);
+}
+
+fn sorted(checkpoint: &Checkpoint) -> Vec<(String, reshard::DigestEntry)> {
+    let mut entries: Vec<_> = corpus::digest_of(checkpoint).entries.into_iter().collect();
+    entries.sort_by(|a, b| a.0.cmp(&b.0));
+    entries
+}
+
+fn sound(folder: &Path) {
+    let found = reshard::verify_place(folder.to_str().unwrap(), &Default::default(), &Default::default()).unwrap();
+    assert!(found.is_sound(), "{:?}", found.findings);
+}
+
+#[test]
+fn metadata_comes_back_from_data_files_alone() {
+    for keep_side in [true, false] {
+        let folder = tempfile::tempdir().unwrap();
+        save(folder.path(), &corpus::columns(3), false);
+        let before = sorted(&corpus::open(folder.path()));
+        let store = corpus::local(folder.path());
+        assert_eq!(recover(&store, &RecoverOptions::default()).unwrap_err().kind(), ErrorKind::AlreadyExists);
+        for entry in std::fs::read_dir(folder.path()).unwrap() {
+            let path = entry.unwrap().path();
+            let side = path.extension().is_some_and(|e| e == "sums");
+            if path.ends_with(".metadata") || (side && !keep_side) {
+                std::fs::remove_file(path).unwrap();
+            }
+        }
+        let mut look = RecoverOptions::default();
+        look.dry_run = true;
+        assert!(!recover(&store, &look).unwrap().published);
+        assert!(!folder.path().join(".metadata").exists());
+        let report = recover(&store, &RecoverOptions::default()).unwrap();
+        assert_eq!((report.files.len(), report.ranks, report.keys), (3, 3, 9));
+        assert!(report.unused.is_empty() && report.warnings.is_empty(), "{report:?}");
+        let found = corpus::open(folder.path());
+        assert_eq!(sorted(&found), before);
+        assert!(found.has_side_file());
+        assert_eq!(found.entry("model.a").unwrap().path.as_ref().unwrap().len(), 2);
+        sound(folder.path());
+    }
+}
+
+#[test]
+fn the_newest_complete_save_is_recovered() {
+    let folder = tempfile::tempdir().unwrap();
+    let newer = tempfile::tempdir().unwrap();
+    save(folder.path(), &corpus::rows(2), false);
+    save(newer.path(), &corpus::rows(3), false);
+    // The newer save lost a rank's file, as when it was killed: the older one is what can be had.
+    for (i, from) in [(0, "__0_0.distcp"), (2, "__2_0.distcp")] {
+        std::fs::copy(newer.path().join(from), folder.path().join(format!("__{i}_9.newer.distcp"))).unwrap();
+    }
+    std::fs::write(folder.path().join("__5_0.distcp"), b"cut off").unwrap();
+    std::fs::remove_file(folder.path().join(".metadata")).unwrap();
+    let report = recover(&corpus::local(folder.path()), &RecoverOptions::default()).unwrap();
+    assert_eq!((report.ranks, report.files.len(), report.unused.len()), (2, 2, 3), "{report:?}");
+    assert!(report.warnings.iter().any(|w| w.contains("rank 1 left no file")), "{:?}", report.warnings);
+    sound(folder.path());
+}
+
+#[test]
+fn what_cannot_be_recovered_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = corpus::local(folder.path());
+    assert_eq!(recover(&store, &RecoverOptions::default()).unwrap_err().kind(), ErrorKind::NotFound);
+    let (_, case, _) = corpus::cases().into_iter().find(|(name, ..)| name.ends_with("ddp_w2")).unwrap();
+    for name in ["__0_0.distcp", "__1_0.distcp"] {
+        std::fs::copy(case.join(name), folder.path().join(name)).unwrap();
+    }
+    let error = recover(&store, &RecoverOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Incomplete);
+    assert!(error.to_string().contains("__1_0.distcp") && error.to_string().contains("no index"), "{error}");
+    // A file of ours that was cut has no index any more, and without it the save is not complete.
+    let folder = tempfile::tempdir().unwrap();
+    save(folder.path(), &corpus::rows(2), false);
+    std::fs::remove_file(folder.path().join(".metadata")).unwrap();
+    let path = folder.path().join("__1_0.distcp");
+    let bytes = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
+    let error = recover(&corpus::local(folder.path()), &RecoverOptions::default()).unwrap_err();
+    assert!(error.to_string().contains("__1_0.distcp"), "{error}");
+}
+
+#[test]
+fn an_edit_links_data_and_changes_only_what_was_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("source");
+    save(&source, &corpus::columns(2), false);
+    let checkpoint = corpus::open(&source);
+    let mut options = EditOptions::default();
+    options.drop = vec![Glob::new("optim.*").unwrap()];
+    options.renames = vec![Rename::parse("^model\\.=net.").unwrap()];
+    options.set = vec![("name".into(), None, Value::from("another")), ("extra".into(), None, Value::List(vec![Value::from(7)]))];
+    let target = folder.path().join("target");
+    let report = edit(&checkpoint, &corpus::local(&target), &options).unwrap();
+    assert_eq!((report.dropped.len(), report.renamed.len(), report.linked, report.copied), (3, 4, 2, 0), "{report:?}");
+    let found = corpus::open(&target);
+    let (before, after) = (corpus::digest_of(&checkpoint), corpus::digest_of(&found));
+    assert_eq!(after.entries.len(), 7);
+    for key in ["a", "b", "scalar", "empty"] {
+        assert_eq!(before.entries[&format!("model.{key}")], after.entries[&format!("net.{key}")]);
+    }
+    assert_eq!(found.read_value("name").unwrap(), LoadedValue::Plain(Value::from("another")));
+    assert_eq!(found.read_value("extra").unwrap(), LoadedValue::Plain(Value::List(vec![Value::from(7)])));
+    sound(&target);
+    // The source is untouched, and a second edit to the same place is refused.
+    sound(&source);
+    assert_eq!(edit(&checkpoint, &corpus::local(&target), &options).unwrap_err().kind(), ErrorKind::AlreadyExists);
+    options.renames = vec![Rename::parse("^model.*=x").unwrap()];
+    assert!(edit(&checkpoint, &corpus::local(&folder.path().join("third")), &options).unwrap_err().to_string().contains("two keys"));
+}
+
+#[test]
+fn what_pytorch_wrote_can_be_edited() {
+    let (_, case, _) = corpus::cases().into_iter().find(|(name, ..)| name == "torch-2.13/zoo").unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("source");
+    std::fs::create_dir(&source).unwrap();
+    for entry in std::fs::read_dir(case).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), source.join(entry.file_name())).unwrap();
+    }
+    let mut options = EditOptions::default();
+    options.set = vec![("plain.int".into(), None, Value::from(8))];
+    let target = folder.path().join("target");
+    edit(&corpus::open(&source), &corpus::local(&target), &options).unwrap();
+    assert_eq!(corpus::open(&target).value("plain.int").unwrap(), Value::from(8));
+    sound(&target);
+}
+
+fn options() -> StepsOptions {
+    StepsOptions::default()
+}
+
+fn metric_step(folder: &Path, number: u64, loss: f64) {
+    let (mut wholes, _) = corpus::sample();
+    wholes.truncate(1);
+    let values = [("loss".to_owned(), Value::from(loss))];
+    let store = corpus::local(&folder.join(format!("step_{number}")));
+    corpus::save_state(&wholes, &values, &corpus::rows(2), &store, &SaveOptions::default());
+}
+
+#[test]
+fn the_newest_valid_step_is_found_and_never_pruned() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().to_str().unwrap();
+    assert!(latest(place, &options()).unwrap().is_none());
+    for (number, loss) in [(100, 0.5), (200, 0.1), (300, 0.4), (1000, 0.3)] {
+        metric_step(folder.path(), number, loss);
+    }
+    std::fs::create_dir(folder.path().join("logs")).unwrap();
+    std::fs::write(folder.path().join("logs/9999.txt"), b"not a checkpoint").unwrap();
+    assert_eq!(latest(place, &options()).unwrap().unwrap().name, "step_1000");
+    // A killed save: newer, without metadata. A lost file: newer, not valid.
+    metric_step(folder.path(), 2000, 0.0);
+    std::fs::remove_file(folder.path().join("step_2000/.metadata")).unwrap();
+    metric_step(folder.path(), 3000, 0.0);
+    std::fs::remove_file(folder.path().join("step_3000/__1_0.distcp")).unwrap();
+    assert_eq!(latest(place, &options()).unwrap().unwrap().name, "step_1000");
+    let all = steps(place, &options()).unwrap();
+    let valid: Vec<&str> = all.iter().filter(|s| s.state == StepState::Valid).map(|s| s.name.as_str()).collect();
+    assert_eq!(valid, ["step_100", "step_200", "step_300", "step_1000"]);
+
+    let mut rules = Retention::default();
+    rules.last = Some(1);
+    rules.best = Some(Best::new("loss", false, 1));
+    let report = prune(place, &rules, true, &options()).unwrap();
+    let gone: Vec<&str> = report.steps.iter().filter(|d| !d.keep).map(|d| d.step.name.as_str()).collect();
+    // Incomplete ones were changed just now: a save may be under way.
+    assert_eq!(gone, ["step_100", "step_300"]);
+    assert!(folder.path().join("step_100").exists());
+    rules.grace = Duration::ZERO;
+    std::fs::write(folder.path().join("step_200/__7_0.distcp"), b"left over").unwrap();
+    let report = prune(place, &rules, false, &options()).unwrap();
+    assert!(report.failed.is_empty() && report.bytes > 0, "{report:?}");
+    assert_eq!(report.leftovers, ["step_200/__7_0.distcp"]);
+    let mut left: Vec<String> = std::fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    left.sort();
+    assert_eq!(left, ["logs", "step_1000", "step_200"]);
+    sound(&folder.path().join("step_200"));
+    rules.last = Some(0);
+    rules.best = None;
+    prune(place, &rules, false, &options()).unwrap();
+    assert!(folder.path().join("step_1000/.metadata").exists());
+}
+
+#[test]
+fn a_deep_look_finds_damage_that_sizes_do_not_show() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().to_str().unwrap();
+    metric_step(folder.path(), 1, 0.5);
+    metric_step(folder.path(), 2, 0.5);
+    let path = folder.path().join("step_2/__0_0.distcp");
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[1000] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    assert_eq!(latest(place, &options()).unwrap().unwrap().name, "step_2");
+    let mut deep = options();
+    deep.deep = true;
+    assert_eq!(latest(place, &deep).unwrap().unwrap().name, "step_1");
+}
