@@ -1,5 +1,48 @@
-//! The extension module `reshard._reshard`.
+//! The extension module `reshard._reshard`: converts, lets go of the interpreter's lock, calls the engine, and decides
+//! nothing. The package `reshard` around it is what people use.
+#![deny(unsafe_code)]
+
+mod checkpoint;
+mod errors;
+mod group;
+mod layout;
+mod leaves;
+mod load;
+mod options;
+mod records;
+mod reports;
+mod run;
+mod save;
+mod tree;
+mod value;
+
 use pyo3::prelude::*;
 
-#[pymodule]
-mod _reshard {}
+#[pymodule(gil_used = true)]
+mod _reshard {
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use crate::checkpoint::{Checkpoint, dtype_names, dtype_sizes, is_complete, list_children, remove_checkpoint};
+    #[pymodule_export]
+    use crate::layout::local_regions;
+    #[pymodule_export]
+    use crate::load::load;
+    #[pymodule_export]
+    use crate::options::Control;
+    #[pymodule_export]
+    use crate::records::{begin_records, publish_records, write_records};
+    #[pymodule_export]
+    use crate::run::forked;
+    #[pymodule_export]
+    use crate::save::{AsyncSaver, SaveHandle, save};
+    #[pymodule_export]
+    use crate::tree::unflatten;
+    #[pymodule_export]
+    use crate::value::is_plain;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

@@ -14,9 +14,20 @@ use crate::layout_names::METADATA_FILE;
 use crate::sums::{MAX_SIDE_BYTES, SideFile, side_file_name};
 
 pub(super) fn open(store: Arc<dyn Store>) -> Result<Checkpoint> {
+    open_as(store, METADATA_FILE)
+}
+
+impl Checkpoint {
+    /// Opens a DCP folder by metadata of another name: without coordination PyTorch writes `__<rank>.metadata` for each rank.
+    pub fn open_metadata(store: Arc<dyn Store>, name: &str) -> Result<Checkpoint> {
+        open_as(store, name)
+    }
+}
+
+fn open_as(store: Arc<dyn Store>, name: &str) -> Result<Checkpoint> {
     let place = store.describe();
-    let bytes = store.read(METADATA_FILE, MAX_METADATA_BYTES).doing(|| format!("reading {METADATA_FILE}"))?;
-    let metadata = Metadata::decode(&bytes).map_err(|e| Error::format(&place, METADATA_FILE, "DCP metadata", e))?;
+    let bytes = store.read(name, MAX_METADATA_BYTES).doing(|| format!("reading {name}"))?;
+    let metadata = Metadata::decode(&bytes).map_err(|e| Error::format(&place, name, "DCP metadata", e))?;
     drop(bytes);
     let save_id = metadata.storage_meta.as_ref().and_then(|m| m.save_id.clone());
     let side = match &save_id {

@@ -1,0 +1,252 @@
+//! Saves that someone else plans: records written one by one, published together.
+//!
+//! PyTorch's own planner, or a user's, may decide what is written where and only want bytes moved. [`begin`] looks at the place
+//! once, [`write_records`] writes one rank's records, [`publish_records`] makes the save visible; the promises are those of
+//! [`save`](crate::save()): old or new, synced, with checksums, files that describe themselves.
+
+use std::sync::Arc;
+
+use reshard_formats::{DType, KeyPath, PathSegment};
+use reshard_layout::Dims;
+use reshard_storage::{Publish, Store};
+
+use crate::checkpoint::{CatalogKind, Checkpoint, LoadedValue, ValuePlace};
+use crate::error::{Error, Result, StorageContext};
+use crate::group::{Group, agree, decode, encode};
+use crate::layout_names::{METADATA_FILE, data_file, is_save_file};
+use crate::leaf::SavePiece;
+use crate::plan::cache::CachedPlan;
+use crate::plan::files::{FrameSizes, Placed, lay_out};
+use crate::plan::local::{TableEntry, WireTensor, dtype_code, wire_path};
+use crate::save::SaveOptions;
+use crate::save::commit::old_files;
+use crate::save::prepare::{Decision, Prepared, decide};
+use crate::save::write::{Jobs, TensorJob, ValueJob, write};
+use crate::sums::{RecordSum, SideFile, SideFileEntry, side_file_name};
+use crate::workers::Workers;
+
+/// The same outcome on every rank: fine on all, or everyone's errors. For steps of an embedding program that may fail on one
+/// rank before the engine is called.
+pub fn together<T>(group: &dyn Group, result: Result<T>) -> Result<T> {
+    if group.size() == 1 {
+        return result;
+    }
+    let (value, local) = match result {
+        Ok(value) => (Some(value), Ok(Vec::new())),
+        Err(error) => (None, Err(error)),
+    };
+    agree(group, local)?;
+    value.ok_or_else(|| Error::invalid("a rank failed without an error"))
+}
+
+/// A save that someone else plans.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecordSave {
+    /// Unique among the saves to one place.
+    pub save_id: String,
+    /// Whether data files carry the id in their names, because others lie there.
+    pub named: bool,
+}
+
+/// One record to write.
+#[derive(Debug, Clone)]
+pub struct RecordToWrite<'a> {
+    /// Its key.
+    pub key: String,
+    /// Where the key sat in the tree; `None` when the key is the only segment.
+    pub path: Option<KeyPath>,
+    /// What it holds.
+    pub content: RecordContent<'a>,
+}
+
+/// What a record holds.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum RecordContent<'a> {
+    /// A region of a tensor.
+    Tensor {
+        /// Element type.
+        dtype: DType,
+        /// Whether PyTorch should see it as requiring gradients.
+        requires_grad: bool,
+        /// Shape of the whole tensor.
+        shape: Dims,
+        /// The region and its memory.
+        piece: SavePiece<'a>,
+    },
+    /// Bytes, as they are.
+    Bytes(Vec<u8>),
+}
+
+/// Where a record was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WrittenRecord {
+    /// The file, relative to the checkpoint.
+    pub file: String,
+    /// Where it starts.
+    pub offset: u64,
+    /// Its length.
+    pub length: u64,
+}
+
+/// What one rank wrote.
+#[derive(Debug, Clone)]
+pub struct WrittenRecords {
+    /// In the order given.
+    pub records: Vec<WrittenRecord>,
+    /// Places and checksums for [`publish_records`], in an encoding of its own.
+    pub sums: Vec<u8>,
+}
+
+/// Prepares a place for a save that someone else plans; one rank calls it, before any writes.
+pub fn begin(store: &dyn Store, options: &SaveOptions) -> Result<RecordSave> {
+    let decision = decide(store, options, false, 0)?;
+    Ok(RecordSave { save_id: decision.save_id, named: decision.named })
+}
+
+/// Writes one rank's records, synced unless told otherwise. On an error nothing of it stays.
+pub fn write_records(
+    store: &dyn Store,
+    save: &RecordSave,
+    rank: usize,
+    ranks: usize,
+    records: Vec<RecordToWrite<'_>>,
+    options: &SaveOptions,
+) -> Result<WrittenRecords> {
+    let count = records.len();
+    let mut table = Vec::with_capacity(count);
+    let mut jobs = Jobs { tensors: Vec::new(), values: Vec::new(), ends: Vec::new() };
+    // Position of each record among its own kind.
+    let mut kinds: Vec<(bool, usize)> = Vec::with_capacity(count);
+    for (local, record) in records.into_iter().enumerate() {
+        let local = u32::try_from(local).map_err(|_| Error::invalid("too many records"))?;
+        let path = record.path.unwrap_or_else(|| vec![PathSegment::Key(record.key.clone())]);
+        let mut entry = TableEntry { path: wire_path(&record.key, &path), key: record.key, tensor: None };
+        match record.content {
+            RecordContent::Tensor { dtype, requires_grad, shape, piece } => {
+                piece.region.check_inside(&shape)?;
+                entry.tensor = Some(WireTensor { dtype: dtype_code(dtype)?, requires_grad, shape: shape.to_vec() });
+                kinds.push((true, jobs.tensors.len()));
+                jobs.tensors.push(TensorJob {
+                    local,
+                    dtype,
+                    requires_grad,
+                    global_offsets: Dims::from_slice(piece.region.offsets()),
+                    sizes: Dims::from_slice(piece.region.sizes()),
+                    placed: Placed::default(),
+                    memory: piece.memory,
+                    layout: piece.layout,
+                    offsets: Dims::from_elem(0, piece.region.ndim()),
+                });
+            }
+            RecordContent::Bytes(bytes) => {
+                kinds.push((false, jobs.values.len()));
+                jobs.values.push(ValueJob { local, bytes });
+            }
+        }
+        table.push(entry);
+    }
+    let shapes = jobs.tensors.iter().map(|t| (t.dtype, t.requires_grad, t.sizes.as_slice()));
+    let (placed, ends) = lay_out(shapes, options.files_per_rank, &mut FrameSizes::default())?;
+    for (tensor, placed) in jobs.tensors.iter_mut().zip(placed) {
+        tensor.placed = placed;
+    }
+    jobs.ends = ends;
+    let decision = Decision { save_id: save.save_id.clone(), named: save.named, use_cached: false, table_hash: 0 };
+    let plan = CachedPlan { local_hash: 0, id: 0, assigned: Vec::new(), global: None };
+    let prepared = Prepared { decision, rank, ranks, table, plan: Arc::new(plan), plan_cached: false };
+    let written = write(&jobs, &prepared, store, options, Workers::normal())?;
+
+    let id = save.named.then_some(save.save_id.as_str());
+    let mut side: Vec<SideFileEntry> =
+        written.files.iter().map(|(file, length)| SideFileEntry { file: file.clone(), length: *length, records: Vec::new() }).collect();
+    let mut note = |file: &str, record: RecordSum| {
+        if let Some(entry) = side.iter_mut().find(|entry| entry.file == file) {
+            entry.records.push(record);
+        }
+    };
+    let mut tensors = Vec::with_capacity(jobs.tensors.len());
+    for (job, sums) in jobs.tensors.iter().zip(&written.tensors) {
+        let Placed { file, offset, length, data_offset, data_length } = job.placed;
+        let file = data_file(rank, file, id);
+        note(&file, RecordSum { offset, length, data_offset, data_length, sums: *sums });
+        tensors.push(WrittenRecord { file, offset, length });
+    }
+    let mut values = Vec::with_capacity(jobs.values.len());
+    let mut at = jobs.ends.first().copied().unwrap_or(0);
+    for (length, sums) in &written.values {
+        let file = data_file(rank, 0, id);
+        note(&file, RecordSum { offset: at, length: *length, data_offset: 0, data_length: *length, sums: *sums });
+        values.push(WrittenRecord { file, offset: at, length: *length });
+        at += length;
+    }
+    let records = kinds.into_iter().map(|(tensor, i)| if tensor { tensors[i].clone() } else { values[i].clone() }).collect();
+    Ok(WrittenRecords { records, sums: encode(&side)? })
+}
+
+/// Publishes what all ranks wrote under the given `.metadata`, whose storage meta should carry the save's id, and removes the
+/// files of what was there before. Returns warnings about what could not be removed.
+pub fn publish_records(
+    store: &dyn Store,
+    save: &RecordSave,
+    sums: &[Vec<u8>],
+    metadata: &[u8],
+    metadata_name: Option<&str>,
+    options: &SaveOptions,
+) -> Result<Vec<String>> {
+    let mut files: Vec<SideFileEntry> = Vec::new();
+    for bytes in sums {
+        files.extend(decode::<Vec<SideFileEntry>>(bytes)?);
+    }
+    files.sort_by(|a, b| a.file.cmp(&b.file));
+    let old = old_files(store);
+    let side = SideFile { save_id: save.save_id.clone(), ranks: u32::try_from(sums.len()).unwrap_or(u32::MAX), files };
+    let encoded = side.encode().map_err(|e| Error::invalid(format!("the side file cannot be written: {e}")))?;
+    let side_name = side_file_name(&save.save_id);
+    store.publish(&side_name, &encoded, Publish::Create).doing(|| format!("writing {side_name}"))?;
+    let mode = if options.overwrite { Publish::Replace } else { Publish::Create };
+    let name = metadata_name.unwrap_or(METADATA_FILE);
+    if let Err(error) = store.publish(name, metadata, mode).doing(|| format!("publishing {name}")) {
+        let _ = store.delete(&side_name);
+        return Err(error);
+    }
+    if metadata_name.is_some() {
+        // Metadata of one rank among several: the other ranks' files are not ours to judge.
+        return Ok(Vec::new());
+    }
+    let keep = |file: &str| file == side_name || side.files.iter().any(|entry| entry.file == file);
+    let mut warnings = Vec::new();
+    let mut remove = old;
+    match store.list("") {
+        Ok(files) => remove.extend(files.into_iter().map(|f| f.path).filter(|name| is_save_file(name))),
+        Err(error) => warnings.push(format!("files of earlier saves could not be listed: {error}")),
+    }
+    remove.sort();
+    remove.dedup();
+    for name in remove.iter().filter(|name| !keep(name)) {
+        if let Err(error) = store.delete(name) {
+            warnings.push(format!("{name} of an earlier save could not be removed: {error}"));
+        }
+    }
+    Ok(warnings)
+}
+
+impl Checkpoint {
+    /// The record of a value as it lies in its file, compared with its checksum where there is one, and the class that
+    /// unpickling it would import: `None` when it is plain data.
+    pub fn value_record(&self, key: &str) -> Result<(Option<String>, Vec<u8>)> {
+        let class = match self.read_value(key)? {
+            LoadedValue::Opaque { class, record } if !record.is_empty() => return Ok((Some(class), record)),
+            LoadedValue::Opaque { class, .. } => Some(class),
+            LoadedValue::Plain(_) => None,
+        };
+        let CatalogKind::Value(ValuePlace::Record { file, offset, length }) = &self.entry(key)?.kind else {
+            return Err(Error::invalid(format!("{key:?} in {} has no record of its own", self.place())));
+        };
+        // Reading the value has checked place, length and checksum.
+        let reader = self.reader(*file)?;
+        let mut record = vec![0; *length as usize];
+        reader.read_at(*offset, &mut record).doing(|| format!("reading {key:?} from {}", reader.path()))?;
+        Ok((class, record))
+    }
+}

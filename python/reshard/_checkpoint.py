@@ -1,0 +1,343 @@
+"""Looking into a checkpoint without torch: keys, shapes, slices as NumPy arrays, and plain values."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, NamedTuple
+
+from . import _reshard
+from ._errors import InvalidInput
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+StrPath = str | os.PathLike[str]
+
+# Types that NumPy lacks. With `ml_dtypes` installed arrays have its types; without it, unsigned integers of the same size
+# that hold the same bits. float4 comes two to a byte either way.
+_WITHOUT_NUMPY_TYPE = {
+    "bfloat16": ("bfloat16", "uint16"),
+    "float8_e4m3fn": ("float8_e4m3fn", "uint8"),
+    "float8_e5m2": ("float8_e5m2", "uint8"),
+    "float8_e4m3fnuz": ("float8_e4m3fnuz", "uint8"),
+    "float8_e5m2fnuz": ("float8_e5m2fnuz", "uint8"),
+    "float8_e8m0fnu": ("float8_e8m0fnu", "uint8"),
+    "float4_e2m1fn_x2": (None, "uint8"),
+    # Two half floats: real and imaginary part.
+    "complex32": (None, "uint32"),
+}
+
+
+class Chunk(NamedTuple):
+    """A stored region of a tensor and the file it lies in."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The NumPy type of arrays with this element type.
+
+    bfloat16 and the float8 types come as the types of ``ml_dtypes`` when that is installed, and otherwise as ``uint16`` and
+    ``uint8`` with the same bits.
+    """
+    import numpy
+
+    names = _WITHOUT_NUMPY_TYPE.get(name)
+    if names is None:
+        return numpy.dtype(name)
+    extended, plain = names
+    if extended is not None:
+        try:
+            import ml_dtypes
+        except ImportError:
+            pass
+        else:
+            found = getattr(ml_dtypes, extended, None)
+            if found is not None:
+                extended_type: np.dtype[Any] = numpy.dtype(found)
+                return extended_type
+    return numpy.dtype(plain)
+
+
+class Tensor:
+    """A tensor in a checkpoint; nothing is read until it is indexed."""
+
+    __slots__ = ("_checkpoint", "_chunks", "dtype", "key", "requires_grad", "shape")
+
+    def __init__(self, checkpoint: Checkpoint, key: str, entry: tuple[Any, ...]) -> None:
+        self._checkpoint = checkpoint
+        self.key: str = key
+        _, dtype, shape, requires_grad, chunks = entry
+        #: The element type by its name in torch, such as "bfloat16".
+        self.dtype: str = dtype
+        self.shape: tuple[int, ...] = shape
+        self.requires_grad: bool = requires_grad
+        self._chunks = chunks
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        product = 1
+        for extent in self.shape:
+            product *= extent
+        return product
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes of all elements."""
+        return self.size * _SIZES[self.dtype]
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """The regions in which it is stored."""
+        files = self._checkpoint.files
+        return [Chunk(offsets, sizes, files[file]) for offsets, sizes, file, _, _ in self._chunks]
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a tensor without dimensions has no length")
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> Any:
+        """Reads a slice, by NumPy's basic indexing: integers, slices with any step, ``...`` and ``None``.
+
+        Only the stored bytes that the slice needs are read.
+        """
+        begin, sizes, then = _region(index, self.shape)
+        array = self._read(begin, sizes)[then]
+        return array
+
+    def numpy(self) -> NDArray[Any]:
+        """Reads the whole tensor."""
+        return self._read((0,) * len(self.shape), self.shape)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype)
+
+    def _read(self, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> NDArray[Any]:
+        import numpy
+
+        array = numpy.empty(sizes, dtype=numpy_dtype(self.dtype))
+        buffer = array.reshape(-1).view(numpy.uint8)
+        self._checkpoint._open().read_into(self.key, offsets, sizes, buffer)
+        return array
+
+    def __repr__(self) -> str:
+        shape = ", ".join(map(str, self.shape))
+        count = len(self._chunks)
+        return f"<reshard.Tensor {self.key!r}: {self.dtype}[{shape}] in {count} chunk{'' if count == 1 else 's'}>"
+
+
+_SIZES: dict[str, int] = dict(zip(_reshard.dtype_names(), _reshard.dtype_sizes()))
+
+
+def _region(index: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...]]:
+    """The region to read for a basic index, and the index to apply to what was read."""
+    given = index if isinstance(index, tuple) else (index,)
+    if given.count(Ellipsis) > 1 if all(_is_basic(part) for part in given) else True:
+        raise IndexError("only integers, slices, `...` and `None` are supported, and `...` once")
+    used = sum(1 for part in given if part is not None and part is not Ellipsis)
+    if used > len(shape):
+        raise IndexError(f"too many indices: the tensor has {len(shape)} dimensions, {used} were given")
+    missing = (slice(None),) * (len(shape) - used)
+    if Ellipsis in given:
+        at = given.index(Ellipsis)
+        parts = given[:at] + missing + given[at + 1 :]
+    else:
+        parts = given + missing
+    begin: list[int] = []
+    sizes: list[int] = []
+    then: list[Any] = []
+    for part in parts:
+        if part is None:
+            then.append(None)
+            continue
+        dim = len(begin)
+        extent = shape[dim]
+        if isinstance(part, slice):
+            positions = range(*part.indices(extent))
+            if len(positions) == 0:
+                begin.append(0)
+                sizes.append(0)
+                then.append(slice(None))
+                continue
+            first, last = min(positions[0], positions[-1]), max(positions[0], positions[-1])
+            begin.append(first)
+            sizes.append(last - first + 1)
+            then.append(slice(None, None, positions.step))
+        else:
+            position = part.__index__()
+            if not -extent <= position < extent:
+                raise IndexError(f"index {position} is out of bounds for dimension {dim} of size {extent}")
+            begin.append(position % extent)
+            sizes.append(1)
+            then.append(0)
+    return tuple(begin), tuple(sizes), tuple(then)
+
+
+def _is_basic(part: Any) -> bool:
+    return part is None or part is Ellipsis or isinstance(part, slice) or (hasattr(part, "__index__") and not isinstance(part, bool) and getattr(part, "ndim", 0) == 0)
+
+
+class Checkpoint(Mapping[str, Any]):
+    """An opened checkpoint: a DCP folder, safetensors, or a ``torch.save`` file.
+
+    A mapping from flattened keys to a lazy :class:`Tensor` for tensors and to the value itself for everything else. Values
+    are decoded as inert data; one that only unpickling could bring back raises :class:`UntrustedPickle`.
+    """
+
+    def __init__(self, place: StrPath, *, storage_options: Mapping[str, Any] | None = None) -> None:
+        options = dict(storage_options) if storage_options else None
+        self._inner: _reshard.Checkpoint | None = _reshard.Checkpoint(os.fspath(place), options)
+
+    def _open(self) -> _reshard.Checkpoint:
+        if self._inner is None:
+            raise InvalidInput("the checkpoint is closed")
+        return self._inner
+
+    @property
+    def place(self) -> str:
+        """Its address."""
+        return self._open().place
+
+    @property
+    def format(self) -> str:
+        """ "dcp", "safetensors" or "torch"."""
+        return self._open().format
+
+    @property
+    def writer(self) -> str:
+        """Who wrote it, as far as can be told."""
+        return self._open().writer
+
+    @property
+    def save_id(self) -> str | None:
+        """The id of the save, where it has one."""
+        return self._open().save_id
+
+    @property
+    def files(self) -> list[str]:
+        """Its data files."""
+        return self._open().files
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """Free-form metadata of the file (safetensors)."""
+        return self._open().notes
+
+    def __getitem__(self, key: str) -> Any:
+        inner = self._open()
+        entry = inner.entry(key)
+        return inner.value(key) if entry[1] is None else Tensor(self, key, entry)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._open().keys())
+
+    def __len__(self) -> int:
+        return len(self._open())
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and key in self._open()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors, lazily, by key."""
+        return {key: Tensor(self, key, entry) for key, entry in self._open().entries() if entry[1] is not None}
+
+    def path(self, key: str) -> tuple[str | int, ...]:
+        """Where a key sat in the state dict: names of dicts and indices of lists."""
+        path: tuple[str | int, ...] = self._open().entry(key)[0]
+        return path
+
+    def to_dict(self, *, lazy: bool = False, flat: bool = False) -> dict[str, Any]:
+        """Everything, as nested dicts and lists like those that were saved.
+
+        Tensors are NumPy arrays, or with ``lazy`` :class:`Tensor`; with ``flat`` the dict has the flattened keys.
+        """
+        inner = self._open()
+        leaves: list[tuple[str, tuple[str | int, ...], Any]] = []
+        for key, entry in inner.entries():
+            if entry[1] is None:
+                leaf: Any = inner.value(key)
+            else:
+                tensor = Tensor(self, key, entry)
+                leaf = tensor if lazy else tensor.numpy()
+            leaves.append((key, entry[0], leaf))
+        if flat:
+            return {key: leaf for key, _, leaf in leaves}
+        return _reshard.unflatten(leaves)
+
+    def close(self) -> None:
+        """Lets go of its files."""
+        self._inner = None
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._inner is None:
+            return "<reshard.Checkpoint, closed>"
+        return f"<reshard.Checkpoint {self.place!r}: {len(self)} keys, {self.format}>"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        rows = []
+        for key, entry in self._open().entries():
+            _, dtype, shape, _, chunks = entry
+            what = "value" if dtype is None else f"{dtype}[{', '.join(map(str, shape))}]"
+            rows.append(f"<tr><td>{escape(key)}</td><td>{what}</td><td>{'' if chunks is None else len(chunks)}</td></tr>")
+            if len(rows) == 200 and len(self) > 200:
+                rows.append(f"<tr><td colspan=3>… and {len(self) - 200} more</td></tr>")
+                break
+        head = "<tr><th>key</th><th>what</th><th>chunks</th></tr>"
+        return f"<p>{escape(self.place)} ({self.format})</p><table>{head}{''.join(rows)}</table>"
+
+
+def open(place: StrPath, *, storage_options: Mapping[str, Any] | None = None) -> Checkpoint:
+    """Opens the checkpoint at a path or address (``s3://…``, ``gs://…``, ``az://…``) for reading.
+
+    Args:
+        place: a DCP folder, a safetensors file or folder of them, or a ``torch.save`` file.
+        storage_options: settings of the store by name, such as ``endpoint`` or ``region``; what is not given is taken
+            from the environment (``AWS_*``, ``GOOGLE_*``, ``AZURE_*``).
+    """
+    return Checkpoint(place, storage_options=storage_options)
+
+
+_STEP = re.compile(r"^(?P<name>.*?)(?P<step>\d+)$")
+
+
+def steps(root: StrPath, *, storage_options: Mapping[str, Any] | None = None) -> list[tuple[int, str]]:
+    """The complete checkpoints in a folder of steps, ``(step, place)``, oldest first.
+
+    A step is a sub-folder whose name ends in a number, such as ``step-100`` or ``global_step100``; a save that was not
+    finished is not one.
+    """
+    options = dict(storage_options) if storage_options else None
+    root = os.fspath(root)
+    found: list[tuple[int, str]] = []
+    for name in _reshard.list_children(root, options):
+        match = _STEP.match(name)
+        place = f"{root.rstrip('/')}/{name}"
+        if match and _reshard.is_complete(place, options):
+            found.append((int(match["step"]), place))
+    return sorted(found)
+
+
+def latest(root: StrPath, *, storage_options: Mapping[str, Any] | None = None) -> str | None:
+    """The place of the newest complete checkpoint in a folder of steps, or None; see :func:`steps`."""
+    found = steps(root, storage_options=storage_options)
+    return found[-1][1] if found else None

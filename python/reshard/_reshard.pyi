@@ -1,0 +1,139 @@
+"""The extension module. The package around it is what people use; nothing here is stable."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+__version__: str
+
+_Leaves = list[tuple[Any, ...]]
+_Dims = Sequence[int]
+
+class Control:
+    """Progress and cancellation of a save or a load."""
+
+    def __init__(self) -> None: ...
+    @property
+    def total(self) -> int: ...
+    @property
+    def done(self) -> int: ...
+    def cancel(self) -> None: ...
+
+class Checkpoint:
+    """A checkpoint on disk or in an object store, of any format."""
+
+    def __init__(
+        self,
+        place: str,
+        storage_options: dict[str, Any] | None = None,
+        group: Any = None,
+        metadata: str | None = None,
+    ) -> None: ...
+    @property
+    def place(self) -> str: ...
+    @property
+    def format(self) -> str: ...
+    @property
+    def writer(self) -> str: ...
+    @property
+    def save_id(self) -> str | None: ...
+    @property
+    def files(self) -> list[str]: ...
+    @property
+    def notes(self) -> dict[str, str]: ...
+    def __len__(self) -> int: ...
+    def __contains__(self, key: str) -> bool: ...
+    def keys(self) -> list[str]: ...
+    def entry(self, key: str) -> tuple[Any, ...]: ...
+    def entries(self) -> list[tuple[str, tuple[Any, ...]]]: ...
+    def value_place(self, key: str) -> tuple[int, int, int] | None: ...
+    def read_into(self, key: str, offsets: _Dims, sizes: _Dims, buffer: Any) -> None: ...
+    def value(self, key: str) -> Any: ...
+    def value_or_record(self, key: str) -> tuple[Any, bytes | None]: ...
+    def value_record(self, key: str) -> tuple[str | None, bytes]: ...
+
+class SaveHandle:
+    """A save under way."""
+
+    @property
+    def stall(self) -> float: ...
+    def done(self) -> bool: ...
+    def cancel(self) -> None: ...
+    def wait(self) -> dict[str, Any]: ...
+
+class AsyncSaver:
+    """Saves in the background."""
+
+    def __init__(self, budget: int) -> None: ...
+    def reserve(self, bytes: int) -> None: ...
+    def save(
+        self,
+        place: str,
+        leaves: _Leaves,
+        owners: Any,
+        pickle: Callable[[str, Any], bytes],
+        group: Any,
+        options: dict[str, Any],
+        control: Control,
+        failure: str | None = None,
+        storage_options: dict[str, Any] | None = None,
+    ) -> SaveHandle: ...
+
+def dtype_names() -> list[str]: ...
+def dtype_sizes() -> list[int]: ...
+def list_children(place: str, storage_options: dict[str, Any] | None = None) -> list[str]: ...
+def is_complete(place: str, storage_options: dict[str, Any] | None = None) -> bool: ...
+def remove_checkpoint(place: str, storage_options: dict[str, Any] | None = None) -> None: ...
+def local_regions(
+    mesh_shape: _Dims, mesh_ranks: _Dims, placements: Sequence[tuple[str, int, int]], shape: _Dims, rank: int
+) -> list[tuple[list[int], list[int], list[int]]]: ...
+def save(
+    place: str,
+    leaves: _Leaves,
+    owners: Any,
+    pickle: Callable[[str, Any], bytes],
+    group: Any,
+    options: dict[str, Any],
+    control: Control,
+    failure: str | None = None,
+    storage_options: dict[str, Any] | None = None,
+) -> dict[str, Any]: ...
+def load(
+    source: str | Checkpoint,
+    leaves: _Leaves,
+    owners: Any,
+    group: Any,
+    options: dict[str, Any],
+    control: Control,
+    renames: Mapping[str, str | None] | None = None,
+    trusted: set[str] | None = None,
+    failure: str | None = None,
+    storage_options: dict[str, Any] | None = None,
+) -> tuple[dict[str, tuple[Any, bytes | None]], dict[str, Any]]: ...
+def begin_records(
+    place: str, options: dict[str, Any], storage_options: dict[str, Any] | None = None
+) -> tuple[str, bool]: ...
+def write_records(
+    place: str,
+    save_id: str,
+    named: bool,
+    rank: int,
+    ranks: int,
+    records: _Leaves,
+    owners: Any,
+    options: dict[str, Any],
+    control: Control,
+    storage_options: dict[str, Any] | None = None,
+) -> tuple[list[tuple[str, int, int]], bytes]: ...
+def publish_records(
+    place: str,
+    save_id: str,
+    named: bool,
+    sums: list[bytes],
+    metadata: bytes,
+    options: dict[str, Any],
+    metadata_name: str | None = None,
+    storage_options: dict[str, Any] | None = None,
+) -> list[str]: ...
+def unflatten(entries: list[tuple[str, tuple[str | int, ...], Any]]) -> dict[str, Any]: ...
+def is_plain(object: Any) -> bool: ...
+def forked() -> None: ...

@@ -1,0 +1,44 @@
+"""reshard for PyTorch: what ``torch.distributed.checkpoint`` does, faster, safer, and into any layout.
+
+::
+
+    import reshard.torch as rt
+
+    rt.save({"model": model_state, "optim": optimizer_state}, "ckpt/step-100")
+    handle = rt.async_save(state, "ckpt/step-200")
+    report = rt.load(state, "s3://bucket/step-200")
+
+    dcp.save(state, storage_writer=rt.StorageWriter("ckpt/step-300"))
+    dcp.load(state, storage_reader=rt.StorageReader("ckpt/step-300"))
+"""
+
+from __future__ import annotations
+
+import os
+
+from .. import _reshard
+from ._leaf import PerRank, ShardView
+from ._load import exists, load
+from ._manager import CheckpointManager
+from ._reports import LoadReport, SaveReport
+from ._save import AsyncSaveHandle, AsyncSaver, async_save, save
+from ._storage import StorageReader, StorageWriter
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reshard.forked)
+
+__all__ = [
+    "AsyncSaveHandle",
+    "AsyncSaver",
+    "CheckpointManager",
+    "LoadReport",
+    "PerRank",
+    "SaveReport",
+    "ShardView",
+    "StorageReader",
+    "StorageWriter",
+    "async_save",
+    "exists",
+    "load",
+    "save",
+]

@@ -1,0 +1,365 @@
+"""From a state dict to the compact description that the engine takes: one tuple for each leaf, with addresses.
+
+Nested dicts and lists are flattened by the rules of `torch.distributed.checkpoint`, so that keys and paths are the same:
+dicts are always opened, lists only where a tensor, a dict or such a list is in them, tuples never.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, MutableMapping
+from typing import Any, Callable, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.tensor import DTensor
+
+from .. import _reshard
+from .._errors import InvalidInput
+from ._leaf import PerRank, ShardView
+
+# Kinds of leaves, as the extension knows them.
+WHOLE, PIECES, VALUE, RECORD = 0, 1, 2, 3
+
+#: The engine's code of each element type.
+CODES: dict[torch.dtype, int] = {
+    getattr(torch, name): code for code, name in enumerate(_reshard.dtype_names()) if hasattr(torch, name)
+}
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_Region = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+class Place(NamedTuple):
+    """Where a leaf sits, so that a value that is loaded can be put there."""
+
+    container: Any
+    key: Any
+    wrapper: PerRank | None
+
+
+class Description:
+    """What crosses to the engine, and what has to live until it is done."""
+
+    def __init__(self, *, loading: bool) -> None:
+        self.loading = loading
+        self.leaves: list[tuple[Any, ...]] = []
+        #: Tensors whose memory the leaves point into.
+        self.owners: list[Any] = []
+        #: Values, by key.
+        self.places: dict[str, Place] = {}
+        #: Memory that stands in for a tensor: (stand-in, tensor), copied before a save or after a load.
+        self.staged: list[tuple[torch.Tensor, torch.Tensor]] = []
+        #: Run after the tensors are loaded, before values are put into their places.
+        self.after: list[Callable[[], None]] = []
+        self._regions: dict[Any, list[_Region]] = {}
+        self._keys: set[str] = set()
+
+    # ---- leaves -------------------------------------------------------------------------------------------------------
+
+    def add(self, key: str, path: tuple[str | int, ...] | None, leaf: Any, place: Place) -> None:
+        """Adds a leaf of any kind."""
+        per_rank = place.wrapper is not None
+        if key in self._keys:
+            raise InvalidInput(f"two leaves of the state have the same flattened key {key!r}", keys=[key])
+        self._keys.add(key)
+        if isinstance(leaf, torch.Tensor):
+            self._add_tensor(key, path, per_rank, leaf, place)
+        elif isinstance(leaf, ShardView):
+            pieces = [self._piece(key, offsets, tensor) for offsets, tensor in leaf.pieces]
+            self._add_pieces(key, path, per_rank, leaf.dtype, leaf.requires_grad, leaf.shape, pieces)
+        else:
+            self.leaves.append((key, path, per_rank, VALUE, leaf))
+            self.places[key] = place
+
+    def _add_tensor(self, key: str, path: Any, per_rank: bool, tensor: torch.Tensor, place: Place) -> None:
+        cls = type(tensor)
+        if cls in _PLAIN:
+            self._add_plain(key, path, per_rank, tensor, place)
+        elif isinstance(tensor, DTensor):
+            self._add_dtensor(key, path, per_rank, tensor, place)
+        elif isinstance(tensor, ShardedTensor):
+            properties = tensor.metadata().tensor_properties
+            pieces = self._shards(key, tensor)
+            self._add_pieces(key, path, per_rank, properties.dtype, properties.requires_grad, tensor.metadata().size, pieces)
+        elif hasattr(tensor, "__create_chunk_list__"):
+            pieces = self._chunked(key, tensor, tensor)
+            self._add_pieces(key, path, per_rank, tensor.dtype, tensor.requires_grad, tensor.shape, pieces)
+        elif _is_wrapper(tensor):
+            self._add_whole_object(key, path, per_rank, tensor, place)
+        else:
+            self._add_plain(key, path, per_rank, tensor, place)
+
+    def _add_plain(self, key: str, path: Any, per_rank: bool, tensor: torch.Tensor, place: Place) -> None:
+        code = CODES.get(tensor.dtype)
+        if code is None or tensor.layout is not torch.strided:
+            self._add_whole_object(key, path, per_rank, tensor, place)
+            return
+        grad = tensor.requires_grad
+        if tensor.is_meta:
+            if not self.loading:
+                raise InvalidInput(f"{key!r} is on the meta device and has no content to save", keys=[key])
+            tensor = torch.empty_like(tensor, device="cpu", requires_grad=False)
+            self._put_after(place, tensor)
+        if not tensor.is_cpu or tensor.is_neg() or tensor.is_conj():
+            tensor = self._stand_in(tensor)
+        contiguous = tensor.is_contiguous()
+        if not contiguous and self.loading:
+            _check_writable(key, tensor)
+        self.owners.append(tensor)
+        strides = None if contiguous else tensor.stride()
+        self.leaves.append((key, path, per_rank, WHOLE, code, grad, tensor.shape, tensor.data_ptr(), strides))
+
+    def _add_whole_object(self, key: str, path: Any, per_rank: bool, tensor: torch.Tensor, place: Place) -> None:
+        """A tensor without plain memory of its own (sparse, quantized, a wrapper): torch.save stores it whole."""
+        if not self.loading:
+            self.leaves.append((key, path, per_rank, RECORD, pickled(key, tensor.detach())))
+            return
+        self.leaves.append((key, path, per_rank, VALUE, tensor))
+        self.places[key] = place
+
+    def _add_pieces(
+        self, key: str, path: Any, per_rank: bool, dtype: torch.dtype, grad: bool, shape: Any, pieces: list[tuple[Any, ...]]
+    ) -> None:
+        code = CODES.get(dtype)
+        if code is None:
+            raise InvalidInput(f"{key!r} is of {dtype}, which reshard cannot store in pieces", keys=[key])
+        self.leaves.append((key, path, per_rank, PIECES, code, grad, tuple(shape), pieces))
+
+    # ---- pieces -------------------------------------------------------------------------------------------------------
+
+    def _piece(self, key: str, offsets: tuple[int, ...], tensor: torch.Tensor) -> tuple[Any, ...]:
+        """A region that a tensor holds whole."""
+        if not tensor.is_cpu or tensor.is_neg() or tensor.is_conj():
+            tensor = self._stand_in(tensor)
+        self.owners.append(tensor)
+        contiguous = tensor.is_contiguous()
+        if not contiguous and self.loading:
+            _check_writable(key, tensor)
+        return (offsets, tuple(tensor.shape), tensor.data_ptr(), None if contiguous else tensor.stride())
+
+    def _add_dtensor(self, key: str, path: Any, per_rank: bool, tensor: DTensor, place: Place) -> None:
+        spec = tensor._spec
+        mesh = spec.mesh
+        shape = tensor.shape
+        if mesh.get_coordinate() is None:
+            self._add_pieces(key, path, per_rank, tensor.dtype, tensor.requires_grad, shape, [])
+            return
+        local = tensor._local_tensor
+        if type(local) not in _PLAIN:
+            if hasattr(local, "__create_chunk_list__"):
+                pieces = self._chunked(key, tensor, local)
+                self._add_pieces(key, path, per_rank, tensor.dtype, tensor.requires_grad, shape, pieces)
+                return
+            with torch.no_grad():
+                local = tensor.to_local()
+            if hasattr(local, "wait"):
+                local = local.wait()
+        if local.is_meta:
+            if not self.loading:
+                raise InvalidInput(f"{key!r} is on the meta device and has no content to save", keys=[key])
+            local = torch.empty_like(local, device=mesh.device_type, requires_grad=False)
+            made = DTensor.from_local(
+                local, mesh, tensor.placements, run_check=False, shape=tensor.size(), stride=tensor.stride()
+            )
+            self._put_after(place, made)
+        regions = self._regions_of(key, mesh, spec.placements, shape)
+        pieces = self._cut(key, local, regions, shape)
+        self._add_pieces(key, path, per_rank, tensor.dtype, tensor.requires_grad, shape, pieces)
+
+    def _regions_of(self, key: str, mesh: Any, placements: Any, shape: Any) -> list[_Region]:
+        name = (id(mesh), placements, shape)
+        regions = self._regions.get(name)
+        if regions is None:
+            ranks = mesh.mesh
+            wanted = [_placement(key, placement, len(shape)) for placement in placements]
+            rank = dist.get_rank() if dist.is_initialized() else 0
+            found = _reshard.local_regions(list(ranks.shape), ranks.flatten().tolist(), wanted, list(shape), rank)
+            regions = [(tuple(offsets), tuple(sizes), tuple(local)) for offsets, sizes, local in found]
+            self._regions[name] = regions
+        return regions
+
+    def _cut(self, key: str, local: torch.Tensor, regions: list[_Region], shape: Any) -> list[tuple[Any, ...]]:
+        """The regions of a tensor that lie in a local one."""
+        if not local.is_cpu or local.is_neg() or local.is_conj():
+            local = self._stand_in(local)
+        self.owners.append(local)
+        if len(regions) == 1:
+            offsets, sizes, _ = regions[0]
+            if sizes != tuple(local.shape):
+                raise InvalidInput(
+                    f"{key!r}: the placements give this rank a shard of shape {sizes}, its local tensor has {tuple(local.shape)}",
+                    keys=[key],
+                )
+            # An empty shard is nothing to write; a tensor without elements is itself.
+            if 0 in sizes and 0 not in shape:
+                return []
+            contiguous = local.is_contiguous()
+            if not contiguous and self.loading:
+                _check_writable(key, local)
+            return [(offsets, sizes, local.data_ptr(), None if contiguous else local.stride())]
+        base, stride, size = local.data_ptr(), local.stride(), local.element_size()
+        if self.loading:
+            _check_writable(key, local)
+        extent = [0] * len(shape)
+        for _, sizes, start in regions:
+            extent = [max(e, o + n) for e, o, n in zip(extent, start, sizes)]
+        if tuple(extent) != tuple(local.shape):
+            raise InvalidInput(
+                f"{key!r}: the placements give this rank a shard of shape {tuple(extent)}, its local tensor has {tuple(local.shape)}",
+                keys=[key],
+            )
+        return [
+            (offsets, sizes, base + size * sum(o * s for o, s in zip(start, stride)), stride)
+            for offsets, sizes, start in regions
+        ]
+
+    def _shards(self, key: str, tensor: ShardedTensor) -> list[tuple[Any, ...]]:
+        """A ShardedTensor's local shards; a shard that is itself sharded is a box inside a box."""
+        pieces: list[tuple[Any, ...]] = []
+        for shard in tensor.local_shards():
+            offsets = tuple(shard.metadata.shard_offsets)
+            local = shard.tensor
+            if isinstance(local, DTensor):
+                inner = self._cut(
+                    key, local._local_tensor, self._regions_of(key, local._spec.mesh, local.placements, local.shape), local.shape
+                )
+            elif isinstance(local, ShardedTensor):
+                inner = self._shards(key, local)
+            else:
+                inner = [self._piece(key, (0,) * len(offsets), local)]
+            pieces.extend((tuple(a + b for a, b in zip(offsets, piece[0])), *piece[1:]) for piece in inner)
+        return pieces
+
+    def _chunked(self, key: str, tensor: Any, local: Any) -> list[tuple[Any, ...]]:
+        """A tensor that lists its own chunks, by DCP's protocol."""
+        from torch.distributed.checkpoint.metadata import MetadataIndex
+
+        pieces = []
+        for position, chunk in enumerate(local.__create_chunk_list__()):
+            index = MetadataIndex(key, chunk.offsets, position)
+            pieces.append(self._piece(key, tuple(chunk.offsets), local.__get_tensor_shard__(index)))
+        return pieces
+
+    # ---- memory elsewhere -----------------------------------------------------------------------------------------------
+
+    def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Pinned memory of the CPU for a tensor that lies elsewhere or whose bits are not its values."""
+        tensor = tensor.detach()
+        pinned = not tensor.is_cpu and torch.cuda.is_available()
+        stand_in = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pinned)
+        if not self.loading:
+            stand_in.copy_(tensor, non_blocking=pinned)
+        self.staged.append((stand_in, tensor))
+        return stand_in
+
+    def wait_for_copies(self) -> None:
+        """Waits until all stand-ins hold their tensors' content."""
+        for device in {tensor.device for _, tensor in self.staged if not tensor.is_cpu}:
+            torch.get_device_module(device).synchronize(device)
+
+    def copy_back(self) -> None:
+        """Copies what was loaded into stand-ins to where it belongs."""
+        with torch.no_grad():
+            for stand_in, tensor in self.staged:
+                tensor.copy_(stand_in, non_blocking=True)
+        self.wait_for_copies()
+        for step in self.after:
+            step()
+
+    def _put_after(self, place: Place, tensor: torch.Tensor) -> None:
+        self.after.append(lambda: put(place, tensor))
+
+
+def put(place: Place, value: Any) -> None:
+    """Puts a loaded value where its leaf was."""
+    if place.wrapper is not None and place.container is None:
+        place.wrapper.value = value
+    else:
+        place.container[place.key] = value
+
+
+def flatten(state: Mapping[Any, Any], description: Description, stored: Any = None) -> None:
+    """Adds every leaf of a state dict. `stored` is the checkpoint when loading: a dict that it holds as one value, as PyTorch
+    before 2.4 stored dicts without tensors, is one leaf."""
+    for key, value in state.items():
+        name = str(key)
+        _visit(name, (name,), value, Place(state, key, None), description, stored)
+
+
+def _visit(key: str, path: tuple[str | int, ...], value: Any, place: Place, out: Description, stored: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        out.add(key, path if len(path) > 1 else None, value, place)
+        return
+    if isinstance(value, PerRank):
+        _visit(key, path, value.value, Place(None, None, value), out, stored)
+        return
+    wrapper = place.wrapper
+    if isinstance(value, Mapping):
+        if stored is not None and key in stored:
+            out.add(key, path, value, place)
+            return
+        for name, below in value.items():
+            text = str(name)
+            _visit(f"{key}.{text}", (*path, text), below, Place(value, name, wrapper), out, stored)
+    elif isinstance(value, list) and not _is_terminal(value):
+        for index, below in enumerate(value):
+            _visit(f"{key}.{index}", (*path, index), below, Place(value, index, wrapper), out, stored)
+    else:
+        out.add(key, path if len(path) > 1 else None, value, place)
+
+
+def _is_terminal(value: list[Any]) -> bool:
+    """Whether a list is one leaf: nothing in it gives a reason to open it."""
+    for entry in value:
+        if isinstance(entry, (torch.Tensor, Mapping, ShardView, PerRank)):
+            return False
+        if isinstance(entry, list) and not _is_terminal(entry):
+            return False
+    return True
+
+
+def pickled(key: str, value: Any) -> bytes:
+    """The `torch.save` record of an object that is not plain."""
+    buffer = io.BytesIO()
+    try:
+        torch.save(value, buffer)
+    except Exception as error:
+        name = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise InvalidInput(f"{key!r} is a {name}, which cannot be pickled: {error}", keys=[key]) from error
+    return buffer.getvalue()
+
+
+def _placement(key: str, placement: Any, ndim: int) -> tuple[str, int, int]:
+    name = type(placement).__name__
+    if name == "_StridedShard":
+        return ("strided", placement.dim % ndim, placement.split_factor)
+    if placement.is_shard():
+        return ("shard", placement.dim % ndim, 0)
+    if placement.is_replicate():
+        return ("replicate", 0, 0)
+    if placement.is_partial():
+        raise InvalidInput(
+            f"{key!r} is a partial sum ({placement}); reduce it first, for example with redistribute()", keys=[key]
+        )
+    raise InvalidInput(f"{key!r} has the placement {placement}, which reshard does not know", keys=[key])
+
+
+def _is_wrapper(tensor: torch.Tensor) -> bool:
+    """Whether a tensor subclass keeps its content in other tensors."""
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    return is_traceable_wrapper_subclass(tensor)
+
+
+def _check_writable(key: str, tensor: torch.Tensor) -> None:
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape)):
+        raise InvalidInput(f"{key!r} is an expanded tensor, several of whose elements are one: it cannot be loaded into", keys=[key])
+
+
+def mutable(state: Any) -> MutableMapping[str, Any]:
+    """The state to load into, which must be one that values can be put into."""
+    if not isinstance(state, MutableMapping):
+        raise InvalidInput(f"the state to load into is a {type(state).__name__}, not a dict")
+    return state

@@ -1,0 +1,236 @@
+"""The ranks that save or load together, over torch.distributed and on the CPU.
+
+The engine exchanges a few small messages of bytes. They travel over a gloo group of our own, made once for each process
+group, so that they never meet the training's collectives, need no device, and have a time limit. Where torch was built
+without gloo, the store behind the process group carries them.
+"""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions, BroadcastOptions, GatherOptions, PrefixStore
+
+from .._errors import GroupError, InvalidInput
+
+#: How long a rank waits for the others, in seconds, unless told otherwise.
+DEFAULT_TIMEOUT = 600.0
+
+# The first round of every exchange: the length, and as much of the message as fits. Most messages need no second one.
+_HEAD = 1024
+_ROOM = _HEAD - 8
+
+
+class Group(Protocol):
+    """What the engine needs of a group."""
+
+    rank: int
+    size: int
+
+    def all_gather(self, data: bytes) -> list[bytes]: ...
+
+    def gather(self, root: int, data: bytes) -> list[bytes] | None: ...
+
+    def broadcast(self, root: int, data: bytes | None) -> bytes: ...
+
+
+def _head(data: bytes) -> torch.Tensor:
+    first = len(data).to_bytes(8, "little") + data[:_ROOM]
+    return torch.frombuffer(bytearray(first.ljust(_HEAD, b"\0")), dtype=torch.uint8)
+
+
+def _length(head: torch.Tensor) -> int:
+    return int.from_bytes(head[:8].numpy().tobytes(), "little")
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.numpy().tobytes()
+
+
+def _rest(data: bytes, length: int) -> torch.Tensor:
+    """What did not fit into the head, padded to `length`."""
+    return torch.frombuffer(bytearray(data[_ROOM:].ljust(length, b"\0")), dtype=torch.uint8)
+
+
+class GlooGroup:
+    """Messages over a gloo process group."""
+
+    def __init__(self, group: Any, timeout: float) -> None:
+        self._group = group
+        self._timeout = timedelta(seconds=timeout)
+        self.rank: int = group.rank()
+        self.size: int = group.size()
+        # Two threads must not interleave their rounds.
+        self._lock = threading.Lock()
+
+    def with_timeout(self, timeout: float) -> GlooGroup:
+        """The same group with another time limit."""
+        other = GlooGroup(self._group, timeout)
+        other._lock = self._lock
+        return other
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        """Every rank gives bytes; every rank gets everyone's."""
+        with self._lock:
+            heads = self._all_gather(_head(data))
+            lengths = [_length(head) for head in heads]
+            beyond = max(lengths) - _ROOM
+            if beyond <= 0:
+                return [_bytes(head[8 : 8 + length]) for head, length in zip(heads, lengths)]
+            rests = self._all_gather(_rest(data, beyond))
+        return [_joined(head, rest, length) for head, rest, length in zip(heads, rests, lengths)]
+
+    def gather(self, root: int, data: bytes) -> list[bytes] | None:
+        """Every rank gives bytes; the root gets everyone's."""
+        with self._lock:
+            options = GatherOptions()
+            options.rootRank = root
+            options.timeout = self._timeout
+            heads = [torch.empty(_HEAD, dtype=torch.uint8) for _ in range(self.size)] if self.rank == root else []
+            self._group.gather([heads] if heads else [], [_head(data)], options).wait()
+            if self.rank != root:
+                # Long messages go straight to the root: nobody else needs to know how long they are.
+                if len(data) > _ROOM:
+                    self._group.send([_rest(data, len(data) - _ROOM)], root, 0).wait(self._timeout)
+                return None
+            lengths = [_length(head) for head in heads]
+            rests: list[torch.Tensor | None] = [None] * self.size
+            waiting = []
+            for rank, length in enumerate(lengths):
+                if length > _ROOM and rank != root:
+                    rest = torch.empty(length - _ROOM, dtype=torch.uint8)
+                    rests[rank] = rest
+                    waiting.append(self._group.recv([rest], rank, 0))
+            for work in waiting:
+                work.wait(self._timeout)
+        gathered = [_joined(head, rest, length) for head, rest, length in zip(heads, rests, lengths)]
+        gathered[root] = data
+        return gathered
+
+    def broadcast(self, root: int, data: bytes | None) -> bytes:
+        """The root gives bytes; every rank gets them."""
+        with self._lock:
+            head = _head(data) if data is not None else torch.empty(_HEAD, dtype=torch.uint8)
+            self._broadcast(root, head)
+            length = _length(head)
+            if length <= _ROOM:
+                return _bytes(head[8 : 8 + length])
+            rest = _rest(data, length - _ROOM) if data is not None else torch.empty(length - _ROOM, dtype=torch.uint8)
+            self._broadcast(root, rest)
+        return data if data is not None else _joined(head, rest, length)
+
+    def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        options = AllgatherOptions()
+        options.timeout = self._timeout
+        gathered = [torch.empty_like(tensor) for _ in range(self.size)]
+        self._group.allgather([gathered], [tensor], options).wait()
+        return gathered
+
+    def _broadcast(self, root: int, tensor: torch.Tensor) -> None:
+        options = BroadcastOptions()
+        options.rootRank = root
+        options.timeout = self._timeout
+        self._group.broadcast([tensor], options).wait()
+
+
+def _joined(head: torch.Tensor, rest: torch.Tensor | None, length: int) -> bytes:
+    if length <= _ROOM or rest is None:
+        return _bytes(head[8 : 8 + length])
+    return _bytes(head[8:]) + _bytes(rest[: length - _ROOM])
+
+
+class StoreGroup:
+    """Messages through the key-value store behind a process group; for builds of torch without gloo."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: float) -> None:
+        self._store = store
+        self._timeout = timedelta(seconds=timeout)
+        self._round = 0
+        self.rank = rank
+        self.size = size
+        self._lock = threading.Lock()
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        """Every rank gives bytes; every rank gets everyone's."""
+        with self._lock:
+            number = self._round
+            self._round += 1
+            self._store.set(f"{number}/{self.rank}", data)
+            keys = [f"{number}/{rank}" for rank in range(self.size)]
+            self._store.wait(keys, self._timeout)
+            gathered = [bytes(self._store.get(key)) for key in keys]
+            # When all have started this round, all have read the one before the last.
+            if number >= 2:
+                self._store.delete_key(f"{number - 2}/{self.rank}")
+        return gathered
+
+    def gather(self, root: int, data: bytes) -> list[bytes] | None:
+        """Every rank gives bytes; the root gets everyone's."""
+        gathered = self.all_gather(data)
+        return gathered if self.rank == root else None
+
+    def broadcast(self, root: int, data: bytes | None) -> bytes:
+        """The root gives bytes; every rank gets them."""
+        return self.all_gather(data or b"")[root]
+
+
+# By the process group's name and what the messages are for: a save in the background must not meet one in the foreground.
+_groups: dict[tuple[str, str], tuple[Any, GlooGroup | StoreGroup]] = {}
+_groups_lock = threading.Lock()
+
+
+def group_for(
+    process_group: Any = None, no_dist: bool = False, *, purpose: str = "sync", timeout: float = DEFAULT_TIMEOUT
+) -> Group | None:
+    """The group for a save or a load; None for a process on its own."""
+    if no_dist or not dist.is_available() or not dist.is_initialized():
+        return None
+    parent = process_group if process_group is not None else dist.group.WORLD
+    if dist.get_rank(parent) < 0:
+        raise InvalidInput("this rank is not part of the given process group")
+    if dist.get_world_size(parent) == 1:
+        return None
+    name = (getattr(parent, "group_name", None) or repr(parent), purpose)
+    with _groups_lock:
+        known = _groups.get(name)
+        if known is None or known[0] is not parent:
+            known = (parent, _make(parent, process_group is None, purpose, timeout))
+            _groups[name] = known
+    group = known[1]
+    return group.with_timeout(timeout) if isinstance(group, GlooGroup) else group
+
+
+def forget(group: Group | None) -> None:
+    """Lets go of a group in which an exchange failed: its connections may be in any state."""
+    inner = getattr(group, "_group", None)
+    with _groups_lock:
+        for name, (_, known) in list(_groups.items()):
+            if known is group or (inner is not None and getattr(known, "_group", None) is inner):
+                del _groups[name]
+
+
+def _make(parent: Any, everyone: bool, purpose: str, timeout: float) -> GlooGroup | StoreGroup:
+    limit = timedelta(seconds=timeout)
+    if dist.is_gloo_available():
+        if everyone:
+            made = dist.new_group(backend="gloo", timeout=limit)
+        else:
+            ranks = dist.get_process_group_ranks(parent)
+            made = dist.new_group(ranks, backend="gloo", timeout=limit, use_local_synchronization=True)
+        return GlooGroup(made, timeout)
+    store = dist.distributed_c10d._get_default_store()
+    name = getattr(parent, "group_name", "default")
+    store = PrefixStore(f"reshard/{name}/{purpose}", store)
+    return StoreGroup(store, dist.get_rank(parent), dist.get_world_size(parent), timeout)
+
+
+def described_failure(error: BaseException) -> str:
+    """An exception in one line, for other ranks."""
+    return f"{type(error).__name__}: {error}"
+
+
+__all__ = ["DEFAULT_TIMEOUT", "GlooGroup", "Group", "GroupError", "StoreGroup", "described_failure", "forget", "group_for"]

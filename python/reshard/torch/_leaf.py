@@ -1,0 +1,77 @@
+"""Leaves of a state dict that are neither tensors nor plain values."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import torch
+
+
+class PerRank:
+    """Content that every rank has of its own under one key, such as random-number state or a data loader's position.
+
+    Without it, a value under one key is taken to be the same on all ranks and is stored once. ``save`` stores every rank's;
+    ``load`` brings back to each rank what the rank of the same number saved, into :attr:`value`. The value may be a tensor,
+    any other leaf, or a whole container.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"PerRank({self.value!r})"
+
+
+class ShardView:
+    """The regions of one tensor that this rank holds, as views of the memory in which they live.
+
+    What a flat parameter's slice or a ZeRO partition is: ``save`` writes the regions as they lie there, ``load`` writes into
+    them. No collective, no copy.
+    """
+
+    __slots__ = ("dtype", "pieces", "requires_grad", "shape")
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        shape: Sequence[int],
+        pieces: Sequence[tuple[Sequence[int], torch.Tensor]],
+        requires_grad: bool = False,
+    ) -> None:
+        """
+        Args:
+            dtype: the element type.
+            shape: the shape of the whole tensor.
+            pieces: what this rank holds: where a region starts in the whole, and a tensor of the region's shape that is
+                a view of the memory to save from and to load into. May be empty.
+            requires_grad: whether PyTorch should see the tensor as requiring gradients.
+        """
+        self.dtype = dtype
+        self.shape = torch.Size(shape)
+        self.pieces: list[tuple[tuple[int, ...], torch.Tensor]] = []
+        self.requires_grad = requires_grad
+        for offsets, tensor in pieces:
+            offsets = tuple(offsets)
+            if tensor.dtype != dtype:
+                raise ValueError(f"a piece is {tensor.dtype}, the tensor is {dtype}")
+            if len(offsets) != len(self.shape) or tensor.dim() != len(self.shape):
+                raise ValueError(f"a piece at {offsets} of shape {tuple(tensor.shape)} does not fit into {tuple(self.shape)}")
+            if any(o < 0 or o + s > n for o, s, n in zip(offsets, tensor.shape, self.shape)):
+                raise ValueError(f"a piece at {offsets} of shape {tuple(tensor.shape)} reaches outside of {tuple(self.shape)}")
+            self.pieces.append((offsets, tensor))
+
+    def size(self) -> torch.Size:
+        """The shape of the whole tensor, as tensors have it."""
+        return self.shape
+
+    def numel(self) -> int:
+        """The number of elements of the whole tensor."""
+        return self.shape.numel()
+
+    def __repr__(self) -> str:
+        regions = ", ".join(
+            "[" + ", ".join(f"{o}:{o + s}" for o, s in zip(offsets, tensor.shape)) + "]" for offsets, tensor in self.pieces
+        )
+        return f"ShardView({self.dtype}, {tuple(self.shape)}, holds {regions or 'nothing'})"

@@ -1,0 +1,162 @@
+"""Loading in place, from any layout into any other."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import Any, Callable, Mapping, MutableMapping
+
+import torch
+from torch.distributed.checkpoint.stateful import Stateful
+
+from .. import _reshard
+from .._errors import UntrustedPickle
+from ._describe import Description, flatten, mutable, put
+from ._group import DEFAULT_TIMEOUT, group_for
+from ._progress import Progress
+from ._reports import LoadReport
+from ._save import StrPath, chosen_place, run_together
+
+Rename = Mapping[str, str | None] | Callable[[str], str | None]
+
+#: What the engine calls a value with tensors inside, which torch's own restricted unpickler reads.
+_TENSORS_INSIDE = "torch.Tensor"
+
+
+def load(
+    state: MutableMapping[str, Any],
+    place: StrPath | None = None,
+    *,
+    checkpoint_id: StrPath | None = None,
+    process_group: Any = None,
+    no_dist: bool = False,
+    strict: bool = True,
+    cast: str = "never",
+    rename: Rename | None = None,
+    allow_pickle: bool = False,
+    verify: str = "whole",
+    exchange: bool = False,
+    progress: bool = False,
+    timeout: float = DEFAULT_TIMEOUT,
+    storage_options: Mapping[str, Any] | None = None,
+) -> LoadReport:
+    """Loads into a state dict in place, whatever layout it was saved with, as with ``torch.distributed.checkpoint.load``.
+
+    Tensors are filled where they are; other values are replaced in the containers that hold them; objects with
+    ``state_dict`` and ``load_state_dict`` at the top level are asked for the one and given to the other. Every difference between
+    the state and the checkpoint is found before anything is read.
+
+    Args:
+        state: what is wanted, and where. Any layout of ranks; only the parts that this rank wants are read.
+        place: a DCP folder, a safetensors file or folder, or a ``torch.save`` file; a path or an address.
+        checkpoint_id: the same, by the name that PyTorch gives it.
+        process_group: the ranks that load together; all by default.
+        no_dist: load without talking to other ranks.
+        strict: raise :class:`reshard.Mismatch` on any difference; otherwise load what fits and report the rest. Keys that
+            the checkpoint has beyond what is wanted count inside the top-level entries of which something is wanted.
+        cast: where element types differ: "never" (a difference), "widening" (only casts that keep every value) or "any".
+        rename: from a wanted key to the checkpoint's, as a dict or a function; None leaves the key alone.
+        allow_pickle: unpickle values that are not plain data. Only for files you trust: it runs code from them.
+        verify: compare checksums "never", of records that are read "whole", or "always".
+        exchange: read what several ranks want once, and exchange it between them.
+        progress: show a bar on rank 0.
+        timeout: seconds to wait for other ranks.
+        storage_options: settings of the store by name.
+
+    Returns:
+        what happened: bytes, times, casts, and with ``strict=False`` every difference.
+    """
+    where = chosen_place(place, checkpoint_id)
+    group = group_for(process_group, no_dist, timeout=timeout)
+    store = dict(storage_options) if storage_options else None
+    checkpoint = _reshard.Checkpoint(where, store, group)
+    options = {"strict": strict, "cast": cast, "verify": verify, "exchange": exchange}
+    control = _reshard.Control()
+    asked: dict[str, tuple[Stateful, dict[str, Any]]] = {}
+
+    def describe() -> Description:
+        wanted: dict[Any, Any] = {}
+        for key, value in mutable(state).items():
+            if isinstance(value, Stateful):
+                asked[key] = (value, value.state_dict())
+                wanted[key] = asked[key][1]
+            else:
+                wanted[key] = value
+        description = Description(loading=True)
+        flatten(wanted, description, checkpoint)
+        description.owners.append(wanted)
+        for leaf in description.leaves:
+            # Values at the top level go into the caller's dict, not into the one made here.
+            at = description.places.get(leaf[0])
+            if at is not None and at.container is wanted:
+                description.places[leaf[0]] = at._replace(container=state)
+        return description
+
+    described: list[Description] = []
+
+    def work(description: Description, failure: str | None) -> Any:
+        described.append(description)
+        renames = None if rename is None else _renames(rename, description)
+        trusted = None if allow_pickle else _trusted_classes()
+        return _reshard.load(
+            checkpoint, description.leaves, description.owners, group, options, control, renames, trusted, failure, store
+        )
+
+    with Progress(control, "loading", enabled=progress, rank=group.rank if group else 0):
+        values, report = run_together(group, describe, work, loading=True)
+    description = described[0]
+    loaded = {key: _value(key, where, found, allow_pickle) for key, found in values.items()}
+    description.copy_back()
+    for key, value in loaded.items():
+        _put(description, key, value)
+    for target, its_state in asked.values():
+        target.load_state_dict(its_state)
+    return LoadReport(report)
+
+
+def _renames(rename: Rename, description: Description) -> dict[str, str | None]:
+    if isinstance(rename, Mapping):
+        return dict(rename)
+    return {leaf[0]: rename(leaf[0]) for leaf in description.leaves}
+
+
+def _trusted_classes() -> set[str]:
+    """Classes that the program has declared safe to torch's restricted unpickler."""
+    trusted = {_TENSORS_INSIDE}
+    for entry in torch.serialization.get_safe_globals():
+        if isinstance(entry, tuple):
+            trusted.add(entry[1])
+        else:
+            trusted.add(f"{entry.__module__}.{entry.__qualname__}")
+    return trusted
+
+
+def _value(key: str, place: str, found: tuple[Any, bytes | None], allow_pickle: bool) -> Any:
+    plain, record = found
+    if record is None:
+        return plain
+    if allow_pickle:
+        return torch.load(io.BytesIO(record), weights_only=False)
+    try:
+        return torch.load(io.BytesIO(record), weights_only=True)
+    except Exception as error:
+        message = f"the value of {key!r} in {place} is a pickled {plain}, which reading would have to run"
+        hint = "pass allow_pickle=True only for files you trust"
+        raise UntrustedPickle(message, keys=[key], class_name=plain, hint=hint) from error
+
+
+def _put(description: Description, key: str, value: Any) -> None:
+    place = description.places[key]
+    if isinstance(value, torch.Tensor):
+        # A tensor that was stored whole, as an object: into the one that is there, if it fits.
+        holder = place.wrapper.value if place.container is None and place.wrapper is not None else place.container[place.key]
+        if isinstance(holder, torch.Tensor) and holder.shape == value.shape:
+            with torch.no_grad():
+                holder.copy_(value)
+            return
+    put(place, value)
+
+
+def exists(place: StrPath, *, storage_options: Mapping[str, Any] | None = None) -> bool:
+    """Whether a finished checkpoint lies at a place."""
+    return _reshard.is_complete(os.fspath(place), dict(storage_options) if storage_options else None)

@@ -1,0 +1,151 @@
+"""What a save or a load did, in numbers that print well."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+
+def human_bytes(count: float) -> str:
+    """A number of bytes for people."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if count < 1024 or unit == "TiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return ""
+
+
+class Report:
+    """Common to both reports: a dict of numbers with attributes."""
+
+    _values: dict[str, Any]
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["_values"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    @property
+    def seconds(self) -> float:
+        """All phases together, on this rank."""
+        return float(sum(self._values["phases"].values()))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as plain data."""
+        return {**self._values, "seconds": self.seconds}
+
+    def _rows(self) -> list[tuple[str, str]]:
+        raise NotImplementedError
+
+    def _phases(self) -> tuple[str, str]:
+        parts = [f"{name} {time * 1000:.1f} ms" for name, time in self._values["phases"].items()]
+        return ("time", f"{self.seconds:.3f} s ({', '.join(parts)})")
+
+    def __str__(self) -> str:
+        rows = self._rows()
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+    def __repr__(self) -> str:
+        place, seconds = self._values["place"], self.seconds
+        return f"<{type(self).__name__} {place!r}: {seconds:.3f} s>"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in self._rows())
+        return f"<table>{rows}</table>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self._values,))
+
+
+class SaveReport(Report):
+    """What a save did.
+
+    Attributes:
+        place: the address.
+        save_id: the id under which it was published.
+        phases: seconds of each phase on this rank.
+        bytes: bytes of tensor data that this rank wrote.
+        total_bytes: bytes of tensor data that all ranks wrote.
+        records: records that this rank wrote.
+        files: files of all ranks.
+        imbalance: the most loaded rank's bytes over the mean.
+        plan_cached: whether the plan of an earlier save was used.
+        warnings: leftovers that could not be removed, and why.
+    """
+
+    place: str
+    save_id: str
+    phases: dict[str, float]
+    bytes: int
+    total_bytes: int
+    records: int
+    files: int
+    imbalance: float
+    plan_cached: bool
+    warnings: list[str]
+
+    def _rows(self) -> list[tuple[str, str]]:
+        rows = [
+            ("saved to", self.place),
+            ("this rank", f"{human_bytes(self.bytes)} in {self.records} records"),
+            ("all ranks", f"{human_bytes(self.total_bytes)} in {self.files} files"),
+            self._phases(),
+        ]
+        return rows + [("warning", warning) for warning in self.warnings]
+
+
+class LoadReport(Report):
+    """What a load did on this rank.
+
+    Attributes:
+        place: the address.
+        phases: seconds of each phase.
+        tensors: tensors loaded.
+        bytes_wanted: bytes put into their places.
+        bytes_read: bytes read from storage.
+        reads: read requests.
+        files: files touched.
+        verified: records whose checksum was compared.
+        differences: what differs, when loading leniently; as in :class:`reshard.Mismatch`.
+        casts: casts that were allowed, each a dict with ``key``, ``from``, ``to`` and ``narrowing``.
+    """
+
+    place: str
+    phases: dict[str, float]
+    tensors: int
+    bytes_wanted: int
+    bytes_read: int
+    reads: int
+    files: int
+    verified: int
+    differences: list[dict[str, Any]]
+    casts: list[dict[str, Any]]
+
+    @property
+    def missing(self) -> list[str]:
+        """Wanted keys that the checkpoint lacks."""
+        return [d["key"] for d in self.differences if d["difference"] == "missing"]
+
+    @property
+    def unexpected(self) -> list[str]:
+        """Stored keys that were not wanted."""
+        return [d["key"] for d in self.differences if d["difference"] == "unexpected"]
+
+    def _rows(self) -> list[tuple[str, str]]:
+        rows = [
+            ("loaded from", self.place),
+            ("tensors", f"{self.tensors}, {human_bytes(self.bytes_wanted)}, {self.verified} records verified"),
+            ("read", f"{human_bytes(self.bytes_read)} of {self.files} files in {self.reads} requests"),
+            self._phases(),
+        ]
+        rows += [("cast", f"{c['key']}: {c['from']} to {c['to']}") for c in self.casts[:20]]
+        rows += [("difference", d["text"]) for d in self.differences[:20]]
+        hidden = max(len(self.casts) - 20, 0) + max(len(self.differences) - 20, 0)
+        if hidden:
+            rows.append(("", f"… and {hidden} more"))
+        return rows

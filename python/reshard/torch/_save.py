@@ -1,0 +1,305 @@
+"""Saving, now and in the background."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import Future
+from typing import Any, Mapping
+
+from torch.distributed.checkpoint.stateful import Stateful
+
+from .. import _reshard
+from .._errors import GroupError, InvalidInput
+from ._describe import Description, flatten, pickled
+from ._group import DEFAULT_TIMEOUT, Group, described_failure, forget, group_for
+from ._progress import Progress
+from ._reports import SaveReport
+
+StrPath = str | os.PathLike[str]
+
+
+def chosen_place(place: StrPath | None, checkpoint_id: StrPath | None) -> str:
+    """The one place that was given, under either of its names."""
+    if place is not None and checkpoint_id is not None:
+        raise InvalidInput("give the place as second argument or as checkpoint_id, not both")
+    given = place if place is not None else checkpoint_id
+    if given is None:
+        raise InvalidInput("no place to save to or load from: give it as second argument or as checkpoint_id")
+    return os.fspath(given)
+
+
+def _described(state: Mapping[str, Any]) -> Description:
+    if not isinstance(state, Mapping):
+        raise InvalidInput(f"the state to save is a {type(state).__name__}, not a dict")
+    plain = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state.items()}
+    description = Description(loading=False)
+    flatten(plain, description)
+    # Values may be references into the containers just made; they are converted before the caller goes on.
+    description.owners.append(plain)
+    description.wait_for_copies()
+    return description
+
+
+def save(
+    state: Mapping[str, Any],
+    place: StrPath | None = None,
+    *,
+    checkpoint_id: StrPath | None = None,
+    process_group: Any = None,
+    no_dist: bool = False,
+    overwrite: bool = False,
+    sync: bool = True,
+    checksums: bool = True,
+    files_per_rank: int = 1,
+    check_replicas: bool = False,
+    split_replicated_above: int | None = None,
+    progress: bool = False,
+    timeout: float = DEFAULT_TIMEOUT,
+    storage_options: Mapping[str, Any] | None = None,
+) -> SaveReport:
+    """Saves a state dict. Every rank calls it with what it holds, as with ``torch.distributed.checkpoint.save``.
+
+    When it returns, the checkpoint is complete and durable; when it raises, on any rank, every rank gets an exception and what
+    lay at the place before is untouched.
+
+    Args:
+        state: nested dicts and lists of tensors, DTensors, ShardedTensors, :class:`ShardView`, and any picklable values;
+            objects with ``state_dict`` and ``load_state_dict`` at the top level are asked for their state.
+        place: a folder, or an address such as ``s3://bucket/step-100``.
+        checkpoint_id: the same, by the name that PyTorch gives it.
+        process_group: the ranks that save together; all by default.
+        no_dist: save what this process holds, without talking to others.
+        overwrite: replace a checkpoint that is there. The old one stays readable until the new one is complete.
+        sync: wait until everything is on the disk.
+        checksums: compute and store checksums.
+        files_per_rank: how many files each rank writes.
+        check_replicas: compare replicated content between ranks and fail where it differs.
+        split_replicated_above: replicated regions of more bytes are split between their holders; 0 never splits.
+        progress: show a bar on rank 0.
+        timeout: seconds to wait for other ranks.
+        storage_options: settings of the store by name.
+    """
+    where = chosen_place(place, checkpoint_id)
+    group = group_for(process_group, no_dist, timeout=timeout)
+    options = _options(overwrite, sync, checksums, files_per_rank, check_replicas, split_replicated_above)
+    control = _reshard.Control()
+    with Progress(control, "saving", enabled=progress, rank=group.rank if group else 0):
+        report = run_together(
+            group,
+            lambda: _described(state),
+            lambda description, failure: _reshard.save(
+                where,
+                description.leaves,
+                description.owners,
+                pickled,
+                group,
+                options,
+                control,
+                failure,
+                dict(storage_options) if storage_options else None,
+            ),
+        )
+    return SaveReport(report)
+
+
+def _options(
+    overwrite: bool, sync: bool, checksums: bool, files_per_rank: int, check_replicas: bool, split_above: int | None
+) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "overwrite": overwrite,
+        "sync": sync,
+        "checksums": checksums,
+        "files_per_rank": files_per_rank,
+        "check_replicas": check_replicas,
+    }
+    if split_above is not None:
+        options["split_replicated_above"] = split_above
+    return options
+
+
+def run_together(group: Group | None, describe: Any, work: Any, loading: bool = False) -> Any:
+    """Describes and works. A rank that cannot describe tells the others, so that nobody waits for it."""
+    try:
+        description = describe()
+    except Exception as error:
+        if group is None:
+            raise
+        try:
+            work(Description(loading=loading), described_failure(error))
+        except Exception:
+            pass
+        raise
+    try:
+        return work(description, None)
+    except GroupError:
+        forget(group)
+        raise
+
+
+class AsyncSaveHandle:
+    """A save under way.
+
+    Attributes:
+        place: where to.
+        staged: done when the state may change again; it is when ``async_save`` returns.
+        durable: done when the checkpoint is complete and durable, with its :class:`SaveReport`.
+    """
+
+    def __init__(self, place: str, inner: _reshard.SaveHandle, control: _reshard.Control, group: Group | None) -> None:
+        self.place = place
+        self.staged: Future[None] = Future()
+        self.durable: Future[SaveReport] = Future()
+        self._inner = inner
+        self._control = control
+        self._group = group
+        self._asked = False
+        self.staged.set_result(None)
+        # Not a daemon: a program that ends waits for its last checkpoint.
+        threading.Thread(target=self._watch, name="reshard-wait").start()
+
+    def _watch(self) -> None:
+        try:
+            report = SaveReport(self._inner.wait())
+        except BaseException as error:
+            if isinstance(error, GroupError):
+                forget(self._group)
+            self.durable.set_exception(error)
+        else:
+            self.durable.set_result(report)
+
+    @property
+    def stall(self) -> float:
+        """Seconds for which ``async_save`` kept its caller waiting."""
+        return self._inner.stall
+
+    def result(self, timeout: float | None = None) -> SaveReport:
+        """Waits until the checkpoint is durable; raises what went wrong."""
+        self._asked = self._asked or self.durable.done()
+        try:
+            return self.durable.result(timeout)
+        finally:
+            self._asked = self._asked or self.durable.done()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Waits; what went wrong, or None."""
+        error = self.durable.exception(timeout)
+        self._asked = True
+        return error
+
+    def done(self) -> bool:
+        """Whether it has ended, well or badly."""
+        return self.durable.done()
+
+    def cancel(self) -> None:
+        """Asks it to stop. Nothing is published then, unless it already was."""
+        self._inner.cancel()
+
+    def progress(self) -> tuple[int, int]:
+        """Bytes written and bytes to write, on this rank."""
+        return self._control.done, self._control.total
+
+    def __await__(self) -> Any:
+        import asyncio
+
+        return asyncio.wrap_future(self.durable).__await__()
+
+    def __repr__(self) -> str:
+        state = "running" if not self.done() else "failed" if self.durable.exception() else "durable"
+        return f"<AsyncSaveHandle {self.place!r}: {state}>"
+
+
+class AsyncSaver:
+    """Saves in the background, one save at a time, with staging memory and plans that it keeps from one to the next.
+
+    ``async_save`` keeps one for the process; make one of your own to choose how much memory it may stage into.
+    """
+
+    def __init__(self, staging_budget: int | None = None) -> None:
+        """
+        Args:
+            staging_budget: the most bytes to stage; what is beyond is written before ``save`` returns. By default half of
+                the machine's memory, shared between the ranks on it.
+        """
+        self._inner = _reshard.AsyncSaver(_default_budget() if staging_budget is None else staging_budget)
+        self._last: AsyncSaveHandle | None = None
+
+    def reserve(self, size: int) -> None:
+        """Allocates staging memory ahead of time, so that the first save is as fast as the others."""
+        self._inner.reserve(size)
+
+    def save(
+        self,
+        state: Mapping[str, Any],
+        place: StrPath | None = None,
+        *,
+        checkpoint_id: StrPath | None = None,
+        process_group: Any = None,
+        no_dist: bool = False,
+        overwrite: bool = False,
+        sync: bool = True,
+        checksums: bool = True,
+        files_per_rank: int = 1,
+        check_replicas: bool = False,
+        split_replicated_above: int | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> AsyncSaveHandle:
+        """Plans and copies now, writes and publishes in the background; see :func:`reshard.torch.async_save`."""
+        where = chosen_place(place, checkpoint_id)
+        self._settle()
+        group = group_for(process_group, no_dist, purpose="async", timeout=timeout)
+        options = _options(overwrite, sync, checksums, files_per_rank, check_replicas, split_replicated_above)
+        control = _reshard.Control()
+        inner = run_together(
+            group,
+            lambda: _described(state),
+            lambda description, failure: self._inner.save(
+                where,
+                description.leaves,
+                description.owners,
+                pickled,
+                group,
+                options,
+                control,
+                failure,
+                dict(storage_options) if storage_options else None,
+            ),
+        )
+        self._last = AsyncSaveHandle(where, inner, control, group)
+        return self._last
+
+    def _settle(self) -> None:
+        """Waits for the save before; a failure that nobody has asked for is raised here."""
+        last, self._last = self._last, None
+        if last is not None:
+            error = last.durable.exception()
+            if error is not None and not last._asked:
+                raise error
+
+
+def _default_budget() -> int:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1)
+    return memory // 2 // max(ranks, 1)
+
+
+_saver: AsyncSaver | None = None
+_saver_lock = threading.Lock()
+
+
+def async_save(state: Mapping[str, Any], place: StrPath | None = None, **options: Any) -> AsyncSaveHandle:
+    """Saves in the background: returns when the state has been copied, and writes while training goes on.
+
+    Takes what :func:`save` takes, except ``progress``. A save that is still being written is waited for first; if it failed
+    and nobody asked it, its exception is raised here.
+
+    Returns:
+        a handle: ``handle.result()`` waits until the checkpoint is durable and gives the :class:`SaveReport`, ``handle.staged``
+        and ``handle.durable`` are futures.
+    """
+    global _saver
+    with _saver_lock:
+        if _saver is None:
+            _saver = AsyncSaver()
+    return _saver.save(state, place, **options)

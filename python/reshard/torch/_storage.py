@@ -1,0 +1,390 @@
+"""Drop-in storage for `torch.distributed.checkpoint`: its planners plan, the engine reads and writes.
+
+``dcp.save(state, storage_writer=StorageWriter(place))`` and ``dcp.load(state, storage_reader=StorageReader(place))`` work with any
+planner. Records are written in batches with checksums, `.metadata` is published last and atomically, overwriting keeps the
+old checkpoint until the new one is complete, and reading runs no code from the file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import pickle
+import uuid
+from typing import Any, Mapping
+
+import torch
+from torch.distributed.checkpoint import filesystem, storage
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from .. import _reshard
+from .._errors import InvalidInput, UntrustedPickle
+from ._describe import CODES, PIECES, Description, pickled
+from ._load import _trusted_classes
+
+StrPath = str | os.PathLike[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class _SaveId:
+    """What the coordinator decided, for every rank."""
+
+    save_id: str
+    named: bool
+    rank: int
+    ranks: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _WriteResult(WriteResult):
+    """A result that brings the checksums of everything its rank wrote along; one of each rank's does."""
+
+    sums: bytes = b""
+
+
+# Ids under which this process has written. A planner that caches plans hands out the id of an earlier save again.
+_used_ids: set[str] = set()
+
+
+class StorageWriter(storage.StorageWriter):
+    """Writes what PyTorch's planners plan. Takes the arguments of ``FileSystemWriter``."""
+
+    def __init__(
+        self,
+        path: StrPath,
+        single_file_per_rank: bool = True,
+        sync_files: bool = True,
+        thread_count: int = 1,
+        per_thread_copy_ahead: int = 10_000_000,
+        cache_staged_state_dict: bool = False,
+        overwrite: bool = True,
+        *,
+        checksums: bool = True,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """
+        Args:
+            path: a folder, or an address such as ``s3://bucket/step-100``.
+            single_file_per_rank: whether a rank writes one file, or about one for each record.
+            sync_files: wait until everything is on the disk.
+            thread_count: files that each rank writes; the engine chooses its threads itself.
+            per_thread_copy_ahead: taken and not needed.
+            cache_staged_state_dict: taken and not needed.
+            overwrite: replace a checkpoint that is there; the old one stays until the new one is complete.
+            checksums: compute and store checksums.
+            storage_options: settings of the store by name.
+        """
+        super().__init__()
+        self.path = os.fspath(path)
+        self.single_file_per_rank = single_file_per_rank
+        self.sync_files = sync_files
+        self.thread_count = thread_count
+        self.overwrite = overwrite
+        self.checksums = checksums
+        self._storage_options = dict(storage_options) if storage_options else None
+        self.save_id = uuid.uuid4().hex
+        self.is_coordinator = False
+        self.rank: int | None = None
+        self.use_collectives = True
+        self._saving: _SaveId | None = None
+
+    def _options(self, files: int = 1) -> dict[str, Any]:
+        return {"overwrite": self.overwrite, "sync": self.sync_files, "checksums": self.checksums, "files_per_rank": files}
+
+    def reset(self, checkpoint_id: StrPath | None = None) -> None:
+        """Another checkpoint is about to be written."""
+        if checkpoint_id:
+            self.path = os.fspath(checkpoint_id)
+        self.save_id = uuid.uuid4().hex
+        self._saving = None
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Learns this instance's role."""
+        self.is_coordinator = is_coordinator
+        self.rank = kwargs.get("rank")
+        self.use_collectives = kwargs.get("use_collectives", True)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Without rank coordination, every rank prepares by itself."""
+        if self.use_collectives or self.rank is None:
+            return plan
+        save_id, named = _reshard.begin_records(self.path, self._options(), self._storage_options)
+        return dataclasses.replace(plan, storage_data=_SaveId(save_id, named, self.rank, 1))
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Looks at the place once, for all ranks."""
+        if all(isinstance(plan.storage_data, _SaveId) for plan in plans):
+            return plans
+        save_id, named = _reshard.begin_records(self.path, self._options(), self._storage_options)
+        self._saving = _SaveId(save_id, named, 0, len(plans))
+        return [
+            dataclasses.replace(plan, storage_data=_SaveId(save_id, named, rank, len(plans))) for rank, plan in enumerate(plans)
+        ]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Writes all items of a plan, in one go."""
+        saving = plan.storage_data
+        if not isinstance(saving, _SaveId):
+            raise InvalidInput("the plan was not prepared by this storage writer")
+        if saving.save_id in _used_ids:
+            # A cached plan: the files of the save it was made for may lie in the same folder.
+            saving = dataclasses.replace(saving, save_id=uuid.uuid4().hex, named=True)
+        _used_ids.add(saving.save_id)
+        self._saving = saving
+        description = Description(loading=False)
+        paths = plan.planner_data if isinstance(plan.planner_data, dict) else {}
+        records = [self._record(item, planner, paths, description) for item in plan.items]
+        description.wait_for_copies()
+        files = max(self.thread_count, 1) if self.single_file_per_rank else max(len(records), 1)
+        places, sums = _reshard.write_records(
+            self.path,
+            saving.save_id,
+            saving.named,
+            saving.rank,
+            saving.ranks,
+            records,
+            description.owners,
+            self._options(files),
+            _reshard.Control(),
+            self._storage_options,
+        )
+        results: list[WriteResult] = []
+        for item, (file, offset, length) in zip(plan.items, places):
+            info = _StorageInfo(file, offset, length)
+            result = WriteResult(item.index, length, info) if results else _WriteResult(item.index, length, info, sums)
+            results.append(result)
+        future: Future[list[WriteResult]] = Future()
+        future.set_result(results)
+        return future
+
+    def _record(self, item: Any, planner: SavePlanner, paths: dict[str, Any], description: Description) -> tuple[Any, ...]:
+        key = item.index.fqn
+        path = paths.get(key)
+        path = path if isinstance(path, tuple) and all(type(part) in (str, int) for part in path) else None
+        data = planner.resolve_data(item)
+        if item.type == WriteItemType.BYTE_IO:
+            if not isinstance(data, io.BytesIO):
+                raise InvalidInput(f"the planner gave a {type(data).__name__} for {key!r}, not bytes", keys=[key])
+            return (key, path, data.getvalue())
+        if not isinstance(data, torch.Tensor):
+            raise InvalidInput(f"the planner gave a {type(data).__name__} for {key!r}, not a tensor", keys=[key])
+        tensor = data.detach()
+        code = CODES.get(tensor.dtype)
+        if code is None or tensor.layout is not torch.strided:
+            return (key, path, pickled(key, tensor.cpu()))
+        offsets, sizes, address, strides = description._piece(key, tuple(item.tensor_data.chunk.offsets), tensor)
+        size = tuple(item.tensor_data.size)
+        if sizes != tuple(item.tensor_data.chunk.sizes):
+            raise InvalidInput(
+                f"the planner gave a tensor of shape {sizes} for {key!r}, its plan says {tuple(item.tensor_data.chunk.sizes)}",
+                keys=[key],
+            )
+        grad = item.tensor_data.properties.requires_grad
+        return (key, path, None, code, grad, size, offsets, sizes, address, strides)
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Publishes `.metadata`: from then on the checkpoint exists."""
+        saving = self._saving
+        if saving is None:
+            raise InvalidInput("nothing was written through this storage writer")
+        if hasattr(metadata, "version"):
+            metadata.version = getattr(filesystem, "CURRENT_DCP_VERSION", metadata.version)
+        metadata.storage_data = {result.index: result.storage_data for each in results for result in each}
+        self.save_id = saving.save_id
+        metadata.storage_meta = self.storage_meta()
+        sums = [result.sums for each in results for result in each if isinstance(result, _WriteResult)]
+        name = None if self.use_collectives or self.rank is None else f"__{self.rank}.metadata"
+        _reshard.publish_records(
+            self.path,
+            saving.save_id,
+            saving.named,
+            sums,
+            pickle.dumps(metadata),
+            self._options(),
+            name,
+            self._storage_options,
+        )
+
+    def storage_meta(self) -> StorageMeta | None:
+        """What the checkpoint is called."""
+        return StorageMeta(checkpoint_id=self.path, save_id=self.save_id)
+
+    @property
+    def checkpoint_id(self) -> str:
+        """Where the checkpoint is written."""
+        return self.path
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: StrPath) -> bool:
+        """Whether this storage can use an id: any path, and addresses of known schemes."""
+        return _is_address(checkpoint_id)
+
+
+class StorageReader(storage.StorageReader):
+    """Reads what PyTorch's planners plan; from DCP folders, and from safetensors and ``torch.save`` files too."""
+
+    def __init__(
+        self,
+        path: StrPath,
+        *,
+        allow_pickle: bool = False,
+        verify: str = "whole",
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """
+        Args:
+            path: a path or an address.
+            allow_pickle: hand values to the planner that are not plain data, which the planner will unpickle. Only for
+                files you trust: it runs code from them.
+            verify: compare checksums "never", of records that are read "whole", or "always".
+            storage_options: settings of the store by name.
+        """
+        super().__init__()
+        self.path = os.fspath(path)
+        self.allow_pickle = allow_pickle
+        self.verify = verify
+        self.load_id = uuid.uuid4().hex
+        self._storage_options = dict(storage_options) if storage_options else None
+        self._checkpoint: _reshard.Checkpoint | None = None
+        self._sizes: dict[str, torch.Size] = {}
+
+    def reset(self, checkpoint_id: StrPath | None = None) -> None:
+        """Another checkpoint is about to be read."""
+        if checkpoint_id:
+            self.path = os.fspath(checkpoint_id)
+        self.load_id = uuid.uuid4().hex
+        self._checkpoint = None
+        self._sizes = {}
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """The checkpoint's metadata, read without unpickling."""
+        rank = kwargs.get("rank")
+        name = None if rank is None else f"__{rank}.metadata"
+        checkpoint = _reshard.Checkpoint(self.path, self._storage_options, None, name)
+        files = checkpoint.files
+        entries: dict[str, Any] = {}
+        paths: dict[str, tuple[str | int, ...]] = {}
+        places: dict[MetadataIndex, _StorageInfo] = {}
+        for key, (path, dtype, shape, grad, chunks) in checkpoint.entries():
+            paths[key] = path
+            if dtype is None:
+                entries[key] = BytesStorageMetadata()
+                place = checkpoint.value_place(key)
+                if place is not None:
+                    places[MetadataIndex(key)] = _StorageInfo(files[place[0]], place[1], place[2])
+                continue
+            size = torch.Size(shape)
+            self._sizes[key] = size
+            stored = []
+            for position, (offsets, sizes, file, offset, length) in enumerate(chunks):
+                begin = torch.Size(offsets)
+                stored.append(ChunkStorageMetadata(begin, torch.Size(sizes)))
+                info = _StorageInfo(files[file], -1 if offset is None else offset, -1 if length is None else length)
+                places[MetadataIndex(key, begin, position)] = info
+            properties = TensorProperties(dtype=getattr(torch, dtype), requires_grad=grad)
+            entries[key] = TensorStorageMetadata(properties, size, stored)
+        self._checkpoint = checkpoint
+        metadata = Metadata(entries, planner_data=paths, storage_data=places)
+        metadata.storage_meta = StorageMeta(checkpoint_id=self.path, save_id=checkpoint.save_id, load_id=self.load_id)
+        return metadata
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Everything is known from reading the metadata."""
+        for key, entry in metadata.state_dict_metadata.items():
+            if isinstance(entry, TensorStorageMetadata):
+                self._sizes[key] = entry.size
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Nothing to prepare."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Nothing to prepare."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Reads all items of a plan, in one go, straight into the tensors that the planner gives."""
+        checkpoint = self._checkpoint
+        if checkpoint is None:
+            checkpoint = self._checkpoint = _reshard.Checkpoint(self.path, self._storage_options)
+        description = Description(loading=True)
+        groups: dict[str, tuple[torch.dtype, list[tuple[Any, ...]]]] = {}
+        targets: list[tuple[ReadItem, torch.Tensor]] = []
+        for item in plan.items:
+            if item.type == LoadItemType.BYTE_IO:
+                continue
+            target = planner.resolve_tensor(item).detach()
+            if target.shape != item.lengths:
+                raise InvalidInput(
+                    f"the planner gave a tensor of shape {tuple(target.shape)} for {tuple(item.lengths)} elements of "
+                    f"{item.storage_index.fqn!r}",
+                    keys=[item.storage_index.fqn],
+                )
+            targets.append((item, target))
+            key = item.storage_index.fqn
+            dtype, pieces = groups.setdefault(key, (target.dtype, []))
+            if target.dtype != dtype:
+                # One key, two element types: the second is converted after reading.
+                stand_in = torch.empty(target.shape, dtype=dtype)
+                description.staged.append((stand_in, target))
+                target = stand_in
+            chunk = item.storage_index.offset or (0,) * len(item.storage_offsets)
+            begin = tuple(a + b for a, b in zip(chunk, item.storage_offsets))
+            pieces.append(description._piece(key, begin, target))
+        for key, (dtype, pieces) in groups.items():
+            code = CODES.get(dtype)
+            if code is None:
+                raise InvalidInput(f"{key!r} is wanted as {dtype}, which reshard cannot read into", keys=[key])
+            description.leaves.append((key, None, False, PIECES, code, False, tuple(self._sizes[key]), pieces))
+        options = {"strict": True, "cast": "any", "verify": self.verify, "ignore_unexpected": True}
+        _reshard.load(checkpoint, description.leaves, description.owners, None, options, _reshard.Control())
+        description.copy_back()
+        for item, target in targets:
+            planner.commit_tensor(item, target)
+        for item in plan.items:
+            if item.type == LoadItemType.BYTE_IO:
+                planner.load_bytes(item, io.BytesIO(self._value(checkpoint, item.storage_index.fqn)))
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def _value(self, checkpoint: _reshard.Checkpoint, key: str) -> bytes:
+        """The record of a value. The planner will unpickle it, so it must be plain, or trusted."""
+        if checkpoint.value_place(key) is None:
+            return pickled(key, checkpoint.value(key))
+        name, record = checkpoint.value_record(key)
+        if name is not None and not self.allow_pickle and name not in _trusted_classes():
+            message = f"the value of {key!r} in {self.path} is a pickled {name}, which reading would have to run"
+            hint = "pass allow_pickle=True to StorageReader only for files you trust"
+            raise UntrustedPickle(message, keys=[key], class_name=name, hint=hint)
+        return record
+
+    @property
+    def checkpoint_id(self) -> str:
+        """Where the checkpoint is read from."""
+        return self.path
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: StrPath) -> bool:
+        """Whether this storage can use an id: any path, and addresses of known schemes."""
+        return _is_address(checkpoint_id)
+
+
+def _is_address(checkpoint_id: StrPath) -> bool:
+    text = os.fspath(checkpoint_id)
+    if "://" not in text:
+        return bool(text)
+    return text.split("://", 1)[0] in {"file", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "http", "https", "memory"}

@@ -1,0 +1,76 @@
+//! Running the engine without the interpreter's lock, such that Ctrl-C is heard.
+//!
+//! Python's signal handlers run on the main thread only, and only there when it holds the lock. So the work goes to a thread
+//! of its own, and the caller's thread waits and looks for signals now and then. The work owns all it needs, references to
+//! the caller's tensors included: should it hang in a call to another rank, the caller may leave it behind safely.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+use reshard::{Control, Error, Result};
+
+/// How often the waiting thread looks for signals.
+const LOOK: Duration = Duration::from_millis(100);
+/// How long work may take to notice that it was cancelled before it is left behind.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Whether the engine has worked in this process, and so has threads.
+static USED: AtomicBool = AtomicBool::new(false);
+/// Whether this process is a copy of one in which the engine had worked. Its threads did not come along.
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// Called in a child process after a fork.
+#[pyfunction]
+pub(crate) fn forked() {
+    if USED.load(Ordering::Relaxed) {
+        FORKED.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Runs `work` on another thread. On a signal whose handler raises, the work is cancelled and the exception goes on.
+pub(crate) fn run<T: Send + 'static>(
+    py: Python<'_>,
+    control: &Control,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> PyResult<Result<T>> {
+    USED.store(true, Ordering::Relaxed);
+    if FORKED.load(Ordering::Relaxed) {
+        let detail = "this process was forked from one that had used reshard, and has none of its threads; \
+                      start processes with the method \"spawn\" or \"forkserver\"";
+        return Ok(Err(Error::Invalid { detail: detail.into() }));
+    }
+    let (sender, receiver) = channel();
+    // Waiting happens without the lock, for which what is waited on has to be shareable.
+    let receiver = Mutex::new(receiver);
+    let spawned = std::thread::Builder::new().name("reshard-call".into()).spawn(move || {
+        // Nobody listens any more when the caller left; then the result is of no use to anyone.
+        let _ = sender.send(work());
+    });
+    if let Err(error) = spawned {
+        return Ok(Err(Error::Invalid { detail: format!("no thread could be started: {error}") }));
+    }
+    let mut interrupted: Option<(PyErr, Instant)> = None;
+    loop {
+        let received = py.detach(|| receiver.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(LOOK));
+        match received {
+            Ok(result) => return interrupted.map_or(Ok(result), |(error, _)| Err(error)),
+            Err(RecvTimeoutError::Disconnected) => {
+                return Ok(Err(Error::Invalid { detail: "the engine panicked; this is a bug in reshard".into() }));
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        match interrupted.take() {
+            Some((error, since)) if since.elapsed() > PATIENCE => return Err(error),
+            waiting @ Some(_) => interrupted = waiting,
+            None => {
+                if let Err(error) = py.check_signals() {
+                    control.cancel();
+                    interrupted = Some((error, Instant::now()));
+                }
+            }
+        }
+    }
+}

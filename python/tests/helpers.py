@@ -1,0 +1,74 @@
+"""States to save and ways to compare them, used by tests in this process and on ranks."""
+
+from __future__ import annotations
+
+import torch
+
+DTYPES = [
+    name
+    for name in (
+        "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu "
+        "int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool complex32 complex64 complex128"
+    ).split()
+    if hasattr(torch, name)
+]
+
+
+def random_bytes(shape, dtype, seed=0):
+    """A tensor of any dtype with random bits; bools are proper ones."""
+    generator = torch.Generator().manual_seed(seed)
+    if dtype == torch.bool:
+        return torch.randint(0, 2, shape, generator=generator, dtype=torch.uint8).bool()
+    count = torch.Size(shape).numel() * torch.empty((), dtype=dtype).element_size()
+    raw = torch.randint(0, 256, (count,), generator=generator, dtype=torch.uint8)
+    return raw.view(dtype).reshape(shape)
+
+
+def bits(tensor):
+    """The content of a tensor, whatever its dtype, comparable bit for bit."""
+    tensor = tensor.detach().contiguous()
+    return tensor.reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
+
+
+def same(a, b):
+    """Bit for bit, dtype and shape included."""
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b))
+
+
+def zeroed(tree):
+    """The same structure, with tensors of other content and values of another value."""
+    if isinstance(tree, torch.Tensor):
+        return torch.zeros_like(tree)
+    if isinstance(tree, dict):
+        return {key: zeroed(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [zeroed(value) for value in tree] if _opened(tree) else ["another"]
+    return "another"
+
+
+def _opened(values):
+    return any(isinstance(v, (torch.Tensor, dict)) or (isinstance(v, list) and _opened(v)) for v in values)
+
+
+def assert_same_tree(a, b, at="state"):
+    """Equal containers, values with their types, and tensors bit for bit."""
+    if isinstance(a, torch.Tensor):
+        assert isinstance(b, torch.Tensor), f"{at}: {type(b)}"
+        assert same(a, b), f"{at} differs"
+    elif isinstance(a, dict):
+        assert list(map(str, a)) == list(map(str, b)), f"{at}: keys {list(a)} and {list(b)}"
+        for (key, x), y in zip(a.items(), b.values()):
+            assert_same_tree(x, y, f"{at}.{key}")
+    elif isinstance(a, (list, tuple)):
+        assert type(a) is type(b) and len(a) == len(b), f"{at}: {a!r} and {b!r}"
+        for index, (x, y) in enumerate(zip(a, b)):
+            assert_same_tree(x, y, f"{at}.{index}")
+    elif isinstance(a, float) and a != a:
+        assert isinstance(b, float) and b != b
+    else:
+        assert type(a) is type(b) and a == b, f"{at}: {a!r} and {b!r}"
+
+
+def global_tensor(shape, dtype=torch.float32, seed=0):
+    """The tensor that every rank agrees on before it is sharded."""
+    return random_bytes(shape, dtype, seed)

@@ -1,0 +1,92 @@
+"""Real processes with a gloo group between them, forked from one that has imported torch once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import time
+import traceback
+from typing import Any, Callable
+
+
+class RankFailed(AssertionError):
+    """Some ranks did not end well; their tracebacks are the message."""
+
+
+class Died:
+    """What a rank that was killed returns."""
+
+    def __repr__(self) -> str:
+        return "Died()"
+
+
+def _rank_main(function: Callable[..., Any], rank: int, size: int, store: str, connection: Any, arguments: tuple[Any, ...]) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size), RESHARD_THREADS="2")
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+        result = function(rank, size, *arguments)
+        connection.send((True, result))
+    except BaseException as error:
+        connection.send((False, f"rank {rank}: {type(error).__name__}: {error}\n{traceback.format_exc()}"))
+    finally:
+        connection.close()
+        # Nothing to clean up is worth waiting for: a peer may have been killed on purpose.
+        os._exit(0)
+
+
+class Ranks:
+    """Runs functions on ranks."""
+
+    def __init__(self) -> None:
+        # The server imports what ranks need once; it has to find the package and the tests.
+        tests = os.path.dirname(os.path.abspath(__file__))
+        paths = [os.path.dirname(tests), tests, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["torch", "torch.distributed.tensor", "torch.distributed.fsdp", "reshard.torch", "helpers"])
+
+    def close(self) -> None:
+        """Nothing is left running between tests."""
+
+    def run(self, size: int, function: Callable[..., Any], *arguments: Any, timeout: float = 120, may_die: bool = False) -> list[Any]:
+        """What each rank returned, by rank."""
+        with tempfile.TemporaryDirectory() as folder:
+            store = os.path.join(folder, "store")
+            processes, connections = [], []
+            for rank in range(size):
+                mine, theirs = self._context.Pipe(duplex=False)
+                process = self._context.Process(target=_rank_main, args=(function, rank, size, store, theirs, arguments), daemon=True)
+                process.start()
+                theirs.close()
+                processes.append(process)
+                connections.append(mine)
+            deadline = time.monotonic() + timeout
+            results: list[Any] = []
+            failures: list[str] = []
+            for rank, connection in enumerate(connections):
+                try:
+                    if not connection.poll(max(deadline - time.monotonic(), 0.0)):
+                        failures.append(f"rank {rank} did not answer within {timeout} s")
+                        results.append(None)
+                        continue
+                    fine, result = connection.recv()
+                except EOFError:
+                    results.append(Died())
+                    if not may_die:
+                        failures.append(f"rank {rank} died")
+                    continue
+                results.append(result)
+                if not fine:
+                    failures.append(result)
+            for process in processes:
+                process.join(1.0)
+                if process.is_alive():
+                    process.kill()
+        if failures:
+            raise RankFailed("\n".join(failures))
+        return results

@@ -1,0 +1,237 @@
+"""When something goes wrong: the right exception on every rank, soon, and the old checkpoint untouched."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import reshard
+import reshard.torch as rt
+import torch
+import torch.distributed as dist
+from test_cross import state_in
+
+
+def outcome(work):
+    """What a rank saw: the class of the exception, its text, the ranks it names, and how long it took."""
+    start = time.monotonic()
+    try:
+        work()
+    except Exception as error:
+        return type(error).__name__, str(error), list(getattr(error, "ranks", [])), time.monotonic() - start
+    return None
+
+
+class Raising:
+    """A Stateful that raises on one rank."""
+
+    def __init__(self, bad):
+        self.bad = bad
+
+    def state_dict(self):
+        if self.bad:
+            raise ZeroDivisionError("on purpose")
+        return {"x": torch.ones(1)}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def raises_on_one(rank, size, place):
+    saved = outcome(lambda: rt.save({"s": Raising(rank == 1)}, place))
+    rt.save({"s": Raising(False)}, place)
+    loaded = outcome(lambda: rt.load({"s": Raising(rank == 2)}, place))
+    rt.load({"s": Raising(False)}, place)
+    in_background = outcome(lambda: rt.async_save({"s": Raising(rank == 0)}, place + "-async"))
+    return saved, loaded, in_background
+
+
+def test_a_rank_that_raises_before_the_engine_is_heard_by_all(ranks, place):
+    results = ranks(3, raises_on_one, place)
+    for case, bad in ((0, 1), (1, 2), (2, 0)):
+        for rank, result in enumerate(results):
+            name, text, named, took = result[case]
+            assert name == ("ZeroDivisionError" if rank == bad else "GroupError"), (case, rank, text)
+            assert "on purpose" in text and took < 20
+            assert rank == bad or named == [bad]
+    assert not rt.exists(place + "-async")
+
+
+def pickles_on_one(rank, size, place):
+    return outcome(lambda: rt.save({"f": (lambda: 1) if rank == 1 else 5}, place))
+
+
+def test_a_leaf_that_one_rank_cannot_pickle(ranks, place):
+    results = ranks(2, pickles_on_one, place)
+    assert results[0][0] == "GroupError" and results[0][2] == [1] and results[1][0] == "InvalidInput"
+    assert not rt.exists(place)
+
+
+def killed(rank, size, place, when):
+    rt.save(state_in("rows", size, True), place)
+    if rank == 1:
+        if when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        class Killer:
+            def state_dict(self):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            def load_state_dict(self, state):
+                pass
+
+        rt.save({"model": Killer()}, place, overwrite=True, timeout=15)
+    return outcome(lambda: rt.save(state_in("rows", size, True), place, overwrite=True, timeout=15))
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_a_killed_rank_is_an_error_on_all_others_within_the_timeout(ranks, place, when):
+    results = ranks(3, killed, place, when, may_die=True)
+    assert repr(results[1]) == "Died()"
+    for result in (results[0], results[2]):
+        assert result is not None and result[0] == "GroupError" and result[3] < 40
+    # What was there before is there still.
+    with reshard.open(place) as ck:
+        assert ck["model.even"].numpy().shape == (8, 12)
+
+
+def on_full_disk(rank, size, places):
+    # Only rank 1's folder is on the full disk, through a link: the others' data would fit.
+    state = {"w": torch.zeros(1_000_000 + rank), "x": torch.ones(1)}
+    return outcome(lambda: rt.save({"big": rt.PerRank(state["w"])}, places))
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)], capture_output=True, text=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"no small tmpfs can be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=False)
+
+
+def test_a_full_disk_is_an_error_on_every_rank_and_nothing_is_left(ranks, small_disk):
+    place = str(small_disk / "checkpoint")
+    results = ranks(2, on_full_disk, place)
+    assert all(result is not None and result[0] == "StorageError" and result[3] < 30 for result in results), results
+    assert not rt.exists(place)
+    rt.save({"small": torch.ones(10)}, place)
+
+
+def load_damaged(rank, size, place):
+    return outcome(lambda: rt.load(state_in("columns", size, False), place))
+
+
+def save_rows(rank, size, place):
+    rt.save(state_in("rows", size, True), place)
+
+
+def test_a_corrupt_file_is_an_error_on_every_rank(ranks, place):
+    ranks(3, save_rows, place)
+    file = pathlib.Path(place) / "__1_0.distcp"
+    data = bytearray(file.read_bytes())
+    with reshard.open(place) as ck:
+        chunk = next(c for c in ck._open().entry("model.even")[4] if c[0][0] > 0)
+        local = ck["model.even"][chunk[0][0] : chunk[0][0] + chunk[1][0]]
+    at = data.find(local.tobytes())
+    data[at] ^= 0x10
+    file.write_bytes(data)
+    # Whole records are verified; rank 0 of one rank reads all of it.
+    with pytest.raises(reshard.Corrupt) as raised:
+        rt.load({"model": {"even": torch.zeros(8, 12)}}, place, strict=False)
+    assert raised.value.keys == ["model.even"] and raised.value.files == ["__1_0.distcp"]
+    results = ranks(2, load_damaged_always, place)
+    assert all(result is not None and result[0] == "Corrupt" for result in results), results
+
+
+def load_damaged_always(rank, size, place):
+    return outcome(lambda: rt.load(state_in("columns", size, False), place, verify="always"))
+
+
+def test_a_missing_file_is_incomplete_on_every_rank(ranks, place):
+    ranks(2, save_rows, place)
+    (pathlib.Path(place) / "__1_0.distcp").unlink()
+    results = ranks(2, load_damaged, place)
+    assert all(result is not None and result[0] == "Incomplete" for result in results), results
+
+
+def nothing_there(rank, size, place):
+    return outcome(lambda: rt.load({"x": torch.zeros(1)}, place))
+
+
+def test_nothing_there_is_not_found_on_every_rank(ranks, place):
+    assert all(result[0] == "NotFound" for result in ranks(2, nothing_there, place))
+
+
+def mismatch_on_one(rank, size, place):
+    rt.save({"x": torch.ones(2)}, place)
+    return outcome(lambda: rt.load({"x": torch.zeros(2 + rank)}, place))
+
+
+def test_a_mismatch_on_one_rank_is_one_on_all(ranks, place):
+    results = ranks(2, mismatch_on_one, place)
+    assert [result[0] for result in results] == ["Mismatch", "Mismatch"] and results[0][2] == [1]
+
+
+def subgroups(rank, size, place):
+    group = dist.new_group([0, 2])
+    if rank in (0, 2):
+        rt.save({"x": torch.full((2,), rank // 2)}, place, process_group=group)
+        report = rt.load({"x": torch.zeros(2, dtype=torch.int64)}, place, process_group=group)
+        assert report.tensors == 1
+        return None
+    return outcome(lambda: rt.save({"x": torch.ones(1)}, place, process_group=group))
+
+
+def test_a_process_group_of_some_ranks(ranks, place):
+    results = ranks(3, subgroups, place)
+    assert results[0] is None and results[2] is None and results[1][0] == "InvalidInput"
+
+
+def test_ctrl_c_interrupts_and_publishes_nothing(tmp_path):
+    # Saving to a place on a store that never answers would hang; a big state on a slow disk is simulated by stopping early.
+    code = f"""
+import os, signal, sys, threading, time
+import torch, reshard.torch as rt
+from reshard import _reshard
+
+class Stuck:
+    rank, size = 0, 2
+    def all_gather(self, data): time.sleep(60)
+    def gather(self, root, data): time.sleep(60)
+    def broadcast(self, root, data): time.sleep(60)
+
+import reshard.torch._save as s
+s.group_for = lambda *a, **k: Stuck()
+threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+start = time.monotonic()
+try:
+    rt.save({{"x": torch.ones(3)}}, {str(tmp_path / "c")!r})
+except KeyboardInterrupt:
+    print("interrupted", time.monotonic() - start < 20, flush=True)
+    os._exit(0)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=pathlib.Path(__file__).parents[1])
+    assert run.stdout.strip() == "interrupted True", run.stderr
+    assert not rt.exists(tmp_path / "c")
+
+
+def test_a_fork_of_a_process_that_used_the_engine_is_told_so(place):
+    rt.save({"x": torch.ones(1)}, place)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            reshard.open(place)
+            os.write(writing, b"opened")
+        except reshard.InvalidInput as error:
+            os.write(writing, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert b"forked" in os.read(reading, 1000)

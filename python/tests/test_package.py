@@ -1,0 +1,78 @@
+"""The package itself: what importing it costs, its exceptions, its annotations."""
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import reshard
+
+PYTHON = Path(__file__).resolve().parents[1]
+
+
+def run_python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PYTHON).stdout
+
+
+def test_importing_reshard_imports_neither_torch_nor_numpy_and_is_fast():
+    code = (
+        "import sys, time; before = set(sys.modules); start = time.perf_counter(); import reshard; "
+        "took = time.perf_counter() - start; import json; "
+        "print(json.dumps([took, sorted(m for m in ('torch', 'numpy') if m in sys.modules)]))"
+    )
+    runs = [json.loads(run_python(code)) for _ in range(5)]
+    assert all(modules == [] for _, modules in runs)
+    # The best of several: what is measured is the package, not what else the machine does.
+    assert min(took for took, _ in runs) < 0.05
+
+
+def test_only_reshard_torch_imports_torch():
+    for file in (PYTHON / "reshard").glob("*.py"):
+        lines = [line.split("#")[0] for line in file.read_text().splitlines()]
+        assert not any(line.lstrip().startswith(("import torch", "from torch")) for line in lines), file
+
+
+def test_exceptions_form_a_tree_that_handlers_know():
+    assert issubclass(reshard.NotFound, FileNotFoundError)
+    assert issubclass(reshard.NoSuchKey, (reshard.NotFound, KeyError))
+    assert issubclass(reshard.AlreadyExists, FileExistsError)
+    assert issubclass(reshard.StorageError, OSError)
+    assert issubclass(reshard.Mismatch, ValueError)
+    for name in reshard.__all__:
+        value = getattr(reshard, name)
+        if isinstance(value, type) and issubclass(value, Exception):
+            assert issubclass(value, reshard.ReshardError)
+
+
+@pytest.mark.parametrize("cls", [c for c in vars(reshard).values() if isinstance(c, type) and issubclass(c, Exception)])
+def test_exceptions_pickle_with_everything_they_know(cls):
+    error = cls("what happened", keys=["a"], files=["f"], ranks=[1, 2], hint="do this")
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is cls and str(copy) == "what happened"
+    assert (copy.keys, copy.files, copy.ranks, copy.hint) == (["a"], ["f"], [1, 2], "do this")
+    assert copy.__notes__ == ["hint: do this"]
+
+
+def test_a_mismatch_pickles_with_its_differences():
+    error = reshard.Mismatch("m", differences=[{"difference": "missing", "key": "a"}])
+    assert pickle.loads(pickle.dumps(error)).differences == error.differences
+
+
+def test_every_public_thing_is_documented():
+    import reshard.torch as rt
+
+    for module in (reshard, rt):
+        for name in module.__all__:
+            if not name.startswith("__"):
+                assert getattr(module, name).__doc__, name
+
+
+def test_annotations_hold():
+    pytest.importorskip("mypy")
+    root = PYTHON.parent
+    run = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", str(root / "pyproject.toml")], capture_output=True, text=True, cwd=root
+    )
+    assert run.returncode == 0, run.stdout
