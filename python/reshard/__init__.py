@@ -12,7 +12,7 @@ This module needs neither torch nor, until an array is read, NumPy::
 
 from __future__ import annotations
 
-from ._checkpoint import Checkpoint, Chunk, Tensor, latest, open, steps
+from ._checkpoint import Checkpoint, Chunk, Tensor, VerifyReport, latest, open, steps, verify
 from ._errors import (
     AlreadyExists,
     Cancelled,
@@ -45,8 +45,10 @@ __all__ = [
     "StorageError",
     "Tensor",
     "UntrustedPickle",
+    "VerifyReport",
     "__version__",
     "latest",
     "open",
     "steps",
+    "verify",
 ]

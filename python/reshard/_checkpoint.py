@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import TYPE_CHECKING, Any, Iterator, Mapping, NamedTuple
 
 from . import _reshard
@@ -317,27 +316,83 @@ def open(place: StrPath, *, storage_options: Mapping[str, Any] | None = None) ->
     return Checkpoint(place, storage_options=storage_options)
 
 
-_STEP = re.compile(r"^(?P<name>.*?)(?P<step>\d+)$")
+def steps(root: StrPath, *, deep: bool = False, storage_options: Mapping[str, Any] | None = None) -> list[tuple[int, str]]:
+    """The valid checkpoints in a folder of steps, ``(step, place)``, oldest first.
 
-
-def steps(root: StrPath, *, storage_options: Mapping[str, Any] | None = None) -> list[tuple[int, str]]:
-    """The complete checkpoints in a folder of steps, ``(step, place)``, oldest first.
-
-    A step is a sub-folder whose name ends in a number, such as ``step-100`` or ``global_step100``; a save that was not
-    finished is not one.
+    A step is a sub-folder with a number in its name, such as ``step-100`` or ``epoch=3-step=500``, whose last number counts. A save
+    that was not finished, or whose files are missing or cut short, is not valid; with ``deep`` all data is read and compared
+    with its checksums too.
     """
     options = dict(storage_options) if storage_options else None
-    root = os.fspath(root)
-    found: list[tuple[int, str]] = []
-    for name in _reshard.list_children(root, options):
-        match = _STEP.match(name)
-        place = f"{root.rstrip('/')}/{name}"
-        if match and _reshard.is_complete(place, options):
-            found.append((int(match["step"]), place))
-    return sorted(found)
+    root = os.fspath(root).rstrip("/")
+    return [(step, f"{root}/{name}") for step, name in _reshard.steps(root, deep, options)]
 
 
-def latest(root: StrPath, *, storage_options: Mapping[str, Any] | None = None) -> str | None:
-    """The place of the newest complete checkpoint in a folder of steps, or None; see :func:`steps`."""
-    found = steps(root, storage_options=storage_options)
-    return found[-1][1] if found else None
+def latest(root: StrPath, *, deep: bool = False, storage_options: Mapping[str, Any] | None = None) -> str | None:
+    """The place of the newest valid checkpoint in a folder of steps, or None; see :func:`steps`."""
+    options = dict(storage_options) if storage_options else None
+    root = os.fspath(root).rstrip("/")
+    name = _reshard.latest(root, deep, options)
+    return None if name is None else f"{root}/{name}"
+
+
+class VerifyReport:
+    """What verifying a checkpoint found. True when it is sound.
+
+    Attributes:
+        place: the address.
+        sound: whether nothing is damaged or missing.
+        findings: dicts with ``severity`` ("error" or "warning"), ``key``, ``file``, ``offset`` and ``what``.
+        keys, records, files: how many there are.
+        bytes: bytes that were read.
+        checked, unchecked: records that were compared with a checksum, and that have none.
+        seconds: how long it took.
+    """
+
+    place: str
+    sound: bool
+    findings: list[dict[str, Any]]
+    keys: int
+    records: int
+    files: int
+    bytes: int
+    checked: int
+    unchecked: int
+    seconds: float
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.__dict__.update(values)
+
+    def __bool__(self) -> bool:
+        return self.sound
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as plain data."""
+        return dict(self.__dict__)
+
+    def __str__(self) -> str:
+        lines = [f"{self.place}: {'sound' if self.sound else 'damaged'}, {self.checked} of {self.records} records compared"]
+        for finding in self.findings:
+            about = ", ".join(str(finding[name]) for name in ("key", "file") if finding[name])
+            lines.append(f"  {finding['severity']}: {about}: {finding['what']}")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<VerifyReport {self.place!r}: {'sound' if self.sound else 'damaged'}, {len(self.findings)} findings>"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+def verify(place: StrPath, *, data: bool = True, storage_options: Mapping[str, Any] | None = None) -> VerifyReport:
+    """Checks structure, sizes, coverage and every checksum of a checkpoint.
+
+    Args:
+        place: a path or an address.
+        data: read all data; without it only structure and sizes are checked.
+        storage_options: settings of the store by name.
+    """
+    options = dict(storage_options) if storage_options else None
+    return VerifyReport(_reshard.verify(os.fspath(place), data, _reshard.Control(), options))

@@ -13,11 +13,13 @@ mod records;
 mod reports;
 mod run;
 mod save;
+mod tools;
 mod tree;
 mod value;
 
 use pyo3::prelude::*;
 
+/// The module.
 #[pymodule(gil_used = true)]
 mod _reshard {
     use pyo3::prelude::*;
@@ -36,6 +38,8 @@ mod _reshard {
     use crate::run::forked;
     #[pymodule_export]
     use crate::save::{AsyncSaver, SaveHandle, save};
+    #[pymodule_export]
+    use crate::tools::{latest, steps, verify};
     #[pymodule_export]
     use crate::tree::unflatten;
     #[pymodule_export]

@@ -19,7 +19,7 @@ def test_what_changes_after_staging_is_not_saved(place):
     tensor.zero_()
     value["lr"] = 99
     report = handle.result()
-    assert report.total_bytes == 4_000_000 and handle.done() and handle.exception() is None
+    assert report.bytes == 4_000_000 and handle.done() and handle.exception() is None
     state = {"w": torch.zeros(1_000_000), "v": {"lr": None}}
     rt.load(state, place)
     assert same(state["w"], torch.arange(1_000_000, dtype=torch.float32)) and state["v"]["lr"] == 0.1

@@ -40,7 +40,7 @@ def test_it_lists_keys_shapes_and_chunks(saved):
         assert "model.weight" in ck and "weight" not in ck and len(ck) == 9
         assert "<table>" in ck._repr_html_()
     with pytest.raises(reshard.InvalidInput):
-        ck.keys()
+        list(ck.keys())
 
 
 INDICES = [
@@ -173,3 +173,16 @@ def test_steps_and_latest(tmp_path):
     assert [step for step, _ in reshard.steps(tmp_path)] == [5, 20, 100]
     assert reshard.latest(tmp_path) == str(tmp_path / "step-100")
     assert reshard.latest(tmp_path / "notes") is None
+
+
+def test_verifying(saved):
+    report = reshard.verify(saved)
+    assert report and report.sound and report.checked == report.records == 9 and report.findings == []
+    file = pathlib.Path(saved) / "__0_0.distcp"
+    data = bytearray(file.read_bytes())
+    data[data.find(np.arange(60, dtype=np.float32).tobytes()) + 7] ^= 1
+    file.write_bytes(data)
+    report = reshard.verify(saved)
+    assert not report and any(f["key"] == "model.weight" and f["file"] == "__0_0.distcp" for f in report.findings)
+    assert "model.weight" in str(report) and "damaged" in repr(report) and report.to_dict()["sound"] is False
+    assert reshard.verify(saved, data=False)

@@ -166,7 +166,7 @@ def test_sparse_tensors_are_stored_whole(place):
     sparse = torch.eye(3).to_sparse()
     rt.save({"s": sparse}, place)
     state = {"s": torch.zeros(3, 3).to_sparse()}
-    rt.load(state, place, allow_pickle=True)
+    rt.load(state, place)
     assert torch.equal(state["s"].to_dense(), torch.eye(3))
 
 

@@ -19,8 +19,8 @@ from ._save import StrPath, chosen_place, run_together
 
 Rename = Mapping[str, str | None] | Callable[[str], str | None]
 
-#: What the engine calls a value with tensors inside, which torch's own restricted unpickler reads.
-_TENSORS_INSIDE = "torch.Tensor"
+#: What the engine calls values with tensors inside, which torch's own restricted unpickler reads.
+_TENSORS_INSIDE = {"torch.Tensor", "a sparse tensor", "a quantised tensor", "a nested tensor"}
 
 
 def load(
@@ -122,7 +122,7 @@ def _renames(rename: Rename, description: Description) -> dict[str, str | None]:
 
 def _trusted_classes() -> set[str]:
     """Classes that the program has declared safe to torch's restricted unpickler."""
-    trusted = {_TENSORS_INSIDE}
+    trusted = set(_TENSORS_INSIDE)
     for entry in torch.serialization.get_safe_globals():
         if isinstance(entry, tuple):
             trusted.add(entry[1])

@@ -7,9 +7,7 @@ import struct
 from typing import Any, Mapping, MutableMapping
 
 from .. import _reshard
-from .._checkpoint import _STEP
 from .._checkpoint import open as open_checkpoint
-from .._checkpoint import steps as complete_steps
 from .._errors import GroupError, InvalidInput, ReshardError
 from ._group import DEFAULT_TIMEOUT, forget, group_for
 from ._load import load
@@ -149,10 +147,14 @@ class CheckpointManager:
 
     def steps(self) -> list[int]:
         """The complete steps, oldest first, as this process sees them."""
-        return [step for step, place in self._places() if place == self.place(step)]
+        numbers = (self._number(name) for name in _reshard.list_children(self.root, self._storage_options))
+        found = sorted(number for number in numbers if number is not None)
+        return [step for step in found if _reshard.is_complete(self.place(step), self._storage_options)]
 
-    def _places(self) -> list[tuple[int, str]]:
-        return complete_steps(self.root, storage_options=self._storage_options)
+    def _number(self, name: str) -> int | None:
+        """The step of a folder of ours."""
+        digits = name.removeprefix(self.prefix)
+        return int(digits) if name.startswith(self.prefix) and digits.isdecimal() and str(int(digits)) == digits else None
 
     def latest(self) -> int | None:
         """The newest complete step."""
@@ -238,10 +240,9 @@ class CheckpointManager:
 
     def _remove(self, unwanted: list[int], saved: int) -> None:
         for name in _reshard.list_children(self.root, self._storage_options):
-            match = _STEP.match(name)
-            if match is None or match["name"] != self.prefix:
+            step = self._number(name)
+            if step is None:
                 continue
-            step = int(match["step"])
             place = f"{self.root}/{name}"
             # A save that was never finished, of a step before the one just saved, is of a run that stopped.
             unfinished = step < saved and not _reshard.is_complete(place, self._storage_options)

@@ -1,6 +1,6 @@
 //! Reading values.
 
-use reshard_formats::{Content, TorchArchive, Value};
+use reshard_formats::{Content, RecordError, TorchArchive, Value};
 
 use super::catalog::{CatalogKind, ValuePlace};
 use super::locate::chain;
@@ -52,7 +52,12 @@ impl Checkpoint {
             return Err(self.corrupt(key, file, offset, "the checksum of the value's record is wrong"));
         }
         let archive = TorchArchive::open(&record, 0, length).map_err(|e| self.corrupt(key, file, offset, chain(&e)))?;
-        match archive.content().map_err(|e| self.corrupt(key, file, offset, chain(&e)))? {
+        let content = match archive.content() {
+            // Nothing is wrong with it: a tensor that has no plain memory is for its own library to read.
+            Err(RecordError::Unsupported { what, .. }) => return Ok(LoadedValue::Opaque { class: what, record }),
+            content => content.map_err(|e| self.corrupt(key, file, offset, chain(&e)))?,
+        };
+        match content {
             Content::Value(value) => Ok(LoadedValue::Plain(value)),
             Content::Opaque { class } => Ok(LoadedValue::Opaque { class, record }),
             _ => Ok(LoadedValue::Opaque { class: "torch.Tensor".into(), record }),

@@ -416,11 +416,12 @@ fn each_block(
     let packed = ByteLayout::contiguous(sizes, dtype.size())?;
     let zero = Dims::from_elem(0, sizes.len());
     let bytes = memory.bytes();
-    let runs = runs(sizes, layout, offsets, &packed, &zero)?;
+    // Runs come in the order of their source, and the order wanted here is that of the packed box.
+    let runs = runs(sizes, &packed, &zero, layout, offsets)?;
     let outside = || Error::invalid("a piece reaches outside its memory");
     let mut buffer: Vec<u8> = Vec::new();
-    for Run { src, len, .. } in runs {
-        let run = bytes.get(src as usize..(src + len) as usize).ok_or_else(outside)?;
+    for Run { dst: at, len, .. } in runs {
+        let run = bytes.get(at as usize..(at + len) as usize).ok_or_else(outside)?;
         if run.len() >= BLOCK / 4 {
             if !buffer.is_empty() {
                 sink(&buffer);
