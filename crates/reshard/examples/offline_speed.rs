@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use reshard::storage::{Address, StoreOptions};
 use reshard::{
-    Checkpoint, ConvertOptions, ConvertTarget, DType, Destination, DigestOptions, SaveOptions, SaveState, Solo, VerifyOptions, convert, digest, save, verify,
+    Checkpoint, ConvertOptions, ConvertTarget, DType, Destination, DigestOptions, SaveOptions, SaveState, Solo, VerifyOptions,
+    convert, digest, save, verify,
 };
 use sha2::{Digest as _, Sha256};
 use twox_hash::XxHash3_64;

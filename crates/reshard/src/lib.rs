@@ -8,19 +8,34 @@
 mod cast;
 mod checkpoint;
 mod control;
+mod convert;
+mod diff;
+mod digest;
+#[cfg(doctest)]
+mod doc_tests;
+mod edit;
 mod error;
 pub mod group;
 mod layout_names;
 mod leaf;
 pub mod load;
 mod memory;
+mod merge;
 mod mismatch;
 mod notes;
 mod plan;
+pub mod records;
+mod recover;
+mod relayout;
 mod report;
 mod save;
+mod select;
 mod staging;
+mod stats;
+mod steps;
+mod stream;
 mod sums;
+mod verify;
 mod workers;
 
 pub use checkpoint::{
@@ -28,14 +43,21 @@ pub use checkpoint::{
     ValuePlace,
 };
 pub use control::Control;
+pub use convert::{ConvertOptions, ConvertReport, Destination, Target as ConvertTarget, convert};
+pub use diff::{DiffOptions, DiffReport, Differing, KeyDifference, Tolerance, ValueDifference, diff};
+pub use digest::{Digest, DigestEntry, DigestOptions, digest};
+pub use edit::{EditOptions, EditReport, edit};
 pub use error::{Error, ErrorKind, RankFailure, Result};
 pub use group::{Group, Solo, Threads, run_threads};
 pub use leaf::{LoadLeaf, LoadPiece, LoadState, LoadTensor, SaveLeaf, SavePiece, SaveState, SaveTensor, Scope};
 pub use load::{Cast, CastPolicy, KeyMap, LoadOptions, LoadReport, Loaded, Strictness, Verify, load};
 pub use memory::{Source, Target};
+pub use merge::{MergeReport, merge};
 pub use mismatch::{Difference, Mismatch};
 pub use plan::cache::PlanCache;
 pub use plan::simulate::{SimulatedPlan, simulate_plan};
+pub use recover::{RecoverOptions, RecoverReport, UnusedFile, recover};
+pub use relayout::{Layout, LayoutRule, LoadEstimate, RankEstimate, estimate_load, relayout};
 pub use report::{Phases, SaveReport};
 pub use reshard_formats as formats;
 pub use reshard_formats::{DType, KeyPath, PathSegment, Value};
@@ -43,4 +65,8 @@ pub use reshard_layout as layout;
 pub use reshard_state as state;
 pub use reshard_storage as storage;
 pub use save::{AsyncSaver, SaveHandle, SaveOptions, save};
+pub use select::{CastRules, Glob, Part, Rename, Selection};
 pub use staging::StagingPool;
+pub use stats::{StatsOptions, TensorStats, element_text, stats};
+pub use steps::{Best, Decision, PruneReport, Retention, Step, StepState, StepsOptions, latest, prune, steps};
+pub use verify::{Finding, Severity, VerifyOptions, VerifyReport, verify, verify_place, verify_store};

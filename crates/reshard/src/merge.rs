@@ -58,7 +58,8 @@ pub fn merge(
         let (weights, differing, stored) = (&weights, &differing, &stored);
         Box::new(move |i: usize, region: &reshard_layout::Region| {
             let key = stored[i];
-            let streams = sources.iter().map(|s| TensorStream::new(s, key, region.clone(), verify)).collect::<Result<Vec<_>>>()?;
+            let streams =
+                sources.iter().map(|s| TensorStream::new(s, key, region.clone(), verify)).collect::<Result<Vec<_>>>()?;
             let dtype = first.tensor(key)?.dtype;
             let stream: Box<dyn Stream + '_> = match has_average(dtype) {
                 true => Box::new(Average { streams, dtype, weights, sums: Vec::new(), scratch: Vec::new() }),
@@ -143,7 +144,12 @@ fn check_same(first: &Checkpoint, others: &[&Checkpoint], options: &ConvertOptio
     Ok(())
 }
 
-fn compare_values(first: &Checkpoint, others: &[&Checkpoint], options: &ConvertOptions, differing: &Mutex<BTreeSet<String>>) -> Result<()> {
+fn compare_values(
+    first: &Checkpoint,
+    others: &[&Checkpoint],
+    options: &ConvertOptions,
+    differing: &Mutex<BTreeSet<String>>,
+) -> Result<()> {
     for item in options.selection.apply(first)? {
         if !matches!(item.entry.kind, CatalogKind::Value(_)) {
             continue;

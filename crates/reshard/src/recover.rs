@@ -7,7 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use reshard_formats::{Chunk, Entry, EntryKind, FileId, KeyPath, Metadata, StorageInfo, StorageMeta, TensorEntry, TensorProperties};
+use reshard_formats::{
+    Chunk, Entry, EntryKind, FileId, KeyPath, Metadata, StorageInfo, StorageMeta, TensorEntry, TensorProperties,
+};
 use reshard_layout::{Dims, Region, coverage};
 use reshard_storage::{Publish, Store};
 use serde::Serialize;
@@ -90,7 +92,9 @@ pub fn recover(store: &Arc<dyn Store>, options: &RecoverOptions) -> Result<Recov
         }
         let reader = store.open_reader(&file.path).doing(|| format!("opening {}", file.path))?;
         match FileIndex::read(&StoredFile(reader.as_ref())) {
-            Ok(Some(index)) => saves.entry(index.save_id.clone()).or_default().push(Indexed { name: file.path, size: file.size, index }),
+            Ok(Some(index)) => {
+                saves.entry(index.save_id.clone()).or_default().push(Indexed { name: file.path, size: file.size, index })
+            }
             Ok(None) => unused.push(UnusedFile {
                 file: file.path,
                 why: "it has no index at its end: PyTorch wrote it, or it was cut off".to_owned(),
@@ -107,7 +111,9 @@ pub fn recover(store: &Arc<dyn Store>, options: &RecoverOptions) -> Result<Recov
         match assemble(store, &id, &files, options, &mut warnings) {
             Ok((metadata, side)) => {
                 let others = saves.into_iter().flat_map(|(other, files)| {
-                    files.into_iter().map(move |f| UnusedFile { file: f.name, why: format!("it belongs to the older save {other}") })
+                    files
+                        .into_iter()
+                        .map(move |f| UnusedFile { file: f.name, why: format!("it belongs to the older save {other}") })
                 });
                 unused.extend(others);
                 warnings.extend(reasons);
@@ -128,11 +134,16 @@ pub fn recover(store: &Arc<dyn Store>, options: &RecoverOptions) -> Result<Recov
             }
             Err(why) => {
                 reasons.push(format!("the save {id} cannot be used: {why}"));
-                unused.extend(files.into_iter().map(|f| UnusedFile { file: f.name, why: format!("it belongs to the incomplete save {id}") }));
+                unused.extend(
+                    files
+                        .into_iter()
+                        .map(|f| UnusedFile { file: f.name, why: format!("it belongs to the incomplete save {id}") }),
+                );
             }
         }
     }
-    let without: Vec<String> = unused.iter().filter(|u| !u.why.starts_with("it belongs")).map(|u| format!("{} ({})", u.file, u.why)).collect();
+    let without: Vec<String> =
+        unused.iter().filter(|u| !u.why.starts_with("it belongs")).map(|u| format!("{} ({})", u.file, u.why)).collect();
     if !without.is_empty() {
         reasons.push(format!("these files cannot be used: {}", without.join(", ")));
     }

@@ -304,7 +304,8 @@ impl CastRules {
             "f8e5m2" | "e5m2" => "float8_e5m2",
             other => other,
         };
-        let dtype = DType::from_name(long).ok_or_else(|| Error::invalid(format!("{name:?} is no element type that is known here")))?;
+        let dtype =
+            DType::from_name(long).ok_or_else(|| Error::invalid(format!("{name:?} is no element type that is known here")))?;
         self.add(pattern, dtype)
     }
 

@@ -136,9 +136,7 @@ fn state(place: &str, options: &StepsOptions) -> Result<StepState> {
             _ => return Err(error),
         },
     };
-    let mut how = VerifyOptions::default();
-    how.data = options.deep;
-    how.control = options.control.clone();
+    let how = VerifyOptions { data: options.deep, control: options.control.clone() };
     let report = verify(&checkpoint, &how)?;
     let first = report.findings.iter().find(|f| f.severity == Severity::Error);
     Ok(match first {
@@ -252,7 +250,8 @@ pub fn prune(folder: &str, retention: &Retention, dry_run: bool, options: &Steps
 
 /// Decides from facts alone; steps are oldest first.
 fn decide(steps: Vec<Step>, metrics: &[Option<f64>], retention: &Retention, now: u64) -> Vec<Decision> {
-    let no_rules = retention.last.is_none() && retention.every.is_none() && retention.best.is_none() && retention.younger_than.is_none();
+    let no_rules =
+        retention.last.is_none() && retention.every.is_none() && retention.best.is_none() && retention.younger_than.is_none();
     let numbered = steps.iter().any(|step| step.number.is_some());
     let counts = |step: &Step| step.state == StepState::Valid && (step.number.is_some() || !numbered);
     let valid: Vec<usize> = (0..steps.len()).filter(|&i| counts(&steps[i])).collect();

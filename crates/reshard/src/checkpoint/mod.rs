@@ -15,7 +15,7 @@ mod torch_file;
 use std::sync::{Arc, OnceLock};
 
 pub use catalog::{Catalog, CatalogEntry, CatalogKind, CatalogTensor, ChunkPlace, DataPlace, Format, StoredChunk, StoredCrc, ValuePlace};
-pub(crate) use locate::{Check, Located};
+pub(crate) use locate::{Check, Located, chain};
 pub use open::OpenOptions;
 pub use read::LoadedValue;
 use reshard_formats::ReadAt;

@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use reshard_formats::{
-    Chunk, Entry, EntryKind, FileId, KeyPath, Metadata, PathSegment, StorageInfo, StorageMeta, TensorEntry, TensorProperties, value_record,
+    Chunk, Entry, EntryKind, FileId, KeyPath, Metadata, PathSegment, StorageInfo, StorageMeta, TensorEntry, TensorProperties,
+    value_record,
 };
 use reshard_layout::Region;
 use reshard_storage::{Publish, Store};
@@ -96,7 +97,12 @@ pub(crate) fn write_dcp(
     }
 }
 
-fn lay_out_ranks(plan: &Plan<'_>, records: &[RankPiece], ranks: usize, save_id: Option<&str>) -> Result<(Vec<RankFile>, Vec<Piece>)> {
+fn lay_out_ranks(
+    plan: &Plan<'_>,
+    records: &[RankPiece],
+    ranks: usize,
+    save_id: Option<&str>,
+) -> Result<(Vec<RankFile>, Vec<Piece>)> {
     let mut by_rank: Vec<Vec<&RankPiece>> = vec![Vec::new(); ranks.max(1)];
     for record in records {
         by_rank.get_mut(record.rank).ok_or_else(|| Error::invalid(format!("there is no rank {}", record.rank)))?.push(record);
@@ -106,7 +112,12 @@ fn lay_out_ranks(plan: &Plan<'_>, records: &[RankPiece], ranks: usize, save_id: 
     let mut pieces: Vec<Piece> = Vec::with_capacity(records.len());
     for (rank, own) in by_rank.into_iter().enumerate() {
         let values = match rank {
-            0 => plan.values.iter().enumerate().map(|(i, v)| Ok((i, value_bytes(&v.key, &v.value)?))).collect::<Result<Vec<_>>>()?,
+            0 => plan
+                .values
+                .iter()
+                .enumerate()
+                .map(|(i, v)| Ok((i, value_bytes(&v.key, &v.value)?)))
+                .collect::<Result<Vec<_>>>()?,
             _ => Vec::new(),
         };
         if own.is_empty() && values.is_empty() {
@@ -134,7 +145,9 @@ fn lay_out_ranks(plan: &Plan<'_>, records: &[RankPiece], ranks: usize, save_id: 
 
 fn value_bytes(key: &str, value: &LoadedValue) -> Result<Vec<u8>> {
     match value {
-        LoadedValue::Plain(value) => value_record(value, None).map_err(|e| Error::invalid(format!("the value of {key:?} cannot be saved: {e}"))),
+        LoadedValue::Plain(value) => {
+            value_record(value, None).map_err(|e| Error::invalid(format!("the value of {key:?} cannot be saved: {e}")))
+        }
         LoadedValue::Opaque { record, .. } if !record.is_empty() => Ok(record.clone()),
         LoadedValue::Opaque { class, .. } => Err(opaque(key, class)),
     }
@@ -188,7 +201,14 @@ impl Framing for DcpFraming<'_, '_> {
             records.push(IndexedRecord { key: table.len() as u32 - 1, region: None, sum });
             bytes.extend_from_slice(record);
         }
-        let index = FileIndex { save_id: self.save_id.to_owned(), rank: file.rank as u32, ranks: self.ranks as u32, files: 1, table, records };
+        let index = FileIndex {
+            save_id: self.save_id.to_owned(),
+            rank: file.rank as u32,
+            ranks: self.ranks as u32,
+            files: 1,
+            table,
+            records,
+        };
         bytes.extend(index.encode().map_err(|e| Error::invalid(format!("the index of {} cannot be written: {e}", file.name)))?);
         Ok(Some((file.end, bytes)))
     }
@@ -232,7 +252,8 @@ fn assemble(framing: &DcpFraming<'_, '_>, outputs: &[OutputFile], sums: &[Sums])
         let mut records = Vec::new();
         for &i in &file.pieces {
             let piece = &framing.pieces[i];
-            chunks[piece.tensor].push(Chunk { region: piece.region.clone(), storage: StorageInfo::new(id, piece.offset, piece.length) });
+            chunks[piece.tensor]
+                .push(Chunk { region: piece.region.clone(), storage: StorageInfo::new(id, piece.offset, piece.length) });
             records.push(piece_sum(piece, sums[i]));
         }
         let mut at = file.end;
@@ -260,7 +281,13 @@ fn assemble(framing: &DcpFraming<'_, '_>, outputs: &[OutputFile], sums: &[Sums])
 }
 
 /// The side file, then `.metadata`, each atomically: only the second makes the checkpoint visible.
-pub(crate) fn publish(store: &dyn Store, metadata: &Metadata, side: &SideFile, overwrite: bool, options: &OutputOptions) -> Result<()> {
+pub(crate) fn publish(
+    store: &dyn Store,
+    metadata: &Metadata,
+    side: &SideFile,
+    overwrite: bool,
+    options: &OutputOptions,
+) -> Result<()> {
     options.control.check("publishing")?;
     let encoded = metadata.encode()?;
     let sums = side.encode().map_err(|e| Error::invalid(format!("the side file cannot be written: {e}")))?;

@@ -178,7 +178,12 @@ pub(crate) struct Written {
 }
 
 /// Converts a checkpoint. When it fails, wherever, the destination is as it was.
-pub fn convert(source: &Checkpoint, destination: &Destination, target: Target, options: &ConvertOptions) -> Result<ConvertReport> {
+pub fn convert(
+    source: &Checkpoint,
+    destination: &Destination,
+    target: Target,
+    options: &ConvertOptions,
+) -> Result<ConvertReport> {
     let span = tracing::info_span!("convert", from = source.place(), to = destination.describe());
     let _entered = span.enter();
     let start = Instant::now();
@@ -243,7 +248,14 @@ pub(crate) struct Planned<'p> {
 }
 
 impl Planned<'_> {
-    pub(crate) fn report(self, source: &Checkpoint, to: String, format: Format, written: Written, start: Instant) -> ConvertReport {
+    pub(crate) fn report(
+        self,
+        source: &Checkpoint,
+        to: String,
+        format: Format,
+        written: Written,
+        start: Instant,
+    ) -> ConvertReport {
         ConvertReport {
             from: source.place().to_owned(),
             to,
@@ -294,7 +306,11 @@ pub(crate) fn plan_of<'p>(source: &'p Checkpoint, options: &ConvertOptions, form
                 if let LoadedValue::Opaque { class, .. } = &value {
                     let carried = format == Format::Dcp && !matches!(place, ValuePlace::Opaque { .. });
                     if !carried && !options.skip_opaque {
-                        return Err(Error::Untrusted { place: source.place().to_owned(), key: item.stored.to_owned(), class: class.clone() });
+                        return Err(Error::Untrusted {
+                            place: source.place().to_owned(),
+                            key: item.stored.to_owned(),
+                            class: class.clone(),
+                        });
                     }
                     if !carried {
                         skipped.push(item.stored.to_owned());

@@ -137,7 +137,9 @@ pub(crate) fn write(
         }
     };
     let finished: Vec<Result<()>> = Workers::normal().run(|| {
-        let finish = |(writer, file): (Box<dyn Writer>, &OutputFile)| writer.finish(options.sync).doing(|| format!("finishing {}", file.name));
+        let finish = |(writer, file): (Box<dyn Writer>, &OutputFile)| {
+            writer.finish(options.sync).doing(|| format!("finishing {}", file.name))
+        };
         writers.into_par_iter().zip(files).with_max_len(1).map(finish).collect()
     })?;
     match finished.into_iter().find_map(Result::err) {

@@ -28,7 +28,9 @@ pub(crate) fn check_free(store: &dyn Store, name: &str, overwrite: bool) -> Resu
         (true, true) if store.capabilities().hard_links => Ok(()),
         (true, true) => {
             let place = place();
-            Err(Error::invalid(format!("{place} cannot be replaced in one step on this kind of store; choose another name, or delete it first")))
+            Err(Error::invalid(format!(
+                "{place} cannot be replaced in one step on this kind of store; choose another name, or delete it first"
+            )))
         }
     }
 }

@@ -46,7 +46,12 @@ impl Framing for Plain {
     }
 }
 
-pub(super) fn write_safetensors(plan: &Plan<'_>, target: &SafetensorsTarget<'_>, store: &dyn Store, options: &OutputOptions) -> Result<Written> {
+pub(super) fn write_safetensors(
+    plan: &Plan<'_>,
+    target: &SafetensorsTarget<'_>,
+    store: &dyn Store,
+    options: &OutputOptions,
+) -> Result<Written> {
     let shards = shards(plan, target);
     let names = names(&shards, target, store)?;
     store.prepare().doing(|| format!("preparing {}", store.describe()))?;

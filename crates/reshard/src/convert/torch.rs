@@ -18,9 +18,16 @@ struct TorchFraming<'f> {
     storages: Vec<usize>,
 }
 
-pub(super) fn write_torch(plan: &Plan<'_>, name: &str, overwrite: bool, store: &dyn Store, options: &OutputOptions) -> Result<Written> {
+pub(super) fn write_torch(
+    plan: &Plan<'_>,
+    name: &str,
+    overwrite: bool,
+    store: &dyn Store,
+    options: &OutputOptions,
+) -> Result<Written> {
     check_free(store, name, overwrite)?;
-    let layout = TorchFileWriter::new(&tree(plan)?, None).map_err(|e| Error::invalid(format!("{name} cannot be laid out: {}", chain(&e))))?;
+    let layout = TorchFileWriter::new(&tree(plan)?, None)
+        .map_err(|e| Error::invalid(format!("{name} cannot be laid out: {}", chain(&e))))?;
     let mut pieces = Vec::with_capacity(plan.tensors.len());
     let mut storages = Vec::with_capacity(plan.tensors.len());
     for (storage, (&tensor, &(data_at, data))) in layout.storages().iter().zip(&layout.placements()).enumerate() {
@@ -71,7 +78,8 @@ impl Framing for TorchFraming<'_> {
 
     fn ending(&self, _file: usize, sums: &[Sums]) -> Result<Option<(u64, Vec<u8>)>> {
         let crcs: Vec<u32> = sums.iter().map(|s| s.crc32()).collect();
-        let tail = self.layout.tail(&crcs).map_err(|e| Error::invalid(format!("the file's end cannot be written: {}", chain(&e))))?;
+        let tail =
+            self.layout.tail(&crcs).map_err(|e| Error::invalid(format!("the file's end cannot be written: {}", chain(&e))))?;
         Ok(Some(tail))
     }
 }

@@ -62,7 +62,10 @@ pub fn edit(source: &Checkpoint, destination: &Arc<dyn Store>, options: &EditOpt
     let _entered = span.enter();
     if source.catalog().format != Format::Dcp {
         let format = source.catalog().format.name();
-        return Err(Error::invalid(format!("{} is {format}, and only DCP checkpoints can be edited; convert it instead", source.place())));
+        return Err(Error::invalid(format!(
+            "{} is {format}, and only DCP checkpoints can be edited; convert it instead",
+            source.place()
+        )));
     }
     let store = destination.as_ref();
     store.prepare().doing(|| format!("preparing {}", store.describe()))?;
@@ -115,7 +118,10 @@ fn edited(old: Metadata, options: &EditOptions, report: &mut EditReport) -> Resu
     let mut files: Vec<String> = Vec::new();
     let mut numbers: BTreeMap<FileId, FileId> = BTreeMap::new();
     let mut renumber = |storage: &mut StorageInfo| -> Result<()> {
-        let name = old.files.get(storage.file.0 as usize).ok_or_else(|| Error::invalid("the metadata names a file that it does not list"))?;
+        let name = old
+            .files
+            .get(storage.file.0 as usize)
+            .ok_or_else(|| Error::invalid("the metadata names a file that it does not list"))?;
         let next = FileId(files.len() as u32);
         let number = *numbers.entry(storage.file).or_insert(next);
         if number == next {
@@ -155,7 +161,8 @@ fn new_values(options: &EditOptions, metadata: &mut Metadata, save_id: &str) -> 
         if !seen.insert(key) {
             return Err(Error::invalid(format!("{key:?} is set twice")));
         }
-        let record = value_record(value, None).map_err(|e| Error::invalid(format!("the value of {key:?} cannot be saved: {e}")))?;
+        let record =
+            value_record(value, None).map_err(|e| Error::invalid(format!("the value of {key:?} cannot be saved: {e}")))?;
         let (offset, length) = (bytes.len() as u64, record.len() as u64);
         let sum = RecordSum { offset, length, data_offset: 0, data_length: length, sums: Some(Summer::of(&record)) };
         let path = path.clone().unwrap_or_else(|| vec![PathSegment::Key(key.clone())]);
@@ -219,6 +226,8 @@ fn write(
     match source.side.is_some() {
         true => publish(store, metadata, &SideFile { save_id: save_id.to_owned(), ranks, files: side }, false, &output),
         // What PyTorch wrote has no side file, and one for the new values alone would only puzzle.
-        false => store.publish(METADATA_FILE, &metadata.encode()?, reshard_storage::Publish::Create).doing(|| "publishing .metadata".into()),
+        false => store
+            .publish(METADATA_FILE, &metadata.encode()?, reshard_storage::Publish::Create)
+            .doing(|| "publishing .metadata".into()),
     }
 }

@@ -92,7 +92,13 @@ pub fn estimate_load(checkpoint: &Checkpoint, layout: &Layout, selection: &Selec
     })
 }
 
-fn one_rank(rank: u64, tensors: &[(&str, String, &CatalogTensor)], layout: &Layout, gap: u64, buffers: u64) -> Result<RankEstimate> {
+fn one_rank(
+    rank: u64,
+    tensors: &[(&str, String, &CatalogTensor)],
+    layout: &Layout,
+    gap: u64,
+    buffers: u64,
+) -> Result<RankEstimate> {
     let mut estimate = RankEstimate { rank, ..RankEstimate::default() };
     let mut files: BTreeSet<u32> = BTreeSet::new();
     for (stored, key, tensor) in tensors {

@@ -19,7 +19,12 @@ use crate::convert::{ConvertOptions, ConvertReport, plan_of, verify_cut};
 use crate::error::{Error, Result};
 
 /// Writes a checkpoint again, as the ranks of a layout would have saved it. When it fails, the destination is as it was.
-pub fn relayout(source: &Checkpoint, destination: &Arc<dyn Store>, layout: &Layout, options: &ConvertOptions) -> Result<ConvertReport> {
+pub fn relayout(
+    source: &Checkpoint,
+    destination: &Arc<dyn Store>,
+    layout: &Layout,
+    options: &ConvertOptions,
+) -> Result<ConvertReport> {
     let span = tracing::info_span!("relayout", from = source.place(), to = destination.describe());
     let _entered = span.enter();
     let start = Instant::now();
@@ -39,7 +44,8 @@ impl Layout {
         let mut pieces = Vec::with_capacity(tensors.len());
         for (i, tensor) in tensors.iter().enumerate() {
             let placements = self.placements(&tensor.key, tensor.shape.len())?;
-            let found = holders(self.mesh(), &placements, &tensor.shape).map_err(|e| Error::invalid(format!("{:?}: {e}", tensor.key)))?;
+            let found =
+                holders(self.mesh(), &placements, &tensor.shape).map_err(|e| Error::invalid(format!("{:?}: {e}", tensor.key)))?;
             let empty = tensor.shape.contains(&0);
             let mut wrote = false;
             for (region, ranks) in found {
@@ -48,7 +54,11 @@ impl Layout {
                     continue;
                 }
                 let region = if empty { Region::whole(&tensor.shape)? } else { region };
-                let least = ranks.iter().filter_map(|&r| usize::try_from(r).ok()).filter(|&r| r < loads.len()).min_by_key(|&r| (loads[r], r));
+                let least = ranks
+                    .iter()
+                    .filter_map(|&r| usize::try_from(r).ok())
+                    .filter(|&r| r < loads.len())
+                    .min_by_key(|&r| (loads[r], r));
                 let rank = least.ok_or_else(|| Error::invalid(format!("no rank holds {region} of {:?}", tensor.key)))?;
                 loads[rank] += region.volume().saturating_mul(tensor.dtype.size()).max(1);
                 pieces.push(RankPiece { rank, tensor: i, region });

@@ -19,7 +19,8 @@ pub struct LayoutRule {
 impl LayoutRule {
     /// Parses `GLOB=S(0),S(1),R`.
     pub fn parse(text: &str) -> Result<LayoutRule> {
-        let invalid = |why: String| Error::invalid(format!("the rule {text:?} makes no sense: {why}; a rule is like 'GLOB=S(0),R'"));
+        let invalid =
+            |why: String| Error::invalid(format!("the rule {text:?} makes no sense: {why}; a rule is like 'GLOB=S(0),R'"));
         let (pattern, placements) = text.rsplit_once('=').ok_or_else(|| invalid("it has no `=`".into()))?;
         let placements = placements
             .split(',')
@@ -75,7 +76,10 @@ impl Layout {
         let mut sizes = Vec::new();
         let mut names: Vec<String> = Vec::new();
         for (i, word) in mesh.split(',').enumerate() {
-            let (name, size) = word.trim().split_once('=').map_or_else(|| (format!("dim{i}"), word.trim()), |(n, s)| (n.trim().to_owned(), s.trim()));
+            let (name, size) = word
+                .trim()
+                .split_once('=')
+                .map_or_else(|| (format!("dim{i}"), word.trim()), |(n, s)| (n.trim().to_owned(), s.trim()));
             sizes.push(size.parse::<u64>().map_err(|_| invalid(&format!("{size:?} is no number")))?);
             names.push(name);
         }
@@ -114,7 +118,7 @@ impl Layout {
                     "the rule for {:?} cuts dimension {dim}, but {key:?} has only {ndim}",
                     rule.pattern.text()
                 ))),
-                other => Ok(other.clone()),
+                other => Ok(*other),
             })
             .collect()
     }

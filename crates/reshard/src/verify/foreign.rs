@@ -35,6 +35,24 @@ pub(super) fn batches<'c>(file: u32, named: &[Named<'c>]) -> Vec<Batch<'c>> {
     batches
 }
 
+/// Bytes of a file that belong to no record that the metadata names: nothing reads them, so nothing checks them.
+pub(super) fn slack(name: &str, size: u64, named: &[Named<'_>], gathered: &mut Gathered) {
+    let mut at = 0u64;
+    let mut slack = 0u64;
+    let mut first = None;
+    let ends = named.iter().map(|r| (r.offset, r.offset.saturating_add(r.length)));
+    for (start, end) in ends.chain(std::iter::once((size, size))) {
+        if start > at && start <= size {
+            slack += start - at;
+            first.get_or_insert(at);
+        }
+        at = at.max(end);
+    }
+    if slack > 0 {
+        gathered.warning(None, name, first, format!("{slack} bytes belong to no record"));
+    }
+}
+
 pub(super) fn check_all(checkpoint: &Checkpoint, batches: &[Batch<'_>], options: &VerifyOptions) -> Result<Gathered> {
     batches
         .par_iter()
@@ -147,7 +165,9 @@ pub(super) fn torch_file(checkpoint: &Checkpoint, options: &VerifyOptions) -> Re
                 options.control.advance(*size);
                 match actual {
                     Ok(actual) if actual == expected => None,
-                    Ok(actual) => Some((*at, format!("entry {entry:?} has CRC-32 {actual:08x}, the archive says {expected:08x}"))),
+                    Ok(actual) => {
+                        Some((*at, format!("entry {entry:?} has CRC-32 {actual:08x}, the archive says {expected:08x}")))
+                    }
                     Err(error) => Some((*at, chain(&error))),
                 }
             })

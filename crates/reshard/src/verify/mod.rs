@@ -156,6 +156,7 @@ pub fn verify(checkpoint: &Checkpoint, options: &VerifyOptions) -> Result<Verify
     let catalog = checkpoint.catalog();
     let mut gathered = Gathered::default();
     let named = structure::named_records(checkpoint);
+    structure::transformed(checkpoint, &mut gathered);
     structure::coverage(checkpoint, &mut gathered)?;
     let sizes = structure::files(checkpoint, &named, &mut gathered)?;
     if options.data {
@@ -245,12 +246,15 @@ fn verify_folder(
     let mut gathered = Gathered::default();
     let mut jobs = Vec::new();
     let mut foreign = Vec::new();
-    for &file in sizes.keys() {
+    for (&file, &size) in sizes {
         options.control.check("verifying")?;
         let named = named.get(&file).unwrap_or(&empty);
         match own::plan(checkpoint, file, named, &mut gathered)? {
             Some(batches) => jobs.extend(batches),
-            None => foreign.extend(foreign::batches(file, named)),
+            None => {
+                foreign::slack(checkpoint.file_name(file), size, named, &mut gathered);
+                foreign.extend(foreign::batches(file, named));
+            }
         }
     }
     let work = || -> Result<Gathered> {

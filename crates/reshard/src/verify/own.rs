@@ -39,7 +39,12 @@ pub(super) struct Batch {
 }
 
 /// What there is to check in a file of ours; `None` when it is not one.
-pub(super) fn plan(checkpoint: &Checkpoint, file: u32, named: &[Named<'_>], gathered: &mut Gathered) -> Result<Option<Vec<Batch>>> {
+pub(super) fn plan(
+    checkpoint: &Checkpoint,
+    file: u32,
+    named: &[Named<'_>],
+    gathered: &mut Gathered,
+) -> Result<Option<Vec<Batch>>> {
     let name = checkpoint.file_name(file);
     let reader = checkpoint.reader(file)?;
     let side = checkpoint.side.as_ref().and_then(|side| side.files.iter().find(|f| f.file == name));
@@ -56,7 +61,12 @@ pub(super) fn plan(checkpoint: &Checkpoint, file: u32, named: &[Named<'_>], gath
         (None, Some(side)) => {
             let known = gathered.findings.last().is_some_and(|f| f.file.as_deref() == Some(name));
             if !known {
-                gathered.error(None, name, Some(reader.len()), "the index at the file's end is gone: the file was cut off or changed");
+                gathered.error(
+                    None,
+                    name,
+                    Some(reader.len()),
+                    "the index at the file's end is gone: the file was cut off or changed",
+                );
             }
             side.records.iter().map(|sum| summed(*sum, named)).collect()
         }
@@ -92,7 +102,8 @@ pub(super) fn plan(checkpoint: &Checkpoint, file: u32, named: &[Named<'_>], gath
             gathered.error(Some(&record.key), name, Some(record.sum.offset), what);
             continue;
         }
-        let adjacent = batches.last().and_then(|b| b.records.last()).is_some_and(|l| l.sum.offset + l.sum.length == record.sum.offset);
+        let adjacent =
+            batches.last().and_then(|b| b.records.last()).is_some_and(|l| l.sum.offset + l.sum.length == record.sum.offset);
         let fits = adjacent && bytes + record.sum.length <= BATCH;
         bytes = if fits { bytes } else { 0 } + record.sum.length;
         match batches.last_mut().filter(|_| fits) {
@@ -177,7 +188,13 @@ pub(super) fn check(checkpoint: &Checkpoint, batch: &Batch, options: &VerifyOpti
     Ok(gathered)
 }
 
-fn check_large(reader: &Arc<dyn Reader>, name: &str, record: &Record, options: &VerifyOptions, gathered: &mut Gathered) -> Result<()> {
+fn check_large(
+    reader: &Arc<dyn Reader>,
+    name: &str,
+    record: &Record,
+    options: &VerifyOptions,
+    gathered: &mut Gathered,
+) -> Result<()> {
     let sum = &record.sum;
     let mut hasher = XxHash3_64::new();
     let mut buffer = vec![0; BLOCK as usize];

@@ -35,14 +35,16 @@ pub(super) fn check(src: &dyn ReadAt, archive: &TorchArchive<'_>, offset: u64, l
     for (at, entry) in entries {
         let crc = entry.crc32.unwrap_or(0);
         let gap = bytes(src, cursor, at.checked_sub(cursor).ok_or_else(|| (cursor, "entries overlap".to_owned()))?)?;
-        let header = local(&gap, &entry.name, crc, entry.size).map_err(|what| (cursor, format!("entry {:?}: {what}", entry.name)))?;
+        let header =
+            local(&gap, &entry.name, crc, entry.size).map_err(|what| (cursor, format!("entry {:?}: {what}", entry.name)))?;
         let start = cursor;
         cursor = at + entry.size;
         if header.flags & 8 != 0 {
             let rest = (end - cursor).min(24);
             let descriptor = bytes(src, cursor, rest)?;
             let used = descriptor_len(&descriptor, crc, entry.size);
-            cursor += used.ok_or_else(|| (cursor, format!("entry {:?}: what follows its data disagrees with the directory", entry.name)))?;
+            cursor += used
+                .ok_or_else(|| (cursor, format!("entry {:?}: what follows its data disagrees with the directory", entry.name)))?;
         }
         headers.push((entry.name.clone(), header, start - offset));
     }
@@ -70,7 +72,9 @@ fn local(gap: &[u8], name: &str, crc: u32, size: u64) -> Result<Header, &'static
     let flags = u16_at(fixed, 6);
     let says = (u32_at(fixed, 14), u32_at(fixed, 18), u32_at(fixed, 22));
     let short = u32::try_from(size).unwrap_or(u32::MAX);
-    if u16_at(fixed, 8) != 0 || !(says == (crc, short, short) || (flags & 8 != 0 && [(0, 0, 0), (0, u32::MAX, u32::MAX)].contains(&says))) {
+    if u16_at(fixed, 8) != 0
+        || !(says == (crc, short, short) || (flags & 8 != 0 && [(0, 0, 0), (0, u32::MAX, u32::MAX)].contains(&says)))
+    {
         return Err("its header disagrees with the directory");
     }
     Ok(Header { version: u16_at(fixed, 4), flags, stamp: u32_at(fixed, 10) })
@@ -115,7 +119,8 @@ fn directory(rest: &[u8], listed: &[&str], headers: &[(String, Header, u64)], st
     let mut common: Option<(u16, u16, u32)> = None;
     for name in listed {
         let flaw = |what: &str| (at as u64, format!("the directory's entry {name:?} {what}"));
-        let fixed = rest.get(at..at + 46).filter(|h| h.starts_with(b"PK\x01\x02")).ok_or_else(|| flaw("is not where it should be"))?;
+        let fixed =
+            rest.get(at..at + 46).filter(|h| h.starts_with(b"PK\x01\x02")).ok_or_else(|| flaw("is not where it should be"))?;
         let lengths = [u16_at(fixed, 28), u16_at(fixed, 30), u16_at(fixed, 32)].map(usize::from);
         let fields = rest.get(at + 46 + lengths[0]..at + 46 + lengths[0] + lengths[1]).ok_or_else(|| flaw("is cut off"))?;
         extra(fields).map_err(|_| flaw("has an extra field that torch does not write"))?;
@@ -158,7 +163,12 @@ fn ending(end: &[u8], start: u64, length: u64, count: u64) -> Result<(), &'stati
     let counts = u16_at(classic, 8) == u16_at(classic, 10) && [count.min(0xffff) as u16, 0xffff].contains(&u16_at(classic, 8));
     let alone = u16_at(classic, 4) == 0 && u16_at(classic, 6) == 0 && u16_at(classic, 20) == 0;
     let placed = |value: u32, full: u64| u64::from(value) == full || value == u32::MAX;
-    if !classic.starts_with(b"PK\x05\x06") || !counts || !alone || !placed(u32_at(classic, 12), length) || !placed(u32_at(classic, 16), start) {
+    if !classic.starts_with(b"PK\x05\x06")
+        || !counts
+        || !alone
+        || !placed(u32_at(classic, 12), length)
+        || !placed(u32_at(classic, 16), start)
+    {
         return Err("the record at the archive's end was changed");
     }
     Ok(())

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use reshard::{
-    Best, Checkpoint, EditOptions, ErrorKind, Glob, LoadedValue, RecoverOptions, Rename, Retention, SaveOptions, StepState, StepsOptions, Value, edit,
-    latest, prune, recover, steps,
+    Best, Checkpoint, EditOptions, ErrorKind, Glob, LoadedValue, RecoverOptions, Rename, Retention, SaveOptions, StepState,
+    StepsOptions, Value, edit, latest, prune, recover, steps,
 };
 
 use crate::corpus;
@@ -126,7 +126,9 @@ fn an_edit_links_data_and_changes_only_what_was_asked() {
     sound(&source);
     assert_eq!(edit(&checkpoint, &corpus::local(&target), &options).unwrap_err().kind(), ErrorKind::AlreadyExists);
     options.renames = vec![Rename::parse("^model.*=x").unwrap()];
-    assert!(edit(&checkpoint, &corpus::local(&folder.path().join("third")), &options).unwrap_err().to_string().contains("two keys"));
+    assert!(
+        edit(&checkpoint, &corpus::local(&folder.path().join("third")), &options).unwrap_err().to_string().contains("two keys")
+    );
 }
 
 #[test]
@@ -193,7 +195,8 @@ fn the_newest_valid_step_is_found_and_never_pruned() {
     let report = prune(place, &rules, false, &options()).unwrap();
     assert!(report.failed.is_empty() && report.bytes > 0, "{report:?}");
     assert_eq!(report.leftovers, ["step_200/__7_0.distcp"]);
-    let mut left: Vec<String> = std::fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    let mut left: Vec<String> =
+        std::fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     left.sort();
     assert_eq!(left, ["logs", "step_1000", "step_200"]);
     sound(&folder.path().join("step_200"));

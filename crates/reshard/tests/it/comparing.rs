@@ -2,7 +2,8 @@
 
 use reshard::storage::StoreOptions;
 use reshard::{
-    ConvertOptions, ConvertTarget, DType, Destination, DiffOptions, ErrorKind, KeyDifference, SaveOptions, Tolerance, Value, convert, diff, merge,
+    ConvertOptions, ConvertTarget, DType, Destination, DiffOptions, ErrorKind, KeyDifference, SaveOptions, Tolerance, Value,
+    convert, diff, merge,
 };
 
 use crate::corpus;
@@ -68,7 +69,10 @@ fn every_kind_of_difference_is_told() {
     let mut options = DiffOptions::default();
     options.tolerance.absolute = 0.01;
     let report = diff(&a, &b, &options).unwrap();
-    assert_eq!((report.only_first.as_slice(), report.only_second.as_slice(), report.same), (["only_a".to_owned()].as_slice(), ["only_b".to_owned()].as_slice(), 1));
+    assert_eq!(
+        (report.only_first.as_slice(), report.only_second.as_slice(), report.same),
+        (["only_a".to_owned()].as_slice(), ["only_b".to_owned()].as_slice(), 1)
+    );
     let find = |key: &str| &report.different.iter().find(|d| d.key == key).unwrap().difference;
     match find("t") {
         KeyDifference::Elements(found) => {
@@ -105,7 +109,10 @@ fn merging_averages_numbers_by_weight_and_keeps_the_rest() {
             let place = tempfile::tempdir().unwrap();
             let destination = Destination::folder(corpus::local(place.path()));
             let report = merge(&both, &weights, &destination, target, &ConvertOptions::default()).unwrap();
-            assert_eq!((report.averaged, report.taken_from_first.as_slice()), (1, ["epoch".to_owned(), "steps".to_owned()].as_slice()));
+            assert_eq!(
+                (report.averaged, report.taken_from_first.as_slice()),
+                (1, ["epoch".to_owned(), "steps".to_owned()].as_slice())
+            );
             let merged = corpus::open(place.path());
             let bytes = merged.read_whole("t").unwrap();
             let wanted: Vec<u8> = (0..400_000).flat_map(|n| (n as f32 * factor).to_le_bytes()).collect();
@@ -114,7 +121,13 @@ fn merging_averages_numbers_by_weight_and_keeps_the_rest() {
         }
     }
     let other = folder.path().join("other");
-    corpus::save_state(&[Whole::new("t", DType::Float32, &[3], 1)], &[], &corpus::solo(), &corpus::local(&other), &SaveOptions::default());
+    corpus::save_state(
+        &[Whole::new("t", DType::Float32, &[3], 1)],
+        &[],
+        &corpus::solo(),
+        &corpus::local(&other),
+        &SaveOptions::default(),
+    );
     let other = corpus::open(&other);
     let destination = Destination::folder(corpus::local(&folder.path().join("never")));
     let error = merge(&[&sources[0], &other], &[], &destination, ConvertTarget::Torch, &ConvertOptions::default()).unwrap_err();

@@ -7,7 +7,8 @@ use reshard::storage::faulty::Faults;
 use reshard::storage::memory::MemoryStore;
 use reshard::storage::{Store, StoreOptions};
 use reshard::{
-    CastRules, Checkpoint, ConvertOptions, ConvertTarget, DType, Destination, Digest, DigestEntry, ErrorKind, Part, Rename, SaveOptions, Value, convert,
+    CastRules, Checkpoint, ConvertOptions, ConvertTarget, DType, Destination, Digest, DigestEntry, ErrorKind, Part, Rename,
+    SaveOptions, Value, convert,
 };
 
 use crate::corpus;
@@ -41,7 +42,8 @@ fn saved() -> (tempfile::TempDir, Checkpoint) {
 fn python() -> Option<PathBuf> {
     let local = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.venv/bin/python");
     let python = std::env::var_os("RESHARD_PYTHON").map_or(local, PathBuf::from);
-    let works = std::process::Command::new(&python).args(["-c", "import torch, safetensors"]).output().is_ok_and(|o| o.status.success());
+    let works =
+        std::process::Command::new(&python).args(["-c", "import torch, safetensors"]).output().is_ok_and(|o| o.status.success());
     if !works {
         eprintln!("skipped: no Python with torch and safetensors at {}; set RESHARD_PYTHON", python.display());
     }
@@ -76,7 +78,9 @@ fn the_corpus_survives_every_format_with_equal_digests() {
         let back = converted(&torch, &folder.path().join("back"), ConvertTarget::Dcp { ranks: 2 }, &options);
         assert_eq!(sorted(corpus::digest_of(&back)), digest, "{name}: back");
         for place in ["dcp", "again", "back", "x.pt", "x.safetensors"] {
-            let found = reshard::verify_place(folder.path().join(place).to_str().unwrap(), &Default::default(), &Default::default()).unwrap();
+            let found =
+                reshard::verify_place(folder.path().join(place).to_str().unwrap(), &Default::default(), &Default::default())
+                    .unwrap();
             assert!(found.findings.is_empty(), "{name} {place}: {:?}", found.findings);
         }
     }
@@ -100,7 +104,8 @@ fn a_model_in_several_files_has_an_index_and_stays_under_the_size() {
         convert(&source, &to(folder.path(), target), target, &options).unwrap();
         assert_eq!(sorted(corpus::digest_of(&corpus::open(folder.path()))), sorted(corpus::digest_of(&source)));
     }
-    let names: Vec<String> = std::fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    let names: Vec<String> =
+        std::fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     assert!(names.iter().all(|n| !n.ends_with("staged")) && names.len() == report.files.len() + 1, "{names:?}");
 }
 
@@ -132,7 +137,12 @@ fn selections_renames_and_casts_apply() {
 fn a_conversion_stopped_anywhere_leaves_old_or_new() {
     let (_kept, source) = saved();
     let expected = sorted(corpus::digest_of(&source));
-    for target in [ConvertTarget::Dcp { ranks: 2 }, SAFETENSORS, ConvertTarget::Safetensors { max_shard_size: Some(300) }, ConvertTarget::Torch] {
+    for target in [
+        ConvertTarget::Dcp { ranks: 2 },
+        SAFETENSORS,
+        ConvertTarget::Safetensors { max_shard_size: Some(300) },
+        ConvertTarget::Torch,
+    ] {
         let run = |store: Arc<dyn Store>| {
             let destination = match target {
                 ConvertTarget::Torch => Destination::file(store, "x.pt"),
@@ -150,14 +160,23 @@ fn a_conversion_stopped_anywhere_leaves_old_or_new() {
                 _ => Checkpoint::open_store(Arc::clone(&store)),
             };
             match opened {
-                Ok(found) if found.catalog().files.iter().any(|f| f.contains("-of-")) && !store.exists("model.safetensors.index.json").unwrap() => {
+                Ok(found)
+                    if found.catalog().files.iter().any(|f| f.contains("-of-"))
+                        && !store.exists("model.safetensors.index.json").unwrap() =>
+                {
                     assert!(failed, "{target:?} step {step}");
                 }
                 Ok(found) => assert_eq!(sorted(corpus::digest_of(&found)), expected, "{target:?} step {step}"),
                 Err(_) => assert!(failed, "{target:?} step {step}"),
             }
             // What is left does not disturb the next attempt.
-            if failed && store.list("").unwrap().iter().all(|f| !f.path.ends_with(".metadata") && !f.path.ends_with("x.pt") && !f.path.contains("model")) {
+            if failed
+                && store
+                    .list("")
+                    .unwrap()
+                    .iter()
+                    .all(|f| !f.path.ends_with(".metadata") && !f.path.ends_with("x.pt") && !f.path.contains("model"))
+            {
                 run(Arc::clone(&store)).unwrap();
             }
         }
@@ -248,5 +267,34 @@ fn values_of_every_kind_survive_safetensors() {
     let found = converted(&corpus::open(&source), &folder.path().join("x.safetensors"), SAFETENSORS, &ConvertOptions::default());
     for (key, value) in values {
         assert_eq!(found.value(&key).unwrap(), value);
+    }
+}
+
+#[test]
+fn stores_that_take_bytes_in_order_get_them_in_order() {
+    let (_kept, source) = saved();
+    let expected = sorted(corpus::digest_of(&source));
+    for target in [
+        ConvertTarget::Dcp { ranks: 3 },
+        SAFETENSORS,
+        ConvertTarget::Safetensors { max_shard_size: Some(300) },
+        ConvertTarget::Torch,
+    ] {
+        let store: Arc<dyn Store> = Arc::new(crate::ordered::Ordered::default());
+        let destination = Destination::folder(Arc::clone(&store));
+        convert(&source, &destination, target, &ConvertOptions::default()).unwrap();
+        let found = Checkpoint::open_store(Arc::clone(&store)).unwrap();
+        assert_eq!(sorted(corpus::digest_of(&found)), expected, "{target:?}");
+        let report = reshard::verify_store(Arc::clone(&store), &Default::default()).unwrap();
+        assert!(report.findings.is_empty(), "{target:?}: {:?}", report.findings);
+        // A single object cannot be replaced in one step; what is more than one can.
+        let mut options = ConvertOptions::default();
+        options.overwrite = true;
+        let again = convert(&source, &destination, target, &options);
+        match target {
+            SAFETENSORS | ConvertTarget::Torch => assert_eq!(again.unwrap_err().kind(), ErrorKind::Invalid),
+            _ => assert_eq!(again.unwrap().files.len(), found.catalog().files.len()),
+        }
+        assert_eq!(sorted(corpus::digest_of(&Checkpoint::open_store(store).unwrap())), expected, "{target:?} again");
     }
 }

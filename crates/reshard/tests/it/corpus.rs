@@ -6,7 +6,8 @@ use std::sync::Arc;
 use reshard::layout::{Dims, Placement, Region};
 use reshard::storage::{Address, Store, StoreOptions};
 use reshard::{
-    Checkpoint, DType, Digest, DigestOptions, KeyPath, PathSegment, Result, SaveLeaf, SaveOptions, SavePiece, SaveTensor, Scope, Value, digest, run_threads, save,
+    Checkpoint, DType, Digest, DigestOptions, KeyPath, PathSegment, Result, SaveLeaf, SaveOptions, SavePiece, SaveTensor, Scope,
+    Value, digest, run_threads, save,
 };
 
 use crate::layouts::{Cut, Whole, fitted};
@@ -72,7 +73,8 @@ pub fn save_state(wholes: &[Whole], values: &[(String, Value)], cut: &Cut, store
             .collect();
         let mut state = reshard::SaveState::new();
         for (whole, pieces) in wholes.iter().zip(&pieces) {
-            let pieces = pieces.iter().map(|(r, bytes)| SavePiece::contiguous(r.clone(), whole.dtype, bytes)).collect::<Result<_>>()?;
+            let pieces =
+                pieces.iter().map(|(r, bytes)| SavePiece::contiguous(r.clone(), whole.dtype, bytes)).collect::<Result<_>>()?;
             let tensor = SaveTensor { dtype: whole.dtype, shape: Dims::from_slice(&whole.shape), requires_grad: false, pieces };
             state.insert(whole.key.clone(), Some(path_of(&whole.key)), Scope::Shared, SaveLeaf::Tensor(tensor))?;
         }

@@ -56,7 +56,10 @@ fn every_flipped_bit_of_a_file_that_pytorch_wrote_is_found() {
             continue;
         }
         let folder = copy(&path);
-        let file = std::fs::read_dir(&path).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).find(|f| f.ends_with("_0.distcp"));
+        let file = std::fs::read_dir(&path)
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .find(|f| f.ends_with("_0.distcp"));
         every_flip_is_found(folder.path(), &file.unwrap(), 7);
     }
 }
@@ -81,7 +84,8 @@ fn every_flipped_bit_is_found_without_the_side_file_too() {
     wholes.truncate(2);
     let folder = tempfile::tempdir().unwrap();
     corpus::save_state(&wholes, &values, &corpus::rows(1), &corpus::local(folder.path()), &SaveOptions::default());
-    let side = std::fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().path()).find(|p| p.extension().is_some_and(|e| e == "sums"));
+    let side =
+        std::fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().path()).find(|p| p.extension().is_some_and(|e| e == "sums"));
     std::fs::remove_file(side.unwrap()).unwrap();
     assert!(report(folder.path()).findings.is_empty());
     // The index's own magic is the exception: without it, and without the side file, nothing tells that there was an index.
@@ -124,7 +128,11 @@ fn cuts_missing_files_and_leftovers_are_named() {
         std::fs::write(&path, &good[..length]).unwrap();
         let found = report(folder.path());
         assert!(!found.is_sound(), "cut to {length}");
-        assert!(found.findings.iter().any(|f| f.file.as_deref() == Some("__1_0.distcp")), "cut to {length}: {:?}", found.findings);
+        assert!(
+            found.findings.iter().any(|f| f.file.as_deref() == Some("__1_0.distcp")),
+            "cut to {length}: {:?}",
+            found.findings
+        );
     }
     std::fs::write(&path, [good.as_slice(), b"more"].concat()).unwrap();
     assert!(!report(folder.path()).is_sound());
@@ -134,7 +142,11 @@ fn cuts_missing_files_and_leftovers_are_named() {
     std::fs::write(&path, &good).unwrap();
     std::fs::write(folder.path().join("__7_0.distcp"), b"left over").unwrap();
     let found = report(folder.path());
-    assert!(found.is_sound() && found.findings.len() == 1 && found.findings[0].severity == Severity::Warning, "{:?}", found.findings);
+    assert!(
+        found.is_sound() && found.findings.len() == 1 && found.findings[0].severity == Severity::Warning,
+        "{:?}",
+        found.findings
+    );
 }
 
 #[test]
