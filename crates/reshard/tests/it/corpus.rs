@@ -13,7 +13,7 @@ use reshard::{
 use crate::layouts::{Cut, Whole, fitted};
 
 /// Every case: its name, its checkpoint's folder, what a reader must find.
-pub fn cases() -> Vec<(String, PathBuf, serde_json::Value)> {
+pub(crate) fn cases() -> Vec<(String, PathBuf, serde_json::Value)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../formats/tests/corpus");
     let mut cases = Vec::new();
     for version in folders(&root) {
@@ -33,20 +33,20 @@ fn folders(path: &Path) -> Vec<PathBuf> {
     found
 }
 
-pub fn open(path: &Path) -> Checkpoint {
+pub(crate) fn open(path: &Path) -> Checkpoint {
     Checkpoint::open(path.to_str().unwrap()).unwrap()
 }
 
-pub fn local(path: &Path) -> Arc<dyn Store> {
+pub(crate) fn local(path: &Path) -> Arc<dyn Store> {
     reshard::storage::open(&Address::local(path), &StoreOptions::default()).unwrap()
 }
 
-pub fn digest_of(checkpoint: &Checkpoint) -> Digest {
+pub(crate) fn digest_of(checkpoint: &Checkpoint) -> Digest {
     digest(checkpoint, &DigestOptions::default()).unwrap()
 }
 
 /// A few tensors of many kinds and a few values.
-pub fn sample() -> (Vec<Whole>, Vec<(String, Value)>) {
+pub(crate) fn sample() -> (Vec<Whole>, Vec<(String, Value)>) {
     let wholes = vec![
         Whole::new("model.a", DType::Float32, &[6, 10], 1),
         Whole::new("model.b", DType::BFloat16, &[7, 3, 5], 2),
@@ -64,7 +64,7 @@ pub fn sample() -> (Vec<Whole>, Vec<(String, Value)>) {
 }
 
 /// Saves a state on as many ranks as the cut has.
-pub fn save_state(wholes: &[Whole], values: &[(String, Value)], cut: &Cut, store: &Arc<dyn Store>, options: &SaveOptions) {
+pub(crate) fn save_state(wholes: &[Whole], values: &[(String, Value)], cut: &Cut, store: &Arc<dyn Store>, options: &SaveOptions) {
     let results = run_threads(cut.ranks() as usize, |group| {
         let rank = reshard::Group::rank(&group) as u64;
         let pieces: Vec<Vec<(Region, Vec<u8>)>> = wholes
@@ -89,17 +89,17 @@ pub fn save_state(wholes: &[Whole], values: &[(String, Value)], cut: &Cut, store
 }
 
 /// One rank.
-pub fn solo() -> Cut {
+pub(crate) fn solo() -> Cut {
     rows(1)
 }
 
 /// Cut along the first dimension.
-pub fn rows(ranks: u64) -> Cut {
+pub(crate) fn rows(ranks: u64) -> Cut {
     Cut { mesh: vec![ranks], placements: vec![Placement::Shard(0)] }
 }
 
 /// Cut along the second dimension.
-pub fn columns(ranks: u64) -> Cut {
+pub(crate) fn columns(ranks: u64) -> Cut {
     Cut { mesh: vec![ranks], placements: vec![Placement::Shard(1)] }
 }
 

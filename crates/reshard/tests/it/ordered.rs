@@ -9,7 +9,7 @@ use reshard::storage::{
 };
 
 #[derive(Debug, Default)]
-pub struct Ordered {
+pub(crate) struct Ordered {
     inner: Arc<MemoryStore>,
 }
 
