@@ -71,7 +71,8 @@ def test_a_leaf_that_one_rank_cannot_pickle(ranks, place):
 
 
 def killed(rank, size, place, when):
-    rt.save(state_in("rows", size, True), place)
+    state = state_in("rows", size, True)
+    rt.save(state, place)
     if rank == 1:
         if when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -84,7 +85,7 @@ def killed(rank, size, place, when):
                 pass
 
         rt.save({"model": Killer()}, place, overwrite=True, timeout=15)
-    return outcome(lambda: rt.save(state_in("rows", size, True), place, overwrite=True, timeout=15))
+    return outcome(lambda: rt.save(state, place, overwrite=True, timeout=15))
 
 
 @pytest.mark.parametrize("when", ["before", "during"])

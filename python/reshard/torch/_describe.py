@@ -6,6 +6,7 @@ dicts are always opened, lists only where a tensor, a dict or such a list is in 
 
 from __future__ import annotations
 
+import gc
 import io
 from collections.abc import Mapping, MutableMapping
 from typing import Any, Callable, NamedTuple
@@ -27,7 +28,8 @@ CODES: dict[torch.dtype, int] = {
     getattr(torch, name): code for code, name in enumerate(_reshard.dtype_names()) if hasattr(torch, name)
 }
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
+_STRIDED = torch.strided
 _Region = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
@@ -54,16 +56,12 @@ class Description:
         #: Run after the tensors are loaded, before values are put into their places.
         self.after: list[Callable[[], None]] = []
         self._regions: dict[Any, list[_Region]] = {}
-        self._keys: set[str] = set()
 
     # ---- leaves -------------------------------------------------------------------------------------------------------
 
     def add(self, key: str, path: tuple[str | int, ...] | None, leaf: Any, place: Place) -> None:
         """Adds a leaf of any kind."""
         per_rank = place.wrapper is not None
-        if key in self._keys:
-            raise InvalidInput(f"two leaves of the state have the same flattened key {key!r}", keys=[key])
-        self._keys.add(key)
         if isinstance(leaf, torch.Tensor):
             self._add_tensor(key, path, per_rank, leaf, place)
         elif isinstance(leaf, ShardView):
@@ -72,6 +70,32 @@ class Description:
         else:
             self.leaves.append((key, path, per_rank, VALUE, leaf))
             self.places[key] = place
+
+    def add_simple(self, key: str, path: tuple[str | int, ...] | None, per_rank: bool, tensor: torch.Tensor) -> bool:
+        """Adds a plain contiguous tensor on the CPU, which nearly all are; whether it was one."""
+        code = CODES.get(tensor.dtype)
+        if (
+            code is None
+            or not tensor.is_cpu
+            or tensor.layout is not _STRIDED
+            or not tensor.is_contiguous()
+            or tensor.is_neg()
+            or tensor.is_conj()
+        ):
+            return False
+        self.owners.append(tensor)
+        self.leaves.append((key, path, per_rank, WHOLE, code, tensor.requires_grad, tensor.shape, tensor.data_ptr(), None))
+        return True
+
+    def check_keys(self) -> None:
+        """Refuses two leaves of one flattened key."""
+        seen: set[str] = set()
+        if len({leaf[0] for leaf in self.leaves}) == len(self.leaves):
+            return
+        for leaf in self.leaves:
+            if leaf[0] in seen:
+                raise InvalidInput(f"two leaves of the state have the same flattened key {leaf[0]!r}", keys=[leaf[0]])
+            seen.add(leaf[0])
 
     def _add_tensor(self, key: str, path: Any, per_rank: bool, tensor: torch.Tensor, place: Place) -> None:
         cls = type(tensor)
@@ -93,7 +117,7 @@ class Description:
 
     def _add_plain(self, key: str, path: Any, per_rank: bool, tensor: torch.Tensor, place: Place) -> None:
         code = CODES.get(tensor.dtype)
-        if code is None or tensor.layout is not torch.strided:
+        if code is None or tensor.layout is not _STRIDED:
             self._add_whole_object(key, path, per_rank, tensor, place)
             return
         grad = tensor.requires_grad
@@ -283,29 +307,48 @@ def put(place: Place, value: Any) -> None:
 def flatten(state: Mapping[Any, Any], description: Description, stored: Any = None) -> None:
     """Adds every leaf of a state dict. `stored` is the checkpoint when loading: a dict that it holds as one value, as PyTorch
     before 2.4 stored dicts without tensors, is one leaf."""
-    for key, value in state.items():
-        name = str(key)
-        _visit(name, (name,), value, Place(state, key, None), description, stored)
+    # Many small tuples that all stay: looking for cycles among them would take longer than making them.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        _open("", (), state, None, description, stored)
+    finally:
+        if collecting:
+            gc.enable()
+    description.check_keys()
+
+
+def is_stateful(value: Any) -> bool:
+    """Whether an object is PyTorch's Stateful. Asking the protocol itself takes as long as saving a small tensor."""
+    return type(value) not in _PLAIN and hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def _open(
+    prefix: str, path: tuple[str | int, ...], value: Mapping[Any, Any], wrapper: PerRank | None, out: Description, stored: Any
+) -> None:
+    """Adds the leaves below a dict."""
+    per_rank = wrapper is not None
+    for name, below in value.items():
+        text = name if type(name) is str else str(name)
+        key = prefix + text
+        if type(below) in _PLAIN and out.add_simple(key, (*path, text) if path else None, per_rank, below):
+            continue
+        _visit(key, (*path, text), below, Place(value, name, wrapper), out, stored)
 
 
 def _visit(key: str, path: tuple[str | int, ...], value: Any, place: Place, out: Description, stored: Any) -> None:
     if isinstance(value, torch.Tensor):
         out.add(key, path if len(path) > 1 else None, value, place)
-        return
-    if isinstance(value, PerRank):
+    elif isinstance(value, PerRank):
         _visit(key, path, value.value, Place(None, None, value), out, stored)
-        return
-    wrapper = place.wrapper
-    if isinstance(value, Mapping):
+    elif isinstance(value, Mapping):
         if stored is not None and key in stored:
             out.add(key, path, value, place)
-            return
-        for name, below in value.items():
-            text = str(name)
-            _visit(f"{key}.{text}", (*path, text), below, Place(value, name, wrapper), out, stored)
+        else:
+            _open(f"{key}.", path, value, place.wrapper, out, stored)
     elif isinstance(value, list) and not _is_terminal(value):
         for index, below in enumerate(value):
-            _visit(f"{key}.{index}", (*path, index), below, Place(value, index, wrapper), out, stored)
+            _visit(f"{key}.{index}", (*path, index), below, Place(value, index, place.wrapper), out, stored)
     else:
         out.add(key, path if len(path) > 1 else None, value, place)
 

@@ -56,6 +56,21 @@ def _rest(data: bytes, length: int) -> torch.Tensor:
     return torch.frombuffer(bytearray(data[_ROOM:].ljust(length, b"\0")), dtype=torch.uint8)
 
 
+class _State:
+    """Shared by all handles of one gloo group: one exchange at a time, and whether one has failed."""
+
+    def __init__(self) -> None:
+        self.broken = False
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, cls: type[BaseException] | None, *_: object) -> None:
+        self.broken = self.broken or cls is not None
+        self._lock.release()
+
+
 class GlooGroup:
     """Messages over a gloo process group."""
 
@@ -64,18 +79,22 @@ class GlooGroup:
         self._timeout = timedelta(seconds=timeout)
         self.rank: int = group.rank()
         self.size: int = group.size()
-        # Two threads must not interleave their rounds.
-        self._lock = threading.Lock()
+        self._state = _State()
+
+    @property
+    def broken(self) -> bool:
+        """Whether an exchange failed: its connections may be in any state, and the next save makes new ones."""
+        return self._state.broken
 
     def with_timeout(self, timeout: float) -> GlooGroup:
         """The same group with another time limit."""
         other = GlooGroup(self._group, timeout)
-        other._lock = self._lock
+        other._state = self._state
         return other
 
     def all_gather(self, data: bytes) -> list[bytes]:
         """Every rank gives bytes; every rank gets everyone's."""
-        with self._lock:
+        with self._state:
             heads = self._all_gather(_head(data))
             lengths = [_length(head) for head in heads]
             beyond = max(lengths) - _ROOM
@@ -86,7 +105,7 @@ class GlooGroup:
 
     def gather(self, root: int, data: bytes) -> list[bytes] | None:
         """Every rank gives bytes; the root gets everyone's."""
-        with self._lock:
+        with self._state:
             options = GatherOptions()
             options.rootRank = root
             options.timeout = self._timeout
@@ -113,7 +132,7 @@ class GlooGroup:
 
     def broadcast(self, root: int, data: bytes | None) -> bytes:
         """The root gives bytes; every rank gets them."""
-        with self._lock:
+        with self._state:
             head = _head(data) if data is not None else torch.empty(_HEAD, dtype=torch.uint8)
             self._broadcast(root, head)
             length = _length(head)
@@ -197,20 +216,11 @@ def group_for(
     name = (getattr(parent, "group_name", None) or repr(parent), purpose)
     with _groups_lock:
         known = _groups.get(name)
-        if known is None or known[0] is not parent:
+        if known is None or known[0] is not parent or (isinstance(known[1], GlooGroup) and known[1].broken):
             known = (parent, _make(parent, process_group is None, purpose, timeout))
             _groups[name] = known
     group = known[1]
     return group.with_timeout(timeout) if isinstance(group, GlooGroup) else group
-
-
-def forget(group: Group | None) -> None:
-    """Lets go of a group in which an exchange failed: its connections may be in any state."""
-    inner = getattr(group, "_group", None)
-    with _groups_lock:
-        for name, (_, known) in list(_groups.items()):
-            if known is group or (inner is not None and getattr(known, "_group", None) is inner):
-                del _groups[name]
 
 
 def _make(parent: Any, everyone: bool, purpose: str, timeout: float) -> GlooGroup | StoreGroup:
@@ -233,4 +243,4 @@ def described_failure(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-__all__ = ["DEFAULT_TIMEOUT", "GlooGroup", "Group", "GroupError", "StoreGroup", "described_failure", "forget", "group_for"]
+__all__ = ["DEFAULT_TIMEOUT", "GlooGroup", "Group", "GroupError", "StoreGroup", "described_failure", "group_for"]

@@ -7,11 +7,10 @@ import os
 from typing import Any, Callable, Mapping, MutableMapping
 
 import torch
-from torch.distributed.checkpoint.stateful import Stateful
 
 from .. import _reshard
 from .._errors import UntrustedPickle
-from ._describe import Description, flatten, mutable, put
+from ._describe import Description, flatten, is_stateful, mutable, put
 from ._group import DEFAULT_TIMEOUT, group_for
 from ._progress import Progress
 from ._reports import LoadReport
@@ -72,35 +71,31 @@ def load(
     checkpoint = _reshard.Checkpoint(where, store, group)
     options = {"strict": strict, "cast": cast, "verify": verify, "exchange": exchange}
     control = _reshard.Control()
-    asked: dict[str, tuple[Stateful, dict[str, Any]]] = {}
+    asked: dict[Any, Any] = {}
+    wanted: dict[Any, Any] = {}
 
     def describe() -> Description:
-        wanted: dict[Any, Any] = {}
         for key, value in mutable(state).items():
-            if isinstance(value, Stateful):
-                asked[key] = (value, value.state_dict())
-                wanted[key] = asked[key][1]
+            if is_stateful(value):
+                asked[key] = value
+                wanted[key] = value.state_dict()
             else:
                 wanted[key] = value
         description = Description(loading=True)
         flatten(wanted, description, checkpoint)
         description.owners.append(wanted)
-        for leaf in description.leaves:
-            # Values at the top level go into the caller's dict, not into the one made here.
-            at = description.places.get(leaf[0])
-            if at is not None and at.container is wanted:
-                description.places[leaf[0]] = at._replace(container=state)
+        if rename is not None:
+            renames.update(_renames(rename, description))
         return description
 
+    renames: dict[str, str | None] = {}
     described: list[Description] = []
 
     def work(description: Description, failure: str | None) -> Any:
         described.append(description)
-        renames = None if rename is None else _renames(rename, description)
         trusted = None if allow_pickle else _trusted_classes()
-        return _reshard.load(
-            checkpoint, description.leaves, description.owners, group, options, control, renames, trusted, failure, store
-        )
+        leaves, owners = description.leaves, description.owners
+        return _reshard.load(checkpoint, leaves, owners, group, options, control, renames or None, trusted, failure, store)
 
     with Progress(control, "loading", enabled=progress, rank=group.rank if group else 0):
         values, report = run_together(group, describe, work, loading=True)
@@ -109,8 +104,11 @@ def load(
     description.copy_back()
     for key, value in loaded.items():
         _put(description, key, value)
-    for target, its_state in asked.values():
-        target.load_state_dict(its_state)
+    for key, value in wanted.items():
+        if key in asked:
+            asked[key].load_state_dict(value)
+        elif state[key] is not value:
+            state[key] = value
     return LoadReport(report)
 
 

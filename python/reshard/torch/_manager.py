@@ -9,7 +9,7 @@ from typing import Any, Mapping, MutableMapping
 from .. import _reshard
 from .._checkpoint import open as open_checkpoint
 from .._errors import GroupError, InvalidInput, ReshardError
-from ._group import DEFAULT_TIMEOUT, forget, group_for
+from ._group import DEFAULT_TIMEOUT, group_for
 from ._load import load
 from ._reports import LoadReport, SaveReport
 from ._save import AsyncSaveHandle, AsyncSaver, StrPath, save
@@ -212,7 +212,6 @@ class CheckpointManager:
         try:
             found, number = struct.unpack("<?q", group.broadcast(0, mine if group.rank == 0 else None))
         except Exception as error:
-            forget(group)
             raise GroupError(f"the ranks could not agree on a step to restore: {error}") from error
         return int(number) if found else None
 

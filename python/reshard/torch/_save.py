@@ -7,12 +7,10 @@ import threading
 from concurrent.futures import Future
 from typing import Any, Mapping
 
-from torch.distributed.checkpoint.stateful import Stateful
-
 from .. import _reshard
-from .._errors import GroupError, InvalidInput
-from ._describe import Description, flatten, pickled
-from ._group import DEFAULT_TIMEOUT, Group, described_failure, forget, group_for
+from .._errors import InvalidInput
+from ._describe import Description, flatten, is_stateful, pickled
+from ._group import DEFAULT_TIMEOUT, Group, described_failure, group_for
 from ._progress import Progress
 from ._reports import SaveReport
 
@@ -32,7 +30,7 @@ def chosen_place(place: StrPath | None, checkpoint_id: StrPath | None) -> str:
 def _described(state: Mapping[str, Any]) -> Description:
     if not isinstance(state, Mapping):
         raise InvalidInput(f"the state to save is a {type(state).__name__}, not a dict")
-    plain = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state.items()}
+    plain = {key: value.state_dict() if is_stateful(value) else value for key, value in state.items()}
     description = Description(loading=False)
     flatten(plain, description)
     # Values may be references into the containers just made; they are converted before the caller goes on.
@@ -130,11 +128,7 @@ def run_together(group: Group | None, describe: Any, work: Any, loading: bool = 
         except Exception:
             pass
         raise
-    try:
-        return work(description, None)
-    except GroupError:
-        forget(group)
-        raise
+    return work(description, None)
 
 
 class AsyncSaveHandle:
@@ -146,13 +140,12 @@ class AsyncSaveHandle:
         durable: done when the checkpoint is complete and durable, with its :class:`SaveReport`.
     """
 
-    def __init__(self, place: str, inner: _reshard.SaveHandle, control: _reshard.Control, group: Group | None) -> None:
+    def __init__(self, place: str, inner: _reshard.SaveHandle, control: _reshard.Control) -> None:
         self.place = place
         self.staged: Future[None] = Future()
         self.durable: Future[SaveReport] = Future()
         self._inner = inner
         self._control = control
-        self._group = group
         self._asked = False
         self.staged.set_result(None)
         # Not a daemon: a program that ends waits for its last checkpoint.
@@ -162,8 +155,6 @@ class AsyncSaveHandle:
         try:
             report = SaveReport(self._inner.wait())
         except BaseException as error:
-            if isinstance(error, GroupError):
-                forget(self._group)
             self.durable.set_exception(error)
         else:
             self.durable.set_result(report)
@@ -266,7 +257,7 @@ class AsyncSaver:
                 dict(storage_options) if storage_options else None,
             ),
         )
-        self._last = AsyncSaveHandle(where, inner, control, group)
+        self._last = AsyncSaveHandle(where, inner, control)
         return self._last
 
     def _settle(self) -> None:
