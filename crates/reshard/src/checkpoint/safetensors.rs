@@ -1,5 +1,6 @@
 //! Safetensors files as a catalog: every tensor of every file a chunk at a known position.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
@@ -30,9 +31,29 @@ pub(super) fn open_folder(store: Arc<dyn Store>, names: &[String]) -> Result<Che
     let place = store.describe();
     let files = match names.iter().find(|name| name.ends_with(INDEX_SUFFIX)) {
         Some(index) => indexed_files(store.as_ref(), index)?,
-        None => names.iter().filter(|name| name.ends_with(".safetensors")).cloned().collect(),
+        None => {
+            let files: Vec<String> = names.iter().filter(|name| name.ends_with(".safetensors")).cloned().collect();
+            if let Some((series, found, promised)) = incomplete_series(&files) {
+                let detail = format!("there are {found} of the {promised} files {series}-…-of-{promised:05}, and no index that names them");
+                return Err(Error::Incomplete { place, detail });
+            }
+            files
+        }
     };
     open(store, place, files)
+}
+
+/// A series `NAME-00001-of-0000N.safetensors` of which files are missing: a conversion that was never finished.
+fn incomplete_series(files: &[String]) -> Option<(String, usize, usize)> {
+    let mut series: BTreeMap<(&str, usize), usize> = BTreeMap::new();
+    for file in files {
+        let Some((before, count)) = file.strip_suffix(".safetensors").and_then(|stem| stem.rsplit_once("-of-")) else { continue };
+        let (Some((name, number)), Ok(count)) = (before.rsplit_once('-'), count.parse()) else { continue };
+        if number.parse::<usize>().is_ok() {
+            *series.entry((name, count)).or_default() += 1;
+        }
+    }
+    series.into_iter().find(|((_, count), found)| found < count).map(|((name, count), found)| (name.to_owned(), found, count))
 }
 
 fn indexed_files(store: &dyn Store, name: &str) -> Result<Vec<String>> {
