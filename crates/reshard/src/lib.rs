@@ -36,6 +36,7 @@ mod steps;
 mod stream;
 mod sums;
 mod verify;
+mod trace;
 mod workers;
 
 pub use checkpoint::{
@@ -70,3 +71,4 @@ pub use staging::StagingPool;
 pub use stats::{StatsOptions, TensorStats, element_text, stats};
 pub use steps::{Best, Decision, PruneReport, Retention, Step, StepState, StepsOptions, latest, prune, steps};
 pub use verify::{Finding, Severity, VerifyOptions, VerifyReport, verify, verify_place, verify_store};
+pub use trace::ChromeTrace;

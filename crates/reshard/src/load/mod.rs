@@ -1,6 +1,7 @@
 //! Loading: every rank finds the stored chunks that overlap what it wants and reads exactly those bytes, straight into
 //! their places. Ranks need not talk to each other to load; they only tell each other of errors.
 
+mod exchange;
 mod options;
 mod plan;
 mod read;
@@ -45,6 +46,8 @@ pub struct LoadReport {
     pub bytes_wanted: u64,
     /// Bytes read from storage.
     pub bytes_read: u64,
+    /// Bytes that other ranks read for this one.
+    pub bytes_exchanged: u64,
     /// Read requests.
     pub reads: u64,
     /// Files touched.
@@ -81,17 +84,31 @@ pub fn load(group: &dyn Group, checkpoint: &Checkpoint, state: &mut LoadState<'_
     let _entered = span.enter();
     let mut clock = PhaseClock::new();
     clock.enter("plan");
-    let planned = prepare(checkpoint, state, group.rank(), options);
-    let planned = together(group, planned)?;
+    let resolution = together(group, resolved(checkpoint, state, group.rank(), options))?;
+    let exchange = match options.exchange && group.size() > 1 {
+        true => Some(exchange::agree_on_readers(group, state, &resolution.found)?),
+        false => None,
+    };
+    let skipped = exchange.as_ref().map(|e| &e.skipped);
+    let plan = together(group, plan::plan(checkpoint, state, &resolution.found, skipped, options))?;
     clock.enter("read");
-    let Planned { found, differences, casts, plan } = planned;
     let done = Workers::normal().run(|| read::execute(checkpoint, state, &plan, options)).and_then(|done| done);
+    let mut exchanged = 0;
+    let done = match exchange {
+        Some(exchange) => {
+            let done = together(group, done)?;
+            clock.enter("exchange");
+            exchanged = exchange.pass_on(group, state)?;
+            Ok(done)
+        }
+        None => done,
+    };
     clock.enter("values");
     let values = done.and_then(|done| {
         let mut values = IndexMap::new();
-        for (wanted, key) in found {
-            let name = state.leaves.get_index(wanted).map(|(name, _)| name.clone()).unwrap_or_default();
-            values.insert(name, checkpoint.read_value(&key)?);
+        for found in resolution.found.iter().filter(|r| matches!(r.stored.kind, CatalogKind::Value(_))) {
+            let name = state.leaves.get_index(found.wanted).map(|(name, _)| name.clone()).unwrap_or_default();
+            values.insert(name, checkpoint.read_value(found.key)?);
         }
         Ok((done, values))
     });
@@ -105,30 +122,21 @@ pub fn load(group: &dyn Group, checkpoint: &Checkpoint, state: &mut LoadState<'_
         reads: done.reads,
         files: plan.files,
         verified: done.verified,
-        differences,
-        casts,
+        bytes_exchanged: exchanged,
+        differences: resolution.differences,
+        casts: resolution.casts,
     };
     Ok(Loaded { values, report })
 }
 
-struct Planned {
-    /// Wanted values: position and stored key.
-    found: Vec<(usize, String)>,
-    differences: Vec<Difference>,
-    casts: Vec<Cast>,
-    plan: plan::ReadPlan,
-}
-
-fn prepare(checkpoint: &Checkpoint, state: &LoadState<'_>, rank: usize, options: &LoadOptions) -> Result<Planned> {
-    let resolution = resolve::resolve(checkpoint, state, rank, options);
+/// What can be loaded; a strict load fails here, with every difference at once.
+fn resolved<'c>(checkpoint: &'c Checkpoint, state: &LoadState<'_>, rank: usize, options: &LoadOptions) -> Result<resolve::Resolution<'c>> {
+    let mut resolution = resolve::resolve(checkpoint, state, rank, options);
     if options.strictness == Strictness::Strict && !resolution.differences.is_empty() {
-        let place = checkpoint.place().to_owned();
-        return Err(Error::Mismatch(Box::new(Mismatch { place, differences: resolution.differences })));
+        let (place, differences) = (checkpoint.place().to_owned(), std::mem::take(&mut resolution.differences));
+        return Err(Error::Mismatch(Box::new(Mismatch { place, differences })));
     }
-    let plan = plan::plan(checkpoint, state, &resolution.found, options)?;
-    let values = resolution.found.iter().filter(|r| matches!(r.stored.kind, CatalogKind::Value(_)));
-    let found = values.map(|r| (r.wanted, r.key.to_owned())).collect();
-    Ok(Planned { found, differences: resolution.differences, casts: resolution.casts, plan })
+    Ok(resolution)
 }
 
 /// The same outcome on every rank: fine on all, or everyone's errors.

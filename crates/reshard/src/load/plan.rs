@@ -3,7 +3,7 @@
 //! Each wanted piece becomes moves from stored chunks. Moves are sorted by file and position and gathered into batches of a
 //! few megabytes: the unit of work of one thread.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use rayon::prelude::*;
 use reshard_formats::DType;
@@ -66,7 +66,13 @@ pub(super) struct ReadPlan {
     pub(super) files: u64,
 }
 
-pub(super) fn plan(checkpoint: &Checkpoint, state: &LoadState<'_>, found: &[Resolved<'_>], options: &LoadOptions) -> Result<ReadPlan> {
+pub(super) fn plan(
+    checkpoint: &Checkpoint,
+    state: &LoadState<'_>,
+    found: &[Resolved<'_>],
+    skipped: Option<&HashSet<(u32, u32)>>,
+    options: &LoadOptions,
+) -> Result<ReadPlan> {
     let mut plan = ReadPlan::default();
     let mut waves: Vec<Vec<PlannedMove>> = Vec::new();
     // The pieces that fill a stretch of memory, to find memory that is wanted twice.
@@ -80,12 +86,13 @@ pub(super) fn plan(checkpoint: &Checkpoint, state: &LoadState<'_>, found: &[Reso
         for (i, piece) in wanted.pieces.iter().enumerate() {
             plan.bytes_wanted += piece.region.volume() * wanted.dtype.size();
             let same = wanted.pieces[..i].iter().position(|earlier| earlier.region == piece.region);
-            if let Some(earlier) = same {
+            // What another rank reads arrives in every piece that wants it.
+            if let Some(earlier) = same.filter(|_| skipped.is_none_or(|s| !s.contains(&(resolved.wanted as u32, i as u32)))) {
                 let key = resolved.wanted as u32;
                 plan.copies.push(PlannedCopy { from: (key, earlier as u32), to: (key, i as u32) });
                 continue;
             }
-            if piece.region.is_empty() {
+            if piece.region.is_empty() || skipped.is_some_and(|s| s.contains(&(resolved.wanted as u32, i as u32))) {
                 continue;
             }
             let wave = filled.entry(piece.memory.address()).and_modify(|wave| *wave += 1).or_insert(0);

@@ -297,12 +297,12 @@ impl<'a> Job<'_, 'a> {
     }
 }
 
-fn outside() -> Error {
+pub(super) fn outside() -> Error {
     Error::invalid("a planned read reaches outside its memory")
 }
 
 /// Copies bytes to their place in a piece.
-fn place(piece: &LoadPiece<'_>, at: u64, bytes: &[u8]) -> Result<()> {
+pub(super) fn place(piece: &LoadPiece<'_>, at: u64, bytes: &[u8]) -> Result<()> {
     // SAFETY: the plan gives each byte of a piece to one move, moves of one wave run on disjoint memory, and the slice ends
     // with this call.
     let target = unsafe { piece.memory.slice(at, bytes.len() as u64) }.ok_or_else(outside)?;

@@ -1,1 +1,292 @@
-//! What the engine promises around a save: refusing to overwrite, replacing whole, leaving nothing behind.
+//! What the engine promises around a save and a load, one rule a test.
+
+use std::sync::{Arc, Mutex};
+
+use reshard::layout::{Placement, Region};
+use reshard::{
+    CastPolicy, Checkpoint, ChromeTrace, DType, Difference, Error, ErrorKind, Group, LoadLeaf, LoadOptions, LoadState, LoadedValue, PlanCache,
+    SaveLeaf, SaveOptions, SaveState, Scope, Solo, Strictness, Value, load, run_threads, save,
+};
+
+use crate::layouts::{Cut, Memory, Whole, add_to_load, add_to_save, held, store_at};
+
+fn save_whole(wholes: &[Whole], path: &std::path::Path) {
+    let mut state = SaveState::new();
+    for whole in wholes {
+        let keys = whole.key.split('.').map(Into::into).collect();
+        let piece = reshard::SavePiece::contiguous(Region::whole(&whole.shape).unwrap(), whole.dtype, &whole.bytes).unwrap();
+        let shape = reshard::layout::Dims::from_slice(&whole.shape);
+        let tensor = reshard::SaveTensor { dtype: whole.dtype, shape, requires_grad: false, pieces: vec![piece] };
+        state.insert(whole.key.clone(), Some(keys), Scope::Shared, SaveLeaf::Tensor(tensor)).unwrap();
+    }
+    save(&Solo, &state, &store_at(path), &SaveOptions::default()).unwrap();
+}
+
+#[test]
+fn overwriting_is_refused_unless_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = Whole::new("m.a", DType::Float32, &[4], 1);
+    save_whole(std::slice::from_ref(&whole), folder.path());
+    let mut state = SaveState::new();
+    state.insert_value("x", Value::from(1)).unwrap();
+    let error = save(&Solo, &state, &store_at(folder.path()), &SaveOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AlreadyExists);
+    assert!(error.hint().is_some());
+    assert_eq!(Checkpoint::open_store(store_at(folder.path())).unwrap().read_whole("m.a").unwrap(), whole.bytes);
+}
+
+#[test]
+fn every_difference_is_listed_before_any_byte_moves() {
+    let folder = tempfile::tempdir().unwrap();
+    let stored = [
+        Whole::new("model.layers.0.weight", DType::Float32, &[4, 4], 1),
+        Whole::new("model.layers.1.weight", DType::Float32, &[4, 4], 2),
+        Whole::new("model.extra", DType::Float32, &[2], 3),
+        Whole::new("optim.step", DType::Float32, &[], 4),
+    ];
+    save_whole(&stored, folder.path());
+    let checkpoint = Checkpoint::open_store(store_at(folder.path())).unwrap();
+    let mut buffers = [vec![0xee; 64], vec![0xee; 128], vec![0xee; 32]];
+    let [a, b, c] = &mut buffers;
+    let mut state = LoadState::new();
+    state.insert_whole("model.layers.0.wieght", DType::Float32, &[4, 4], a).unwrap();
+    state.insert_whole("model.layers.1.weight", DType::Float64, &[4, 4], b).unwrap();
+    state.insert_whole("model.layers.0.weight", DType::Float32, &[4, 2], c).unwrap();
+    let error = load(&Solo, &checkpoint, &mut state, &LoadOptions::default()).unwrap_err();
+    let Error::Mismatch(mismatch) = &error else { panic!("{error}") };
+    let text = error.to_string();
+    for part in ["model.layers.0.wieght", "model.layers.0.weight", "float64", "[4, 2]", "unexpected: model.extra"] {
+        assert!(text.contains(part), "{part:?} is not in {text}");
+    }
+    assert!(!text.contains("optim.step"), "a part of which nothing is wanted is not unexpected");
+    assert!(matches!(&mismatch.differences[0], Difference::Missing { near, .. } if near.iter().any(|n| n == "model.layers.0.weight")));
+    drop(state);
+    assert!(buffers.iter().flatten().all(|byte| *byte == 0xee), "nothing was loaded");
+}
+
+#[test]
+fn a_lenient_load_reports_the_same_and_loads_the_rest() {
+    let folder = tempfile::tempdir().unwrap();
+    let stored = [Whole::new("m.a", DType::Float32, &[4], 1), Whole::new("m.b", DType::Float32, &[3], 2)];
+    save_whole(&stored, folder.path());
+    let checkpoint = Checkpoint::open_store(store_at(folder.path())).unwrap();
+    let (mut a, mut c) = (vec![0; 16], vec![0; 4]);
+    let mut state = LoadState::new();
+    state.insert_whole("m.a", DType::Float32, &[4], &mut a).unwrap();
+    state.insert_whole("m.c", DType::Float32, &[1], &mut c).unwrap();
+    let mut options = LoadOptions::default();
+    options.strictness = Strictness::Lenient;
+    let report = load(&Solo, &checkpoint, &mut state, &options).unwrap().report;
+    drop(state);
+    assert_eq!(report.missing(), ["m.c"]);
+    assert_eq!(report.unexpected(), ["m.b"]);
+    assert_eq!(a, stored[0].bytes);
+}
+
+#[test]
+fn casts_happen_only_by_policy_and_narrowing_is_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let values: Vec<f32> = (0..600_000).map(|i| i as f32 * 0.37 - 7.0).collect();
+    let mut whole = Whole::new("m.a", DType::Float32, &[600, 1000], 1);
+    whole.bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+    save_whole(std::slice::from_ref(&whole), folder.path());
+    let checkpoint = Checkpoint::open_store(store_at(folder.path())).unwrap();
+    let run = |policy: CastPolicy, dtype: DType, memory: &mut [u8]| {
+        let mut state = LoadState::new();
+        state.insert_whole("m.a", dtype, &[600, 1000], memory).unwrap();
+        let mut options = LoadOptions::default();
+        options.cast = policy;
+        load(&Solo, &checkpoint, &mut state, &options)
+    };
+    let mut wide = vec![0; values.len() * 8];
+    assert_eq!(run(CastPolicy::Never, DType::Float64, &mut wide).unwrap_err().kind(), ErrorKind::Mismatch);
+    let report = run(CastPolicy::Widening, DType::Float64, &mut wide).unwrap().report;
+    assert!(!report.casts[0].narrowing);
+    assert!(wide.chunks(8).zip(&values).all(|(b, v)| f64::from_le_bytes(b.try_into().unwrap()) == f64::from(*v)));
+    let mut narrow = vec![0; values.len() * 2];
+    assert_eq!(run(CastPolicy::Widening, DType::BFloat16, &mut narrow).unwrap_err().kind(), ErrorKind::Mismatch);
+    assert!(run(CastPolicy::Any, DType::BFloat16, &mut narrow).unwrap().report.casts[0].narrowing);
+    assert!(narrow.chunks(2).zip(&values).all(|(b, v)| b == half::bf16::from_f32(*v).to_le_bytes()));
+}
+
+#[test]
+fn names_can_be_mapped_at_load() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = Whole::new("old.a", DType::Float32, &[4], 1);
+    save_whole(std::slice::from_ref(&whole), folder.path());
+    let checkpoint = Checkpoint::open_store(store_at(folder.path())).unwrap();
+    let mut memory = vec![0; 16];
+    let mut state = LoadState::new();
+    state.insert_whole("new.a", DType::Float32, &[4], &mut memory).unwrap();
+    let mut options = LoadOptions::default();
+    options.key_map = Some(Arc::new(|key| Some(key.replace("new.", "old."))));
+    load(&Solo, &checkpoint, &mut state, &options).unwrap();
+    drop(state);
+    assert_eq!(memory, whole.bytes);
+}
+
+#[test]
+fn what_is_wanted_twice_is_read_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = Whole::new("m.a", DType::Float32, &[500, 1000], 1);
+    save_whole(std::slice::from_ref(&whole), folder.path());
+    let checkpoint = Checkpoint::open_store(store_at(folder.path())).unwrap();
+    let region = Region::whole(&whole.shape).unwrap();
+    let mut memories = vec![Memory::new(region.clone(), whole.dtype, false), Memory::new(region, whole.dtype, true)];
+    let mut state = LoadState::new();
+    add_to_load(&mut state, &whole, &mut memories);
+    let report = load(&Solo, &checkpoint, &mut state, &LoadOptions::default()).unwrap().report;
+    drop(state);
+    assert_eq!(report.bytes_read, whole.bytes.len() as u64);
+    for memory in &mut memories {
+        assert_eq!(memory.packed(whole.dtype), whole.bytes);
+    }
+}
+
+#[test]
+fn each_rank_keeps_its_own_content_and_replicas_must_agree() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store_at(folder.path());
+    let results = run_threads(3, |group| {
+        let mut state = SaveState::new();
+        state.insert("rng", None, Scope::PerRank, SaveLeaf::Value(Value::from(group.rank() as i64)))?;
+        state.insert_value("epoch", Value::from(4))?;
+        save(&group, &state, &store, &SaveOptions::default())
+    });
+    results.into_iter().for_each(|r| drop(r.unwrap()));
+    let results = run_threads(3, |group| {
+        let checkpoint = Checkpoint::open_store(Arc::clone(&store))?;
+        let mut state = LoadState::new();
+        state.insert("rng", Scope::PerRank, LoadLeaf::Value)?;
+        state.insert_value("epoch")?;
+        let loaded = load(&group, &checkpoint, &mut state, &LoadOptions::default())?;
+        assert_eq!(loaded.values["rng"], LoadedValue::Plain(Value::from(group.rank() as i64)));
+        Ok(())
+    });
+    results.into_iter().for_each(|r| r.unwrap());
+    // The same content under a shared key: an error where asked to check, naming key and ranks.
+    let other = tempfile::tempdir().unwrap();
+    let store = store_at(other.path());
+    let results = run_threads(3, |group| {
+        let bytes = [u8::from(group.rank() == 2); 8];
+        let mut state = SaveState::new();
+        state.insert_whole("drifted", DType::Float32, &[2], &bytes)?;
+        let mut options = SaveOptions::default();
+        options.check_replicas = true;
+        save(&group, &state, &store, &options).map(drop)
+    });
+    for result in results {
+        let text = result.unwrap_err().to_string();
+        assert!(text.contains("drifted") && text.contains("rank 0") && text.contains("rank 2"), "{text}");
+    }
+}
+
+#[test]
+fn the_second_save_of_a_layout_uses_the_plan_of_the_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = Whole::new("m.a", DType::Float32, &[9, 4], 1);
+    let cut = Cut { mesh: vec![3], placements: vec![Placement::Shard(0)] };
+    let caches: Vec<Arc<PlanCache>> = (0..3).map(|_| Arc::new(PlanCache::new())).collect();
+    let run = |name: &str, extra: bool| {
+        let store = store_at(&folder.path().join(name));
+        let results = run_threads(3, |group| {
+            let memory = held(&whole, &cut, group.rank() as u64, false);
+            let mut state = SaveState::new();
+            add_to_save(&mut state, &whole, &memory);
+            if extra && group.rank() == 1 {
+                state.insert_value("only.here", Value::from(1))?;
+            }
+            let mut options = SaveOptions::default();
+            options.plan_cache = Some(Arc::clone(&caches[group.rank()]));
+            save(&group, &state, &store, &options)
+        });
+        assert_eq!(Checkpoint::open_store(store).unwrap().read_whole("m.a").unwrap(), whole.bytes);
+        results.into_iter().map(|r| r.unwrap().plan_cached).collect::<Vec<_>>()
+    };
+    assert_eq!(run("1", false), [false; 3]);
+    assert_eq!(run("2", false), [true; 3]);
+    assert_eq!(run("3", true), [false; 3], "one rank changed its part");
+    assert_eq!(run("4", true), [true; 3]);
+}
+
+#[test]
+fn a_flipped_bit_is_found_by_a_load_that_reads_it_and_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let stored = [Whole::new("m.small", DType::Float32, &[4], 1), Whole::new("m.large", DType::Float32, &[900, 1000], 2)];
+    save_whole(&stored, folder.path());
+    let file = folder.path().join("__0_0.distcp");
+    let pristine = std::fs::read(&file).unwrap();
+    for whole in &stored {
+        let at = pristine.windows(16).position(|w| *w == whole.bytes[whole.bytes.len() - 16..]).unwrap() + 5;
+        let mut damaged = pristine.clone();
+        damaged[at] ^= 0x10;
+        std::fs::write(&file, &damaged).unwrap();
+        let error = Checkpoint::open_store(store_at(folder.path())).unwrap().read_whole(&whole.key).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        assert_eq!((error.keys(), error.files()), (vec![whole.key.clone()], vec!["__0_0.distcp".to_owned()]));
+        assert!(error.to_string().contains("checksum"), "{error}");
+    }
+}
+
+#[test]
+fn replicas_can_read_once_and_exchange() {
+    let folder = tempfile::tempdir().unwrap();
+    let wholes = [Whole::new("m.a", DType::Float32, &[600, 1000], 1), Whole::new("m.b", DType::Int8, &[77], 2)];
+    save_whole(&wholes, folder.path());
+    let store = store_at(folder.path());
+    let cut = Cut { mesh: vec![2, 2], placements: vec![Placement::Replicate, Placement::Shard(0)] };
+    let results = run_threads(4, |group| {
+        let checkpoint = Checkpoint::open_store(Arc::clone(&store))?;
+        let mut memories: Vec<Vec<Memory>> = wholes
+            .iter()
+            .map(|w| cut.pieces(&w.shape, group.rank() as u64).into_iter().map(|r| Memory::new(r, w.dtype, group.rank() % 2 == 1)).collect())
+            .collect();
+        let mut state = LoadState::new();
+        for (whole, memory) in wholes.iter().zip(&mut memories) {
+            add_to_load(&mut state, whole, memory);
+        }
+        let mut options = LoadOptions::default();
+        options.exchange = true;
+        let report = load(&group, &checkpoint, &mut state, &options)?.report;
+        drop(state);
+        for (whole, memory) in wholes.iter().zip(&mut memories) {
+            for piece in memory {
+                assert_eq!(piece.packed(whole.dtype), whole.slice(&piece.region));
+            }
+        }
+        Ok((report.bytes_read, report.bytes_exchanged, report.bytes_wanted))
+    });
+    let all: Vec<_> = results.into_iter().map(|r| r.unwrap()).collect();
+    let unique: u64 = wholes.iter().map(|w| w.bytes.len() as u64).sum();
+    assert_eq!(all.iter().map(|r| r.0).sum::<u64>(), unique, "every byte is read once by someone");
+    assert!(all.iter().all(|r| r.0 + r.1 == r.2));
+}
+
+#[test]
+fn a_trace_has_the_rank_as_process_and_every_phase() {
+    use tracing_subscriber::layer::SubscriberExt;
+    #[derive(Clone, Default)]
+    struct Sink(Arc<Mutex<Vec<u8>>>);
+    impl std::io::Write for Sink {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let sink = Sink::default();
+    let layer = ChromeTrace::new(5, Box::new(sink.clone())).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
+        save_whole(&[Whole::new("m.a", DType::Float32, &[4], 1)], folder.path());
+    });
+    let text = String::from_utf8(sink.0.lock().unwrap().clone()).unwrap();
+    let events: serde_json::Value = serde_json::from_str(&format!("{}]", text.trim_end().trim_end_matches(','))).unwrap();
+    let names: Vec<&str> = events.as_array().unwrap().iter().map(|e| e["name"].as_str().unwrap()).collect();
+    for name in ["save", "plan", "write", "commit"] {
+        assert!(names.contains(&name), "{names:?}");
+    }
+    assert!(events.as_array().unwrap().iter().all(|e| e["pid"] == 5));
+}

@@ -108,6 +108,19 @@ fn memory() -> (Arc<dyn Store>, Box<dyn std::any::Any>) {
 }
 
 #[test]
+fn on_an_object_store_without_rename_it_is_the_same() {
+    let server = crate::server::Server::start();
+    let next = std::sync::atomic::AtomicU64::new(0);
+    let s3 = || -> (Arc<dyn Store>, Box<dyn std::any::Any>) {
+        let number = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let address = Address::parse(&format!("s3://{}/run-{number}", crate::server::BUCKET)).unwrap();
+        (reshard::storage::open(&address, &server.options()).unwrap(), Box::new(()))
+    };
+    crash_everywhere(s3, Loss::Nothing, false);
+    crash_everywhere(s3, Loss::Nothing, true);
+}
+
+#[test]
 fn a_fresh_save_stopped_at_any_step_is_absent_or_complete() {
     crash_everywhere(local, Loss::Nothing, false);
     crash_everywhere(memory, Loss::Nothing, false);

@@ -10,8 +10,12 @@ mod converting;
 mod corpus;
 mod crashes;
 mod digests;
+mod killed;
 mod layouts;
 mod ordered;
 mod relayouts;
 mod round_trip;
 mod verifying;
+// The S3 server that the storage crate tests with.
+#[path = "../../../storage/tests/it/server.rs"]
+mod server;
