@@ -75,13 +75,13 @@ pub(crate) fn load_state(leaves: &Bound<'_, PyList>) -> PyResult<LoadState<'stat
     Ok(state)
 }
 
-/// The wanted keys of values that all ranks share.
-pub(crate) fn value_keys(leaves: &Bound<'_, PyList>) -> PyResult<Vec<String>> {
+/// The wanted keys of values, and whether each is a rank's own.
+pub(crate) fn value_keys(leaves: &Bound<'_, PyList>) -> PyResult<Vec<(String, bool)>> {
     let mut keys = Vec::new();
     for leaf in leaves.iter() {
         let tuple = leaf.cast_into::<PyTuple>()?;
-        if tuple.get_item(3)?.extract::<u8>()? == VALUE && !tuple.get_item(2)?.is_truthy()? {
-            keys.push(tuple.get_item(0)?.extract()?);
+        if tuple.get_item(3)?.extract::<u8>()? == VALUE {
+            keys.push((tuple.get_item(0)?.extract()?, tuple.get_item(2)?.is_truthy()?));
         }
     }
     Ok(keys)

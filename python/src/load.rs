@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
-use reshard::records::together;
+use reshard::records::{per_rank_key, together};
 use reshard::{CatalogKind, LoadedValue};
 
 use crate::checkpoint::{Checkpoint, opened};
@@ -38,6 +38,7 @@ pub(crate) fn load<'py>(
     storage_options: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<(Bound<'py, PyDict>, Bound<'py, PyDict>)> {
     let group = group_of(group)?;
+    let rank = group.rank();
     let values = if trusted.is_some() { value_keys(leaves)? } else { Vec::new() };
     let prepared = prepare(py, source, leaves, options, control, renames, storage_options);
     let (ready, own) = own_error(py, group.rank(), prepared, failure);
@@ -48,7 +49,7 @@ pub(crate) fn load<'py>(
                 From::Place(place, store) => Arc::new(opened(&place, store)?),
             };
             if let Some(trusted) = &trusted {
-                check_trusted(&checkpoint, &values, &options, trusted)?;
+                check_trusted(&checkpoint, &values, rank, &options, trusted)?;
             }
             Ok((checkpoint, state, options))
         });
@@ -75,13 +76,17 @@ pub(crate) fn load<'py>(
 /// Values that only unpickling could bring back are found before any tensor is touched.
 fn check_trusted(
     checkpoint: &reshard::Checkpoint,
-    wanted: &[String],
+    wanted: &[(String, bool)],
+    rank: usize,
     options: &reshard::LoadOptions,
     trusted: &HashSet<String>,
 ) -> reshard::Result<()> {
-    for key in wanted {
+    for (key, per_rank) in wanted {
         let stored = options.key_map.as_ref().map_or_else(|| Some(key.clone()), |map| map(key));
-        let Some(stored) = stored else { continue };
+        let Some(mut stored) = stored else { continue };
+        if *per_rank {
+            stored = per_rank_key(&stored, rank);
+        }
         // What is missing or is a tensor is for the load to complain about.
         let Ok(CatalogKind::Value(_)) = checkpoint.entry(&stored).map(|entry| &entry.kind) else { continue };
         if let LoadedValue::Opaque { class, .. } = checkpoint.read_value(&stored)?

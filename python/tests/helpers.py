@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch
+import torch.distributed.checkpoint as dcp
+
+#: What makes PyTorch save and load in one process; before 2.6 it did so by itself.
+ALONE = {"no_dist": True} if "no_dist" in inspect.signature(dcp.save).parameters else {}
 
 DTYPES = [
     name

@@ -10,7 +10,7 @@ import reshard.torch as rt
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from helpers import DTYPES, assert_same_tree, bits, global_tensor, random_bytes, same, zeroed
+from helpers import ALONE, DTYPES, assert_same_tree, bits, global_tensor, random_bytes, same, zeroed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -32,7 +32,7 @@ def zoo():
 
 def test_torch_saves_we_load(place):
     state = zoo()
-    dcp.save(state, checkpoint_id=place, no_dist=True)
+    dcp.save(state, checkpoint_id=place, **ALONE)
     loaded = zeroed(state)
     rt.load(loaded, place)
     assert_same_tree(state, loaded)
@@ -42,14 +42,14 @@ def test_we_save_torch_loads(place):
     state = zoo()
     rt.save(state, place)
     loaded = zeroed(state)
-    dcp.load(loaded, checkpoint_id=place, no_dist=True)
+    dcp.load(loaded, checkpoint_id=place, **ALONE)
     assert_same_tree(state, loaded)
 
 
 def test_torch_reads_our_metadata_as_its_own(place, tmp_path):
     state = zoo()
     rt.save(state, place)
-    dcp.save(state, checkpoint_id=tmp_path / "theirs", no_dist=True)
+    dcp.save(state, checkpoint_id=tmp_path / "theirs", **ALONE)
     ours = dcp.FileSystemReader(place).read_metadata()
     theirs = dcp.FileSystemReader(tmp_path / "theirs").read_metadata()
     assert ours.state_dict_metadata == theirs.state_dict_metadata

@@ -9,7 +9,7 @@ import reshard
 import reshard.torch as rt
 import torch
 import torch.distributed.checkpoint as dcp
-from helpers import DTYPES, bits, random_bytes
+from helpers import ALONE, DTYPES, bits, random_bytes
 from safetensors.numpy import save_file
 
 
@@ -143,7 +143,7 @@ def test_safetensors_and_torch_files_open_too(tmp_path):
 
 def test_what_torch_wrote_opens(tmp_path):
     state = {"w": torch.randn(4, 4), "v": {"od": collections.OrderedDict(a=1), "path": pathlib.Path("x/y"), "big": 2**100}}
-    dcp.save(state, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    dcp.save(state, checkpoint_id=tmp_path / "dcp", **ALONE)
     with reshard.open(tmp_path / "dcp") as ck:
         assert np.array_equal(ck["w"].numpy(), state["w"].numpy())
         assert ck["v.od.a"] == 1 and ck["v.path"] == pathlib.Path("x/y") and ck["v.big"] == 2**100
@@ -156,7 +156,7 @@ def test_a_pickled_object_is_not_run(tmp_path):
         def __reduce__(self):
             return (open, (str(marker), "w"))
 
-    dcp.save({"bad": Payload(), "good": 1}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    dcp.save({"bad": Payload(), "good": 1}, checkpoint_id=tmp_path / "dcp", **ALONE)
     with reshard.open(tmp_path / "dcp") as ck:
         assert ck["good"] == 1
         with pytest.raises(reshard.UntrustedPickle) as raised:

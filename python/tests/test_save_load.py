@@ -11,7 +11,7 @@ import pytest
 import reshard
 import reshard.torch as rt
 import torch
-from helpers import DTYPES, assert_same_tree, random_bytes, same, zeroed
+from helpers import ALONE, DTYPES, assert_same_tree, random_bytes, same, zeroed
 from reshard.torch._describe import Description, flatten
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
@@ -350,7 +350,7 @@ def test_dicts_that_old_releases_stored_whole(place):
     # PyTorch before 2.4 stored a dict without tensors as one value: here a record of such a dict under the dict's key.
     import torch.distributed.checkpoint as dcp
 
-    dcp.save({"config": 0, "w": torch.ones(1)}, checkpoint_id=place + "-old", no_dist=True, planner=_OldPlanner())
+    dcp.save({"config": 0, "w": torch.ones(1)}, checkpoint_id=place + "-old", **ALONE, planner=_OldPlanner())
     state = {"config": {"a": None, "b": {"c": None}}, "w": torch.zeros(1)}
     rt.load(state, place + "-old")
     assert state["config"] == {"a": 1, "b": {"c": 2}}

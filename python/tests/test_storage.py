@@ -10,7 +10,7 @@ import reshard.torch as rt
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from helpers import assert_same_tree, global_tensor, same, zeroed
+from helpers import ALONE, assert_same_tree, global_tensor, same, zeroed
 from test_cross import check, layouts, state_in, zoo
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -35,17 +35,17 @@ def test_writer_and_reader_are_those_of_torch(place):
 def test_all_ways_through(place, writer, reader):
     state = zoo()
     storage = rt.StorageWriter(place) if writer == "ours" else dcp.FileSystemWriter(place)
-    dcp.save(state, storage_writer=storage, no_dist=True)
+    dcp.save(state, storage_writer=storage, **ALONE)
     loaded = zeroed(state)
     if reader == "direct":
         rt.load(loaded, place)
     else:
-        dcp.load(loaded, storage_reader=rt.StorageReader(place) if reader == "ours" else dcp.FileSystemReader(place), no_dist=True)
+        dcp.load(loaded, storage_reader=rt.StorageReader(place) if reader == "ours" else dcp.FileSystemReader(place), **ALONE)
     assert_same_tree(state, loaded)
 
 
 def test_checkpoints_through_the_writer_are_checked_and_described(place):
-    dcp.save({"a": torch.arange(100)}, storage_writer=rt.StorageWriter(place), no_dist=True)
+    dcp.save({"a": torch.arange(100)}, storage_writer=rt.StorageWriter(place), **ALONE)
     report = rt.load({"a": torch.zeros(100, dtype=torch.int64)}, place)
     assert report.verified == 1
     with reshard.open(place) as ck:
@@ -55,16 +55,16 @@ def test_checkpoints_through_the_writer_are_checked_and_described(place):
     data[data.find(torch.arange(100).numpy().tobytes()) + 9] ^= 4
     file.write_bytes(data)
     with pytest.raises(CheckpointException) as raised:
-        dcp.load({"a": torch.zeros(100, dtype=torch.int64)}, storage_reader=rt.StorageReader(place), no_dist=True)
+        dcp.load({"a": torch.zeros(100, dtype=torch.int64)}, storage_reader=rt.StorageReader(place), **ALONE)
     assert isinstance(raised.value.failures[0][0], reshard.Corrupt)
 
 
 def test_overwriting_replaces_and_refusing_is_a_choice(place):
-    dcp.save({"a": torch.zeros(3)}, storage_writer=rt.StorageWriter(place), no_dist=True)
+    dcp.save({"a": torch.zeros(3)}, storage_writer=rt.StorageWriter(place), **ALONE)
     with pytest.raises(CheckpointException) as raised:
-        dcp.save({"a": torch.ones(3)}, storage_writer=rt.StorageWriter(place, overwrite=False), no_dist=True)
+        dcp.save({"a": torch.ones(3)}, storage_writer=rt.StorageWriter(place, overwrite=False), **ALONE)
     assert isinstance(raised.value.failures[0][0], reshard.AlreadyExists)
-    dcp.save({"a": torch.ones(3)}, storage_writer=rt.StorageWriter(place), no_dist=True)
+    dcp.save({"a": torch.ones(3)}, storage_writer=rt.StorageWriter(place), **ALONE)
     with reshard.open(place) as ck:
         assert ck["a"].numpy().tolist() == [1, 1, 1]
     assert len(list(pathlib.Path(place).glob("*.distcp"))) == 1
@@ -75,9 +75,9 @@ def test_a_save_that_fails_leaves_the_old_one(place):
         def resolve_data(self, write_item):
             raise RuntimeError("planner's own")
 
-    dcp.save({"a": torch.zeros(3)}, storage_writer=rt.StorageWriter(place), no_dist=True)
+    dcp.save({"a": torch.zeros(3)}, storage_writer=rt.StorageWriter(place), **ALONE)
     with pytest.raises(CheckpointException, match="planner's own"):
-        dcp.save({"a": torch.ones(3)}, storage_writer=rt.StorageWriter(place), planner=Failing(), no_dist=True)
+        dcp.save({"a": torch.ones(3)}, storage_writer=rt.StorageWriter(place), planner=Failing(), **ALONE)
     with reshard.open(place) as ck:
         assert ck["a"].numpy().tolist() == [0, 0, 0]
 
@@ -117,10 +117,10 @@ class Renaming(dcp.DefaultLoadPlanner):
 
 
 def test_planners_of_the_users_own(place):
-    dcp.save({"w": torch.arange(4.0), "epoch": 3}, storage_writer=rt.StorageWriter(place), planner=Doubling(), no_dist=True)
+    dcp.save({"w": torch.arange(4.0), "epoch": 3}, storage_writer=rt.StorageWriter(place), planner=Doubling(), **ALONE)
     planner = Renaming()
     state = {"new_w": torch.zeros(4), "new_epoch": None}
-    dcp.load(state, storage_reader=rt.StorageReader(place), planner=planner, no_dist=True)
+    dcp.load(state, storage_reader=rt.StorageReader(place), planner=planner, **ALONE)
     assert state["new_w"].tolist() == [0, 2, 4, 6] and planner.committed == ["w"] and planner.bytes == [("epoch", 3)]
 
 
@@ -131,7 +131,7 @@ def test_the_empty_state_dict_planner(place):
     state = {"model": {"w": torch.randn(3, 3)}, "epoch": 2}
     rt.save(state, place)
     loaded = {}
-    _load_state_dict(loaded, storage_reader=rt.StorageReader(place), planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+    _load_state_dict(loaded, storage_reader=rt.StorageReader(place), planner=_EmptyStateDictLoadPlanner(), **ALONE)
     assert_same_tree(state, loaded)
 
 
@@ -142,18 +142,18 @@ def test_reading_runs_no_code_unless_told(place, tmp_path):
         def __reduce__(self):
             return (open, (str(marker), "w"))
 
-    dcp.save({"bad": Payload(), "w": torch.ones(1)}, checkpoint_id=place, no_dist=True)
+    dcp.save({"bad": Payload(), "w": torch.ones(1)}, checkpoint_id=place, **ALONE)
     with pytest.raises(CheckpointException) as raised:
-        dcp.load({"bad": None, "w": torch.zeros(1)}, storage_reader=rt.StorageReader(place), no_dist=True)
+        dcp.load({"bad": None, "w": torch.zeros(1)}, storage_reader=rt.StorageReader(place), **ALONE)
     assert isinstance(raised.value.failures[0][0], reshard.UntrustedPickle) and not marker.exists()
-    dcp.load({"bad": None, "w": torch.zeros(1)}, storage_reader=rt.StorageReader(place, allow_pickle=True), no_dist=True)
+    dcp.load({"bad": None, "w": torch.zeros(1)}, storage_reader=rt.StorageReader(place, allow_pickle=True), **ALONE)
     assert marker.exists()
 
 
 def test_element_types_are_converted_as_torch_does(place):
     rt.save({"w": torch.tensor([1.5, 2.5])}, place)
     state = {"w": torch.zeros(2, dtype=torch.float64)}
-    dcp.load(state, storage_reader=rt.StorageReader(place), no_dist=True)
+    dcp.load(state, storage_reader=rt.StorageReader(place), **ALONE)
     assert state["w"].tolist() == [1.5, 2.5]
 
 
@@ -162,16 +162,16 @@ def test_safetensors_through_torchs_load(tmp_path):
 
     save_file({"w": torch.arange(6.0).reshape(2, 3)}, tmp_path / "x.safetensors")
     state = {"w": torch.zeros(2, 3)}
-    dcp.load(state, storage_reader=rt.StorageReader(tmp_path / "x.safetensors"), no_dist=True)
+    dcp.load(state, storage_reader=rt.StorageReader(tmp_path / "x.safetensors"), **ALONE)
     assert state["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_several_files_and_one_for_each_record(place):
     state = {str(i): torch.full((10,), float(i)) for i in range(6)}
     for suffix, options in {"threads": {"thread_count": 3}, "each": {"single_file_per_rank": False}}.items():
-        dcp.save(state, storage_writer=rt.StorageWriter(place + suffix, **options), no_dist=True)
+        dcp.save(state, storage_writer=rt.StorageWriter(place + suffix, **options), **ALONE)
         loaded = zeroed(state)
-        dcp.load(loaded, checkpoint_id=place + suffix, no_dist=True)
+        dcp.load(loaded, checkpoint_id=place + suffix, **ALONE)
         assert_same_tree(state, loaded)
     assert len(list(pathlib.Path(place + "threads").glob("*.distcp"))) == 3
     assert len(list(pathlib.Path(place + "each").glob("*.distcp"))) == 6

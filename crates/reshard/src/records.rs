@@ -39,6 +39,11 @@ pub fn together<T>(group: &dyn Group, result: Result<T>) -> Result<T> {
     value.ok_or_else(|| Error::invalid("a rank failed without an error"))
 }
 
+/// The stored key of a rank's own content under `key`: see [`Scope::PerRank`](crate::Scope::PerRank).
+pub fn per_rank_key(key: &str, rank: usize) -> String {
+    crate::leaf::per_rank_key(key, rank)
+}
+
 /// A save that someone else plans.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecordSave {

@@ -1,0 +1,57 @@
+"""The bar on the terminal."""
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import reshard.torch as rt
+import torch
+from reshard.torch._progress import bar
+from reshard.torch._reports import human_bytes
+
+SAVE = """
+import sys, time, reshard.torch as rt, torch
+from reshard.torch import _progress
+class Slow:
+    total, done = 1000, 500
+with _progress.Progress(Slow(), "saving", enabled=True, rank=int(sys.argv[1])):
+    time.sleep(0.4)
+"""
+
+
+def run_on_terminal(rank):
+    """What lands on a terminal."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen([sys.executable, "-c", SAVE, str(rank)], stderr=theirs, cwd=Path(__file__).parents[1])
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            part = os.read(ours, 4096)
+        except OSError:
+            break
+        if not part:
+            break
+        seen += part
+    os.close(ours)
+    assert process.wait() == 0
+    return seen.decode()
+
+
+def test_a_bar_on_the_terminal_of_rank_0_alone():
+    assert "saving" in run_on_terminal(0) and "50%" in run_on_terminal(0)
+    assert "saving" not in run_on_terminal(1)
+
+
+def test_quiet_where_there_is_no_terminal(place, capsys):
+    rt.save({"x": torch.ones(10)}, place, progress=True)
+    rt.load({"x": torch.zeros(10)}, place, progress=True)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_lines_are_for_people():
+    assert bar("loading", 512, 1024, 1.0, width=4) == "loading ██░░  50%  512 B of 1.0 KiB, 512 B/s"
+    assert bar("loading", 0, 0, 0.0, width=2) == "loading ░░   0%  0 B of 0 B, 0 B/s"
+    assert [human_bytes(n) for n in (0, 1023, 1024, 5 << 20, 3 << 40, 5 << 50)] == ["0 B", "1023 B", "1.0 KiB", "5.0 MiB", "3.0 TiB", "5120.0 TiB"]
