@@ -5,6 +5,7 @@ comment before a block changes that::
 
     <!-- test: ranks=4 -->            on four ranks, as torchrun would start them
     <!-- test: ranks=4 then=3 -->     and again on three
+    <!-- test: ranks=4 torch=2.6 -->  where torch is that new
     <!-- test: skip because ... -->   not at all, and why
 
 ``console`` blocks hold lines ``$ reshard ...``, which must succeed in a folder with a demo checkpoint. Lines of output under a
@@ -27,11 +28,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"<!-- test: ((?:(?!-->).)*?)\s*-->\s*\Z", re.DOTALL)
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 TIMEOUT = 300.0
 
 
@@ -42,6 +45,7 @@ class Block(NamedTuple):
     language: str
     code: str
     ranks: list[int]
+    torch: tuple[int, ...]
     skipped: str | None
 
 
@@ -54,8 +58,10 @@ def blocks(page: Path) -> list[Block]:
         words = comment[1] if comment else ""
         skipped = words.removeprefix("skip because ") if words.startswith("skip because ") else None
         ranks = [int(number) for number in re.findall(r"(?:ranks|then)=(\d+)", words)]
+        newer = re.search(r"torch=([\d.]+)", words)
+        least = tuple(map(int, newer[1].split("."))) if newer else ()
         assert not words or ranks or skipped, f"{page.name}: a comment that means nothing: {words!r}"
-        found.append(Block(text.count("\n", 0, match.start()) + 2, match[1], match[2], ranks, skipped))
+        found.append(Block(text.count("\n", 0, match.start()) + 2, match[1], match[2], ranks, least, skipped))
     return found
 
 
@@ -72,7 +78,7 @@ def programs(page: Path) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
     joined = False
     for block in blocks(page):
-        if block.language != "python" or block.skipped:
+        if block.language != "python" or block.skipped or block.torch > TORCH:
             continue
         if block.ranks:
             found += [(ranks, "\n" * (block.line - 1) + block.code) for ranks in block.ranks]
@@ -91,8 +97,6 @@ def _rank_main(page: str, code: str, rank: int, size: int, port: int, folder: st
         RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size),
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RESHARD_THREADS="2",
     )  # fmt: skip
-    import torch
-
     torch.set_num_threads(1)
     try:
         exec(compile(code, page, "exec"), {"__name__": "__main__"})
