@@ -8,12 +8,12 @@ from pathlib import Path
 
 import reshard.torch as rt
 import torch
-from reshard.torch._progress import bar
-from reshard.torch._reports import human_bytes
+from reshard._progress import bar
+from reshard._reports import human_bytes
 
 SAVE = """
-import sys, time, reshard.torch as rt, torch
-from reshard.torch import _progress
+import sys, time
+from reshard import _progress
 class Slow:
     total, done = 1000, 500
 with _progress.Progress(Slow(), "saving", enabled=True, rank=int(sys.argv[1])):

@@ -17,10 +17,10 @@ from __future__ import annotations
 import os
 
 from .. import _reshard
+from .._reports import LoadReport, SaveReport
 from ._leaf import PerRank, ShardView
 from ._load import exists, load
 from ._manager import CheckpointManager
-from ._reports import LoadReport, SaveReport
 from ._save import AsyncSaveHandle, AsyncSaver, async_save, save
 from ._storage import StorageReader, StorageWriter
 

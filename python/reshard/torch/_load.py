@@ -10,10 +10,10 @@ import torch
 
 from .. import _reshard
 from .._errors import UntrustedPickle
+from .._progress import Progress
+from .._reports import LoadReport
 from ._describe import Description, flatten, is_stateful, mutable, put
 from ._group import DEFAULT_TIMEOUT, group_for
-from ._progress import Progress
-from ._reports import LoadReport
 from ._save import StrPath, chosen_place, run_together
 
 Rename = Mapping[str, str | None] | Callable[[str], str | None]

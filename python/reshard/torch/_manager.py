@@ -9,9 +9,9 @@ from typing import Any, Mapping, MutableMapping
 from .. import _reshard
 from .._checkpoint import open as open_checkpoint
 from .._errors import GroupError, InvalidInput, ReshardError
+from .._reports import LoadReport, SaveReport
 from ._group import DEFAULT_TIMEOUT, group_for
 from ._load import load
-from ._reports import LoadReport, SaveReport
 from ._save import AsyncSaveHandle, AsyncSaver, StrPath, save
 
 #: The top-level key under which the manager keeps a step's number and metrics, inside the same commit.

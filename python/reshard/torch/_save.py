@@ -9,10 +9,10 @@ from typing import Any, Mapping
 
 from .. import _reshard
 from .._errors import InvalidInput
+from .._progress import Progress
+from .._reports import SaveReport
 from ._describe import Description, flatten, is_stateful, pickled
 from ._group import DEFAULT_TIMEOUT, Group, described_failure, group_for
-from ._progress import Progress
-from ._reports import SaveReport
 
 StrPath = str | os.PathLike[str]
 
