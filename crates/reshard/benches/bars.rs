@@ -3,6 +3,7 @@
 //! `cargo bench -p reshard --bench bars [-- FILTER] [--json FILE] [--dir DIR]`. Files go to DIR (default: the system's
 //! temporary folder), are in the page cache when they are read, and are removed. Rows alternate with their limit; each
 //! number is the median of several rounds.
+#![allow(clippy::expect_used, reason = "a benchmark that cannot run should stop")]
 
 use std::io::Write;
 use std::os::unix::fs::FileExt;
@@ -13,8 +14,8 @@ use std::time::{Duration, Instant};
 use reshard::layout::{ByteLayout, Dims, Region};
 use reshard::storage::{Address, Store, StoreOptions};
 use reshard::{
-    AsyncSaver, Checkpoint, DType, Group, LoadLeaf, LoadOptions, LoadPiece, LoadState, LoadTensor, PlanCache, SaveLeaf, SaveOptions, SavePiece,
-    SaveState, SaveTensor, Scope, Solo, Source, Target, Verify, load, run_threads, save, simulate_plan,
+    AsyncSaver, Checkpoint, DType, Group, LoadLeaf, LoadOptions, LoadPiece, LoadState, LoadTensor, PlanCache, SaveLeaf,
+    SaveOptions, SavePiece, SaveState, SaveTensor, Scope, Solo, Source, Target, Verify, load, run_threads, save, simulate_plan,
 };
 
 const ROUNDS: usize = 5;
@@ -101,7 +102,13 @@ fn large(dir: &Path, rows: &mut Vec<Row>) {
     let mut targets: Vec<Vec<u8>> = tensors.iter().map(|t| vec![1; t.len()]).collect();
     let (raw, ckpt) = (dir.join("raw"), dir.join("ckpt"));
     for (name, sync) in [("save 128 × 16 MiB, synced", true), ("save 128 × 16 MiB, not synced", false)] {
-        let mut row = Row { name, ours: vec![], limit: vec![], limit_name: if sync { "raw write + fsync" } else { "raw write" }, note: String::new() };
+        let mut row = Row {
+            name,
+            ours: vec![],
+            limit: vec![],
+            limit_name: if sync { "raw write + fsync" } else { "raw write" },
+            note: String::new(),
+        };
         for _ in 0..ROUNDS {
             row.limit.push(timed(|| raw_write(&raw, &tensors, sync)).0);
             let _ = std::fs::remove_dir_all(&ckpt);
@@ -116,7 +123,8 @@ fn large(dir: &Path, rows: &mut Vec<Row>) {
         }
         rows.push(row);
     }
-    for (name, verify) in [("load 128 × 16 MiB, no checksums", Verify::Never), ("load 128 × 16 MiB, checksums", Verify::Whole)] {
+    for (name, verify) in [("load 128 × 16 MiB, no checksums", Verify::Never), ("load 128 × 16 MiB, checksums", Verify::Whole)]
+    {
         let mut row = Row { name, ours: vec![], limit: vec![], limit_name: "raw preadv", note: String::new() };
         for _ in 0..ROUNDS {
             row.limit.push(timed(|| raw_read(&raw, &mut targets)).0);
@@ -140,8 +148,10 @@ fn large(dir: &Path, rows: &mut Vec<Row>) {
 
 fn small(dir: &Path, rows: &mut Vec<Row>) {
     let tensors: Vec<Vec<u8>> = (0..20_000).map(|i| pattern(1024, i as u8)).collect();
-    let mut save_row = Row { name: "save 20,000 × 1 KiB", ours: vec![], limit: vec![], limit_name: "bar 60 ms", note: String::new() };
-    let mut load_row = Row { name: "load 20,000 × 1 KiB", ours: vec![], limit: vec![], limit_name: "bar 60 ms", note: String::new() };
+    let mut save_row =
+        Row { name: "save 20,000 × 1 KiB", ours: vec![], limit: vec![], limit_name: "bar 60 ms", note: String::new() };
+    let mut load_row =
+        Row { name: "load 20,000 × 1 KiB", ours: vec![], limit: vec![], limit_name: "bar 60 ms", note: String::new() };
     let ckpt = dir.join("small");
     for _ in 0..ROUNDS {
         let _ = std::fs::remove_dir_all(&ckpt);
@@ -164,7 +174,8 @@ fn small(dir: &Path, rows: &mut Vec<Row>) {
             load(&Solo, &checkpoint, &mut state, &LoadOptions::default()).expect("load").report
         });
         load_row.ours.push(time);
-        load_row.note = format!("{}; amplification {:.2}, {} reads", phases(&report.phases), report.read_amplification(), report.reads);
+        load_row.note =
+            format!("{}; amplification {:.2}, {} reads", phases(&report.phases), report.read_amplification(), report.reads);
         load_row.limit.push(Duration::from_millis(60));
         assert!(targets == tensors, "loaded bytes differ");
     }
@@ -187,8 +198,15 @@ fn planning(rows: &mut Vec<Row>) {
                     let region = Region::new(&[rank as u64 * 4, 0], &[4, 64]).expect("region");
                     let layout = ByteLayout::contiguous(region.sizes(), 4).expect("layout");
                     let piece = SavePiece::new(region, layout, Source::new(&memory)).expect("piece");
-                    let whole = SaveTensor { dtype: DType::Float32, shape: Dims::from_slice(&shape), requires_grad: false, pieces: vec![piece] };
-                    state.insert(format!("model.layers.{tensor}.mlp.weight"), None, Scope::Shared, SaveLeaf::Tensor(whole)).expect("insert");
+                    let whole = SaveTensor {
+                        dtype: DType::Float32,
+                        shape: Dims::from_slice(&shape),
+                        requires_grad: false,
+                        pieces: vec![piece],
+                    };
+                    state
+                        .insert(format!("model.layers.{tensor}.mlp.weight"), None, Scope::Shared, SaveLeaf::Tensor(whole))
+                        .expect("insert");
                 }
                 state
             })
@@ -228,12 +246,14 @@ fn reshard_rows(dir: &Path, rows: &mut Vec<Row>) {
     let cache = Arc::new(PlanCache::new());
     let saved = run_threads(4, |group| {
         let rows_here = shape[0] / 4;
-        let memory: Vec<Vec<u8>> = (0..COUNT).map(|i| pattern((rows_here * shape[1] * 4) as usize, i as u8 + group.rank() as u8)).collect();
+        let memory: Vec<Vec<u8>> =
+            (0..COUNT).map(|i| pattern((rows_here * shape[1] * 4) as usize, i as u8 + group.rank() as u8)).collect();
         let mut state = SaveState::new();
         for (i, bytes) in memory.iter().enumerate() {
             let region = Region::new(&[rows_here * group.rank() as u64, 0], &[rows_here, shape[1]])?;
             let piece = SavePiece::contiguous(region, DType::Float32, bytes)?;
-            let tensor = SaveTensor { dtype: DType::Float32, shape: Dims::from_slice(&shape), requires_grad: false, pieces: vec![piece] };
+            let tensor =
+                SaveTensor { dtype: DType::Float32, shape: Dims::from_slice(&shape), requires_grad: false, pieces: vec![piece] };
             state.insert(format!("w{i}"), None, Scope::Shared, SaveLeaf::Tensor(tensor))?;
         }
         let mut options = SaveOptions::default();
@@ -266,8 +286,10 @@ fn reshard_rows(dir: &Path, rows: &mut Vec<Row>) {
                 })
             });
             row.ours.push(time);
-            let (read, wanted) = reports.iter().flatten().fold((0, 0), |(r, w), report| (r + report.bytes_read, w + report.bytes_wanted));
-            row.note = format!("{:.2} GB/s, amplification {:.3}", bytes as f64 / time.as_secs_f64() / 1e9, read as f64 / wanted as f64);
+            let (read, wanted) =
+                reports.iter().flatten().fold((0, 0), |(r, w), report| (r + report.bytes_read, w + report.bytes_wanted));
+            row.note =
+                format!("{:.2} GB/s, amplification {:.3}", bytes as f64 / time.as_secs_f64() / 1e9, read as f64 / wanted as f64);
         }
         rows.push(row);
     }
@@ -289,7 +311,8 @@ fn stall(dir: &Path, rows: &mut Vec<Row>) {
     let mut copies: Vec<Vec<u8>> = tensors.iter().map(|t| vec![1; t.len()]).collect();
     let saver = AsyncSaver::new(4 << 30);
     saver.pool().reserve(2 << 30).expect("reserve");
-    let mut row = Row { name: "async stall, 2 GiB", ours: vec![], limit: vec![], limit_name: "memcpy, same threads", note: String::new() };
+    let mut row =
+        Row { name: "async stall, 2 GiB", ours: vec![], limit: vec![], limit_name: "memcpy, same threads", note: String::new() };
     let ckpt = dir.join("async");
     let mut state = SaveState::new();
     for (i, tensor) in tensors.iter().enumerate() {

@@ -1,6 +1,7 @@
 //! The core of the engine's tests on MPI ranks: `mpirun -n 4 mpi_suite` (see `make test-mpi`).
 //!
 //! Every rank runs every case; rank 0 prints what passed. A case that fails on any rank fails the run.
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test fails by stopping")]
 
 #[allow(dead_code)]
 #[path = "../tests/it/layouts.rs"]
@@ -15,8 +16,8 @@ use mpi::Threading;
 use reshard::group::Mpi;
 use reshard::layout::Placement;
 use reshard::{
-    Checkpoint, DType, ErrorKind, Group, LoadLeaf, LoadOptions, LoadState, LoadedValue, PlanCache, SaveLeaf, SaveOptions, SaveState, Scope, Value,
-    load, save,
+    Checkpoint, DType, ErrorKind, Group, LoadLeaf, LoadOptions, LoadState, LoadedValue, PlanCache, SaveLeaf, SaveOptions,
+    SaveState, Scope, Value, load, save,
 };
 
 type Case = (&'static str, fn(&Mpi, &Path));

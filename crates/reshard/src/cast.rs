@@ -14,7 +14,9 @@ pub(crate) fn cast(from: DType, source: &[u8], to: DType, target: &mut [u8]) -> 
     }
     match (from, to) {
         // The pairs that occur in training get loops without a detour; all others go through one wide type.
-        (DType::Float32, DType::BFloat16) => each::<4, 2>(source, target, |s| bf16::from_f32(f32::from_le_bytes(s)).to_le_bytes()),
+        (DType::Float32, DType::BFloat16) => {
+            each::<4, 2>(source, target, |s| bf16::from_f32(f32::from_le_bytes(s)).to_le_bytes())
+        }
         (DType::BFloat16, DType::Float32) => each::<2, 4>(source, target, |s| bf16::from_le_bytes(s).to_f32().to_le_bytes()),
         (DType::Float32, DType::Float16) => each::<4, 2>(source, target, |s| f16::from_f32(f32::from_le_bytes(s)).to_le_bytes()),
         (DType::Float16, DType::Float32) => each::<2, 4>(source, target, |s| f16::from_le_bytes(s).to_f32().to_le_bytes()),

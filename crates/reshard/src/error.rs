@@ -93,7 +93,9 @@ pub enum Error {
     #[error("{0}")]
     Mismatch(Box<Mismatch>),
     /// A value that only unpickling could bring back.
-    #[error("the value of {key:?} in {place} is a pickled {class}, which reading would have to run; allow pickle only for files you trust")]
+    #[error(
+        "the value of {key:?} in {place} is a pickled {class}, which reading would have to run; allow pickle only for files you trust"
+    )]
     Untrusted {
         /// The address.
         place: String,
@@ -221,8 +223,12 @@ impl Error {
     pub fn hint(&self) -> Option<String> {
         match self.kind() {
             ErrorKind::NotFound => Some("check the address; a DCP folder holds a `.metadata` file".into()),
-            ErrorKind::AlreadyExists => Some("pass overwrite to replace it; the old one stays until the new one is complete".into()),
-            ErrorKind::Incomplete => Some("`reshard recover` rebuilds `.metadata` from data files; `reshard latest` finds the newest complete one".into()),
+            ErrorKind::AlreadyExists => {
+                Some("pass overwrite to replace it; the old one stays until the new one is complete".into())
+            }
+            ErrorKind::Incomplete => Some(
+                "`reshard recover` rebuilds `.metadata` from data files; `reshard latest` finds the newest complete one".into(),
+            ),
             ErrorKind::Corrupt => Some("`reshard verify` lists everything that is damaged".into()),
             ErrorKind::Mismatch => Some("load leniently for a report instead, or map names with a rename".into()),
             ErrorKind::Untrusted => Some("allow pickle only if you trust whoever wrote the file".into()),

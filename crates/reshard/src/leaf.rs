@@ -145,7 +145,8 @@ fn check_tensor(key: &str, tensor: &SaveTensor<'_>) -> Result<()> {
                 tensor.dtype.name()
             )));
         }
-        check_piece(&piece.region, &piece.layout, piece.memory.bytes().len()).map_err(|e| Error::invalid(format!("{key:?}: {e}")))?;
+        check_piece(&piece.region, &piece.layout, piece.memory.bytes().len())
+            .map_err(|e| Error::invalid(format!("{key:?}: {e}")))?;
     }
     Ok(())
 }

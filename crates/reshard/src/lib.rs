@@ -35,13 +35,13 @@ mod stats;
 mod steps;
 mod stream;
 mod sums;
-mod verify;
 mod trace;
+mod verify;
 mod workers;
 
 pub use checkpoint::{
-    Catalog, CatalogEntry, CatalogKind, CatalogTensor, Checkpoint, ChunkPlace, DataPlace, Format, LoadedValue, OpenOptions, StoredChunk, StoredCrc,
-    ValuePlace,
+    Catalog, CatalogEntry, CatalogKind, CatalogTensor, Checkpoint, ChunkPlace, DataPlace, Format, LoadedValue, OpenOptions,
+    StoredChunk, StoredCrc, ValuePlace,
 };
 pub use control::Control;
 pub use convert::{ConvertOptions, ConvertReport, Destination, Target as ConvertTarget, convert};
@@ -51,7 +51,7 @@ pub use edit::{EditOptions, EditReport, edit};
 pub use error::{Error, ErrorKind, RankFailure, Result};
 pub use group::{Group, Solo, Threads, run_threads};
 pub use leaf::{LoadLeaf, LoadPiece, LoadState, LoadTensor, SaveLeaf, SavePiece, SaveState, SaveTensor, Scope};
-pub use load::{Cast, CastPolicy, KeyMap, LoadOptions, LoadReport, Loaded, Strictness, Verify, load};
+pub use load::{Cast, CastPolicy, KeyFilter, KeyMap, LoadOptions, LoadReport, Loaded, Strictness, Verify, load};
 pub use memory::{Source, Target};
 pub use merge::{MergeReport, merge};
 pub use mismatch::{Difference, Mismatch};
@@ -70,5 +70,5 @@ pub use select::{CastRules, Glob, Part, Rename, Selection};
 pub use staging::StagingPool;
 pub use stats::{StatsOptions, TensorStats, element_text, stats};
 pub use steps::{Best, Decision, PruneReport, Retention, Step, StepState, StepsOptions, latest, prune, steps};
-pub use verify::{Finding, Severity, VerifyOptions, VerifyReport, verify, verify_place, verify_store};
 pub use trace::ChromeTrace;
+pub use verify::{Finding, Severity, VerifyOptions, VerifyReport, verify, verify_place, verify_store};

@@ -79,8 +79,12 @@ impl fmt::Display for Difference {
             Difference::Missing { key, near } if near.is_empty() => write!(f, "missing: {key}"),
             Difference::Missing { key, near } => write!(f, "missing: {key} (the checkpoint has {})", near.join(", ")),
             Difference::Unexpected { key } => write!(f, "unexpected: {key}"),
-            Difference::Shape { key, stored, wanted } => write!(f, "shape: {key} is {stored:?} in the checkpoint, {wanted:?} wanted"),
-            Difference::DType { key, stored, wanted, .. } => write!(f, "dtype: {key} is {stored} in the checkpoint, {wanted} wanted"),
+            Difference::Shape { key, stored, wanted } => {
+                write!(f, "shape: {key} is {stored:?} in the checkpoint, {wanted:?} wanted")
+            }
+            Difference::DType { key, stored, wanted, .. } => {
+                write!(f, "dtype: {key} is {stored} in the checkpoint, {wanted} wanted")
+            }
             Difference::Kind { key, stored, wanted } => write!(f, "kind: {key} is {stored} in the checkpoint, {wanted} wanted"),
             Difference::Coverage { key, detail } => write!(f, "coverage: {key}: {detail}"),
         }
@@ -109,7 +113,12 @@ impl Mismatch {
 impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let count = self.differences.len();
-        write!(f, "{} differs from what is wanted in {count} place{}; nothing was loaded", self.place, if count == 1 { "" } else { "s" })?;
+        write!(
+            f,
+            "{} differs from what is wanted in {count} place{}; nothing was loaded",
+            self.place,
+            if count == 1 { "" } else { "s" }
+        )?;
         for difference in self.differences.iter().take(LISTED) {
             write!(f, "\n  {difference}")?;
         }

@@ -52,12 +52,14 @@ impl Notes {
         if !self.values.is_empty() {
             let mut values: IndexMap<&str, String> = IndexMap::new();
             for (key, value) in &self.values {
-                let bytes = pickle::write_value(value, 2).map_err(|e| NotesError::Value { key: key.clone(), detail: e.to_string() })?;
+                let bytes =
+                    pickle::write_value(value, 2).map_err(|e| NotesError::Value { key: key.clone(), detail: e.to_string() })?;
                 values.insert(key, to_hex(&bytes));
             }
             entries.push((VALUES.to_owned(), serde_json::to_string(&values).map_err(|e| NotesError::Json(VALUES, e))?));
         }
-        let paths: IndexMap<&str, Vec<Segment>> = self.paths.iter().map(|(key, path)| (key.as_str(), path.iter().map(segment).collect())).collect();
+        let paths: IndexMap<&str, Vec<Segment>> =
+            self.paths.iter().map(|(key, path)| (key.as_str(), path.iter().map(segment).collect())).collect();
         if !paths.is_empty() {
             entries.push((PATHS.to_owned(), serde_json::to_string(&paths).map_err(|e| NotesError::Json(PATHS, e))?));
         }
@@ -70,8 +72,10 @@ impl Notes {
         if let Some(text) = metadata.get(VALUES) {
             let values: IndexMap<String, String> = serde_json::from_str(text).map_err(|e| NotesError::Json(VALUES, e))?;
             for (key, hex) in values {
-                let bytes = from_hex(&hex).ok_or_else(|| NotesError::Value { key: key.clone(), detail: "not hexadecimal".into() })?;
-                let value = pickle::read_value(&bytes).map_err(|e| NotesError::Value { key: key.clone(), detail: e.to_string() })?;
+                let bytes =
+                    from_hex(&hex).ok_or_else(|| NotesError::Value { key: key.clone(), detail: "not hexadecimal".into() })?;
+                let value =
+                    pickle::read_value(&bytes).map_err(|e| NotesError::Value { key: key.clone(), detail: e.to_string() })?;
                 notes.values.insert(key, value);
             }
         }

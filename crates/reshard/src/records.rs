@@ -67,6 +67,8 @@ pub struct RecordToWrite<'a> {
 /// What a record holds.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
+// Nearly all are tensors: a box would cost an allocation each and save nothing.
+#[allow(clippy::large_enum_variant)]
 pub enum RecordContent<'a> {
     /// A region of a tensor.
     Tensor {
@@ -163,8 +165,11 @@ pub fn write_records(
     let written = write(&jobs, &prepared, store, options, Workers::normal())?;
 
     let id = save.named.then_some(save.save_id.as_str());
-    let mut side: Vec<SideFileEntry> =
-        written.files.iter().map(|(file, length)| SideFileEntry { file: file.clone(), length: *length, records: Vec::new() }).collect();
+    let mut side: Vec<SideFileEntry> = written
+        .files
+        .iter()
+        .map(|(file, length)| SideFileEntry { file: file.clone(), length: *length, records: Vec::new() })
+        .collect();
     let mut note = |file: &str, record: RecordSum| {
         if let Some(entry) = side.iter_mut().find(|entry| entry.file == file) {
             entry.records.push(record);

@@ -141,7 +141,8 @@ impl SideFile {
             return Err(SideFileError::NotOne);
         };
         check_hash(body, stored)?;
-        let side: SideFile = postcard::from_bytes(&body[SIDE_MAGIC.len()..]).map_err(|e| SideFileError::Content(e.to_string()))?;
+        let side: SideFile =
+            postcard::from_bytes(&body[SIDE_MAGIC.len()..]).map_err(|e| SideFileError::Content(e.to_string()))?;
         side.files.iter().try_for_each(|file| check_records(&file.records))?;
         Ok(side)
     }

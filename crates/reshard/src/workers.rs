@@ -25,9 +25,10 @@ impl Workers {
     }
 
     fn new(name: &'static str, low_priority: bool) -> Workers {
-        let threads = std::env::var("RESHARD_THREADS").ok().and_then(|n| n.parse().ok()).unwrap_or_else(|| {
-            std::thread::available_parallelism().map_or(2, |n| n.get().min(16))
-        });
+        let threads = std::env::var("RESHARD_THREADS")
+            .ok()
+            .and_then(|n| n.parse().ok())
+            .unwrap_or_else(|| std::thread::available_parallelism().map_or(2, |n| n.get().min(16)));
         let pool = ThreadPoolBuilder::new()
             .num_threads(threads)
             .thread_name(move |i| format!("{name}-{i}"))

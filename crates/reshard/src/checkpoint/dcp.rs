@@ -5,7 +5,7 @@ use std::sync::Arc;
 use indexmap::IndexMap;
 use reshard_formats::metadata::Transforms;
 use reshard_formats::{EntryKind, Metadata};
-use reshard_storage::{Store, StorageError};
+use reshard_storage::{StorageError, Store};
 
 use super::catalog::{Catalog, CatalogEntry, CatalogTensor, ChunkPlace, Format, StoredChunk, ValuePlace};
 use super::{Checkpoint, MAX_METADATA_BYTES};

@@ -14,7 +14,9 @@ mod torch_file;
 
 use std::sync::{Arc, OnceLock};
 
-pub use catalog::{Catalog, CatalogEntry, CatalogKind, CatalogTensor, ChunkPlace, DataPlace, Format, StoredChunk, StoredCrc, ValuePlace};
+pub use catalog::{
+    Catalog, CatalogEntry, CatalogKind, CatalogTensor, ChunkPlace, DataPlace, Format, StoredChunk, StoredCrc, ValuePlace,
+};
 pub(crate) use locate::{Check, Located, chain};
 pub use open::OpenOptions;
 pub use read::LoadedValue;

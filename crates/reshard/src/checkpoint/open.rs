@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use reshard_storage::{Address, Store, StoreOptions, StorageError};
+use reshard_storage::{Address, StorageError, Store, StoreOptions};
 
 use super::{Checkpoint, dcp, safetensors, torch_file};
 use crate::error::{Error, Result, StorageContext};
@@ -70,7 +70,11 @@ impl Checkpoint {
 
     /// Opens one file of a store.
     pub fn open_file(store: Arc<dyn Store>, name: &str) -> Result<Checkpoint> {
-        if name.ends_with(".json") || name.ends_with(".safetensors") { safetensors::open_file(store, name) } else { torch_file::open(store, name) }
+        if name.ends_with(".json") || name.ends_with(".safetensors") {
+            safetensors::open_file(store, name)
+        } else {
+            torch_file::open(store, name)
+        }
     }
 }
 

@@ -2,9 +2,9 @@
 
 use reshard_formats::{Content, RecordError, TorchArchive, Value};
 
+use super::Checkpoint;
 use super::catalog::{CatalogKind, ValuePlace};
 use super::locate::chain;
-use super::Checkpoint;
 use crate::error::{Error, Result, StorageContext};
 use crate::sums::Summer;
 
@@ -68,9 +68,7 @@ impl Checkpoint {
     pub fn value(&self, key: &str) -> Result<Value> {
         match self.read_value(key)? {
             LoadedValue::Plain(value) => Ok(value),
-            LoadedValue::Opaque { class, .. } => {
-                Err(Error::Untrusted { place: self.place.clone(), key: key.to_owned(), class })
-            }
+            LoadedValue::Opaque { class, .. } => Err(Error::Untrusted { place: self.place.clone(), key: key.to_owned(), class }),
         }
     }
 }

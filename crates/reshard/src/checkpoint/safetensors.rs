@@ -34,7 +34,9 @@ pub(super) fn open_folder(store: Arc<dyn Store>, names: &[String]) -> Result<Che
         None => {
             let files: Vec<String> = names.iter().filter(|name| name.ends_with(".safetensors")).cloned().collect();
             if let Some((series, found, promised)) = incomplete_series(&files) {
-                let detail = format!("there are {found} of the {promised} files {series}-…-of-{promised:05}, and no index that names them");
+                let detail = format!(
+                    "there are {found} of the {promised} files {series}-…-of-{promised:05}, and no index that names them"
+                );
                 return Err(Error::Incomplete { place, detail });
             }
             files

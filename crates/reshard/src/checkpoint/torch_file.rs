@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use indexmap::IndexMap;
+use reshard_formats::TorchArchive;
 use reshard_formats::Tree as StoredTree;
 use reshard_formats::record::{Content, StoredTensor};
-use reshard_formats::TorchArchive;
 use reshard_layout::Region;
 use reshard_state::{Dict, Key, Opaque, Tree, flatten, key_of};
 use reshard_storage::Store;

@@ -1,6 +1,6 @@
 //! Groups of ranks: the few collectives the engine needs, and the rule by which errors travel.
 //!
-//! The engine exchanges bytes only, and little of them. Every exchange goes through [`at_root`] or [`agree`], which carry
+//! The engine exchanges bytes only, and little of them. Every exchange goes through `at_root` or `agree`, which carry
 //! a rank's failure in place of its bytes: so an error on any rank becomes the same error on all of them, and nobody
 //! waits for a rank that gave up.
 

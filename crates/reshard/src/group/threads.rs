@@ -98,11 +98,7 @@ impl Group for Threads {
                 let waited = self.shared.timeout.as_secs_f64();
                 return Err(self.failed(format!("no answer from rank {} after {waited} s", join(&silent)), silent));
             }
-            (state, _) = self
-                .shared
-                .changed
-                .wait_timeout(state, deadline - now)
-                .unwrap_or_else(PoisonError::into_inner);
+            (state, _) = self.shared.changed.wait_timeout(state, deadline - now).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
@@ -130,7 +126,11 @@ pub fn run_threads<T: Send>(size: usize, work: impl Fn(Threads) -> Result<T> + S
             .enumerate()
             .map(|(rank, handle)| {
                 handle.join().unwrap_or_else(|_| {
-                    Err(Error::Group { doing: "running a rank".into(), detail: format!("rank {rank} panicked"), ranks: vec![rank] })
+                    Err(Error::Group {
+                        doing: "running a rank".into(),
+                        detail: format!("rank {rank} panicked"),
+                        ranks: vec![rank],
+                    })
                 })
             })
             .collect()
@@ -184,7 +184,7 @@ mod tests {
     fn an_error_on_one_rank_is_that_error_on_all() {
         let results = run_threads(4, |group| {
             let local = if group.rank() == 2 { Err(Error::invalid("the disk of rank 2 is full")) } else { Ok(vec![]) };
-            crate::group::at_root(&group, local, |all| Ok(all))
+            crate::group::at_root(&group, local, Ok)
         });
         for (rank, result) in results.into_iter().enumerate() {
             let error = result.unwrap_err();

@@ -48,7 +48,10 @@ pub(super) fn agree_on_readers(group: &dyn Group, state: &LoadState<'_>, found: 
     let mut wishes = Vec::new();
     let mut pieces = Vec::new();
     for resolved in found {
-        let (CatalogKind::Tensor(stored), Some((_, entry))) = (&resolved.stored.kind, state.leaves.get_index(resolved.wanted)) else { continue };
+        let (CatalogKind::Tensor(stored), Some((_, entry))) = (&resolved.stored.kind, state.leaves.get_index(resolved.wanted))
+        else {
+            continue;
+        };
         let LoadLeaf::Tensor(wanted) = &entry.leaf else { continue };
         // What has to be cast is read by whoever wants it so.
         if wanted.dtype != stored.dtype {

@@ -10,7 +10,7 @@ mod resolve;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-pub use options::{CastPolicy, KeyMap, LoadOptions, Strictness, Verify};
+pub use options::{CastPolicy, KeyFilter, KeyMap, LoadOptions, Strictness, Verify};
 pub use resolve::Cast;
 use serde::Serialize;
 
@@ -130,7 +130,12 @@ pub fn load(group: &dyn Group, checkpoint: &Checkpoint, state: &mut LoadState<'_
 }
 
 /// What can be loaded; a strict load fails here, with every difference at once.
-fn resolved<'c>(checkpoint: &'c Checkpoint, state: &LoadState<'_>, rank: usize, options: &LoadOptions) -> Result<resolve::Resolution<'c>> {
+fn resolved<'c>(
+    checkpoint: &'c Checkpoint,
+    state: &LoadState<'_>,
+    rank: usize,
+    options: &LoadOptions,
+) -> Result<resolve::Resolution<'c>> {
     let mut resolution = resolve::resolve(checkpoint, state, rank, options);
     if options.strictness == Strictness::Strict && !resolution.differences.is_empty() {
         let (place, differences) = (checkpoint.place().to_owned(), std::mem::take(&mut resolution.differences));

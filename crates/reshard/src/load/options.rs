@@ -45,6 +45,9 @@ pub enum Verify {
 /// Maps a wanted key to the checkpoint's key; `None` for keys that are not to be loaded.
 pub type KeyMap = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
 
+/// Says which stored keys count.
+pub type KeyFilter = Arc<dyn Fn(&str) -> bool + Send + Sync>;
+
 /// How to load.
 #[derive(Clone)]
 #[non_exhaustive]
@@ -58,7 +61,7 @@ pub struct LoadOptions {
     /// From wanted keys to stored ones.
     pub key_map: Option<KeyMap>,
     /// Which stored keys count when looking for unexpected ones; all when `None`.
-    pub expected: Option<Arc<dyn Fn(&str) -> bool + Send + Sync>>,
+    pub expected: Option<KeyFilter>,
     /// Stretches of a file are read together when no more than this many unwanted bytes lie between them; `None` lets the
     /// kind of store decide (a page on a local disk, much more on an object store).
     pub max_gap: Option<u64>,

@@ -150,8 +150,8 @@ fn piece_moves(
                 checks.push(PlannedCheck { wanted: key, file: located.file, check: located.check });
             }
             let chunk_offsets = Dims::from_slice(found.region.within(&chunk.region)?.offsets());
-            let start = located.layout.base()
-                + chunk_offsets.iter().zip(located.layout.byte_strides()).map(|(o, s)| o * s).sum::<u64>();
+            let start =
+                located.layout.base() + chunk_offsets.iter().zip(located.layout.byte_strides()).map(|(o, s)| o * s).sum::<u64>();
             planned.push(PlannedMove {
                 wanted: key,
                 piece,

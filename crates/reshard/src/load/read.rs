@@ -56,7 +56,12 @@ impl Tally {
 }
 
 /// Reads everything into its place.
-pub(super) fn execute(checkpoint: &Checkpoint, state: &mut LoadState<'_>, plan: &ReadPlan, options: &LoadOptions) -> Result<Done> {
+pub(super) fn execute(
+    checkpoint: &Checkpoint,
+    state: &mut LoadState<'_>,
+    plan: &ReadPlan,
+    options: &LoadOptions,
+) -> Result<Done> {
     let tally = Tally::default();
     options.control.expect(plan.bytes_wanted);
     let job = Job { checkpoint, state, options, tally: &tally, max_gap: max_gap(checkpoint, options) };
@@ -70,11 +75,7 @@ pub(super) fn execute(checkpoint: &Checkpoint, state: &mut LoadState<'_>, plan: 
     for copy in &plan.copies {
         job.copy(copy.from, copy.to)?;
     }
-    Ok(Done {
-        bytes_read: tally.bytes_read.into_inner(),
-        reads: tally.reads.into_inner(),
-        verified: tally.verified.into_inner(),
-    })
+    Ok(Done { bytes_read: tally.bytes_read.into_inner(), reads: tally.reads.into_inner(), verified: tally.verified.into_inner() })
 }
 
 fn max_gap(checkpoint: &Checkpoint, options: &LoadOptions) -> u64 {
@@ -120,7 +121,8 @@ impl<'a> Job<'_, 'a> {
         let Some(first) = batch.first() else { return Ok(()) };
         self.options.control.check("loading")?;
         let reader = self.checkpoint.reader(first.located.file)?.as_ref();
-        let mut direct = Direct { job: self, reader, batch, segments: Vec::new(), bytes: 0, end: 0, hasher: None, gaps: Vec::new() };
+        let mut direct =
+            Direct { job: self, reader, batch, segments: Vec::new(), bytes: 0, end: 0, hasher: None, gaps: Vec::new() };
         for (i, planned) in batch.iter().enumerate() {
             let (piece, dtype) = self.piece(planned.wanted, planned.piece)?;
             let verify = self.options.verify != Verify::Never && planned.whole && planned.located.check_is_layout();
@@ -168,7 +170,13 @@ impl<'a> Job<'_, 'a> {
     }
 
     /// Reads runs in ascending order as spans of at most one buffer, and gives each span with its runs.
-    fn spans(&self, reader: &dyn Reader, wanted: u32, all: Runs, mut each: impl FnMut(&[u8], &[Run], u64) -> Result<()>) -> Result<()> {
+    fn spans(
+        &self,
+        reader: &dyn Reader,
+        wanted: u32,
+        all: Runs,
+        mut each: impl FnMut(&[u8], &[Run], u64) -> Result<()>,
+    ) -> Result<()> {
         let limit = self.options.buffer.max(REQUEST);
         let gap = self.max_gap.max(TINY_GAP);
         let mut buffer: Vec<u8> = Vec::new();
@@ -204,7 +212,14 @@ impl<'a> Job<'_, 'a> {
     }
 
     /// Moves that need a cast or a byte swap: box by box through buffers.
-    fn convert(&self, reader: &dyn Reader, planned: &PlannedMove, piece: &LoadPiece<'_>, dtype: reshard_formats::DType, swaps: bool) -> Result<()> {
+    fn convert(
+        &self,
+        reader: &dyn Reader,
+        planned: &PlannedMove,
+        piece: &LoadPiece<'_>,
+        dtype: reshard_formats::DType,
+        swaps: bool,
+    ) -> Result<()> {
         let element = planned.stored.size();
         let mut boxes = vec![(Dims::from_elem(0, planned.sizes.len()), planned.sizes.clone())];
         while let Some((offsets, sizes)) = boxes.pop() {

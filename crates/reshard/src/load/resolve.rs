@@ -40,7 +40,12 @@ pub(super) struct Resolution<'c> {
 }
 
 /// Compares what is wanted with what is stored.
-pub(super) fn resolve<'c>(checkpoint: &'c Checkpoint, state: &LoadState<'_>, rank: usize, options: &LoadOptions) -> Resolution<'c> {
+pub(super) fn resolve<'c>(
+    checkpoint: &'c Checkpoint,
+    state: &LoadState<'_>,
+    rank: usize,
+    options: &LoadOptions,
+) -> Resolution<'c> {
     let entries = &checkpoint.catalog.entries;
     let mut resolution = Resolution { found: Vec::new(), differences: Vec::new(), casts: Vec::new() };
     let mut used: HashSet<&str> = HashSet::new();
@@ -103,7 +108,13 @@ fn other_ranks(entry: &CatalogEntry, state: &LoadState<'_>) -> bool {
     state.leaves.get(&key).is_some_and(|leaf| leaf.scope == Scope::PerRank)
 }
 
-fn difference(key: &str, entry: &LoadEntry<'_>, stored: &CatalogEntry, options: &LoadOptions, casts: &mut Vec<Cast>) -> Option<Difference> {
+fn difference(
+    key: &str,
+    entry: &LoadEntry<'_>,
+    stored: &CatalogEntry,
+    options: &LoadOptions,
+    casts: &mut Vec<Cast>,
+) -> Option<Difference> {
     match (&entry.leaf, &stored.kind) {
         (LoadLeaf::Value, CatalogKind::Value(_)) => None,
         (LoadLeaf::Value, CatalogKind::Tensor(_)) => {
@@ -160,7 +171,7 @@ fn coverage_difference(key: &str, wanted: &LoadTensor<'_>, stored: &CatalogTenso
         match local.and_then(|local| coverage(piece.region.sizes(), &local)) {
             Ok(found) if found.is_exact() => {}
             Ok(found) => {
-                let global = |region: &Region| region.translated(piece.region.offsets()).map_or_else(|_| region.clone(), |r| r);
+                let global = |region: &Region| region.translated(piece.region.offsets()).unwrap_or_else(|_| region.clone());
                 return match (found.gaps.first(), found.overlaps.first()) {
                     (Some(gap), _) => complain(format!("no stored chunk holds {}", global(gap))),
                     (None, Some(twice)) => complain(format!("two stored chunks hold {}", global(&twice.region))),

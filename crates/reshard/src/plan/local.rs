@@ -3,7 +3,6 @@
 //! Names, paths, dtypes and shapes (the *table*) are the same on nearly all ranks, so a rank whose table equals that of
 //! rank 0 sends only its regions. A hash of both tells whether a cached plan still fits.
 
-
 use reshard_formats::{DType, KeyPath, PathSegment};
 use reshard_layout::{Dims, Region};
 use serde::{Deserialize, Serialize};

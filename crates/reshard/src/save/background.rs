@@ -71,7 +71,13 @@ impl AsyncSaver {
 
     /// Plans and copies now, writes and publishes in the background. Waits for the save before it, whose failure, if
     /// nobody has seen it, is returned instead of starting another.
-    pub fn save(&self, group: Arc<dyn Group>, state: &SaveState<'_>, store: Arc<dyn Store>, mut options: SaveOptions) -> Result<SaveHandle> {
+    pub fn save(
+        &self,
+        group: Arc<dyn Group>,
+        state: &SaveState<'_>,
+        store: Arc<dyn Store>,
+        mut options: SaveOptions,
+    ) -> Result<SaveHandle> {
         self.settle()?;
         let start = Instant::now();
         options.plan_cache = Some(Arc::clone(&self.plans));
@@ -81,7 +87,8 @@ impl AsyncSaver {
         clock.enter("stage");
         let staged = stage(state, &prepared, store.as_ref(), &options, &self.pool);
         let phases = clock.finish();
-        let shared = Arc::new(Shared { state: Mutex::new(State::Running), changed: Condvar::new(), control: options.control.clone() });
+        let shared =
+            Arc::new(Shared { state: Mutex::new(State::Running), changed: Condvar::new(), control: options.control.clone() });
         let handle = SaveHandle { shared: Arc::clone(&shared), stall: start.elapsed() };
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(handle.clone());
         let pool = Arc::clone(&self.pool);
@@ -213,7 +220,13 @@ struct Staged {
 }
 
 /// Copies what this rank writes into staging memory. What exceeds the budget is written here and now.
-fn stage(state: &SaveState<'_>, prepared: &Prepared, store: &dyn Store, options: &SaveOptions, pool: &StagingPool) -> Result<Staged> {
+fn stage(
+    state: &SaveState<'_>,
+    prepared: &Prepared,
+    store: &dyn Store,
+    options: &SaveOptions,
+    pool: &StagingPool,
+) -> Result<Staged> {
     let jobs = write::jobs(state, prepared, options.files_per_rank)?;
     let mut writing = Writing::open(&jobs, prepared, store, options)?;
     let mut total: u64 = 0;
@@ -222,7 +235,8 @@ fn stage(state: &SaveState<'_>, prepared: &Prepared, store: &dyn Store, options:
         written -= 1;
         total += aligned(jobs.tensors[written].placed.data_length);
     }
-    let copied = writing.put(&jobs, 0..written, store, options, Workers::normal()).and_then(|()| copy(&jobs, written, total, pool));
+    let copied =
+        writing.put(&jobs, 0..written, store, options, Workers::normal()).and_then(|()| copy(&jobs, written, total, pool));
     match copied {
         Ok((jobs, memory)) => Ok(Staged { jobs, memory, writing, written }),
         Err(error) => {

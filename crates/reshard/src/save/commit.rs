@@ -87,7 +87,13 @@ pub(crate) fn commit(
 }
 
 /// Rank 0's part. An error means that nothing was published.
-fn publish_all(global: &GlobalPlan, results: &[RankResults], decision: &Decision, store: &dyn Store, options: &SaveOptions) -> Result<Answer> {
+fn publish_all(
+    global: &GlobalPlan,
+    results: &[RankResults],
+    decision: &Decision,
+    store: &dyn Store,
+    options: &SaveOptions,
+) -> Result<Answer> {
     let old = old_files(store);
     let (metadata, side) = assemble(global, results, decision, options)?;
     if let Some(error) = publish(store, &metadata, &side, options)? {
@@ -126,7 +132,12 @@ pub(crate) fn report(outcome: Result<Outcome>, prepared: &Prepared, phases: Phas
 }
 
 /// The metadata and the side file of a save, from the plan and what the ranks report.
-fn assemble(global: &GlobalPlan, results: &[RankResults], decision: &Decision, options: &SaveOptions) -> Result<(Metadata, SideFile)> {
+fn assemble(
+    global: &GlobalPlan,
+    results: &[RankResults],
+    decision: &Decision,
+    options: &SaveOptions,
+) -> Result<(Metadata, SideFile)> {
     let save_id = decision.named.then_some(decision.save_id.as_str());
     let mut files: Vec<String> = Vec::new();
     let mut side: Vec<SideFileEntry> = Vec::new();
@@ -171,7 +182,13 @@ fn assemble(global: &GlobalPlan, results: &[RankResults], decision: &Decision, o
         for (assigned, (length, sums)) in assigned.iter().filter(|a| a.region.is_none()).zip(&result.values) {
             let file = ids[0].ok_or_else(disagree)?;
             values[assigned.key as usize] = Some(StorageInfo::new(file, at, *length));
-            side[first].records.push(RecordSum { offset: at, length: *length, data_offset: 0, data_length: *length, sums: *sums });
+            side[first].records.push(RecordSum {
+                offset: at,
+                length: *length,
+                data_offset: 0,
+                data_length: *length,
+                sums: *sums,
+            });
             at += length;
         }
     }

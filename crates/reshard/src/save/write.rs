@@ -140,7 +140,13 @@ pub(crate) fn content_hashes(state: &SaveState<'_>) -> Result<Vec<u64>> {
 }
 
 /// Writes everything this rank was assigned. On an error nothing of it stays.
-pub(crate) fn write(jobs: &Jobs<'_>, prepared: &Prepared, store: &dyn Store, options: &SaveOptions, workers: &Workers) -> Result<Written> {
+pub(crate) fn write(
+    jobs: &Jobs<'_>,
+    prepared: &Prepared,
+    store: &dyn Store,
+    options: &SaveOptions,
+    workers: &Workers,
+) -> Result<Written> {
     let mut writing = Writing::open(jobs, prepared, store, options)?;
     match writing.put(jobs, 0..jobs.tensors.len(), store, options, workers) {
         Ok(()) => writing.finish(jobs, prepared, store, options, workers),
@@ -209,7 +215,14 @@ impl Writing {
     }
 
     /// Writes the tensor jobs at these positions. Stores that take bytes only in order must be given jobs in order.
-    pub(crate) fn put(&mut self, jobs: &Jobs<'_>, wanted: std::ops::Range<usize>, store: &dyn Store, options: &SaveOptions, workers: &Workers) -> Result<()> {
+    pub(crate) fn put(
+        &mut self,
+        jobs: &Jobs<'_>,
+        wanted: std::ops::Range<usize>,
+        store: &dyn Store,
+        options: &SaveOptions,
+        workers: &Workers,
+    ) -> Result<()> {
         let ordered = store.capabilities().ordered_writes;
         let (files, writers) = (&self.files, &self.writers);
         let written: Vec<Vec<(usize, Option<Sums>)>> = workers.run(|| {
@@ -237,7 +250,14 @@ impl Writing {
     }
 
     /// Writes values and indexes, closes and syncs. On an error nothing stays.
-    pub(crate) fn finish(mut self, jobs: &Jobs<'_>, prepared: &Prepared, store: &dyn Store, options: &SaveOptions, workers: &Workers) -> Result<Written> {
+    pub(crate) fn finish(
+        mut self,
+        jobs: &Jobs<'_>,
+        prepared: &Prepared,
+        store: &dyn Store,
+        options: &SaveOptions,
+        workers: &Workers,
+    ) -> Result<Written> {
         if let Err(error) = self.put_ends(jobs, prepared, options) {
             self.abort();
             return Err(error);
@@ -255,7 +275,8 @@ impl Writing {
             true => store.sync().doing(|| "making the data files' names durable".into()),
             false => Ok(()),
         });
-        let values = jobs.values.iter().map(|v| (v.bytes.len() as u64, options.checksums.then(|| Summer::of(&v.bytes)))).collect();
+        let values =
+            jobs.values.iter().map(|v| (v.bytes.len() as u64, options.checksums.then(|| Summer::of(&v.bytes)))).collect();
         let written = Written { files: files.into_iter().map(|f| (f.name, f.length)).collect(), tensors, values };
         match synced {
             Ok(()) => Ok(written),
@@ -349,7 +370,8 @@ fn write_large(job: &TensorJob<'_>, writer: &dyn Writer, options: &SaveOptions) 
     let mut summer = options.checksums.then(Summer::new);
     let mut at = job.placed.offset;
     let mut left = job.placed.data_length;
-    let put = |at: u64, parts: &[IoSlice<'_>]| writer.write_at(at, parts).doing(|| format!("writing a record to {}", writer.path()));
+    let put =
+        |at: u64, parts: &[IoSlice<'_>]| writer.write_at(at, parts).doing(|| format!("writing a record to {}", writer.path()));
     let mut head = Some(&frame.head);
     let mut failed = Ok(());
     let mut step = |block: &[u8]| -> Result<()> {
@@ -444,7 +466,14 @@ fn each_block(
 
 impl File {
     /// The index that ends this file; without checksums it has the same length.
-    fn index(&self, jobs: &Jobs<'_>, prepared: &Prepared, count: u32, options: &SaveOptions, sums: Option<&[Option<Sums>]>) -> Result<Vec<u8>> {
+    fn index(
+        &self,
+        jobs: &Jobs<'_>,
+        prepared: &Prepared,
+        count: u32,
+        options: &SaveOptions,
+        sums: Option<&[Option<Sums>]>,
+    ) -> Result<Vec<u8>> {
         let zero = options.checksums.then_some(Sums::ZERO);
         let values = if self.values { jobs.values.as_slice() } else { &[] };
         let mut table: Vec<TableEntry> = Vec::new();

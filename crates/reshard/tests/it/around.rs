@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use reshard::layout::{Placement, Region};
 use reshard::{
-    CastPolicy, Checkpoint, ChromeTrace, DType, Difference, Error, ErrorKind, Group, LoadLeaf, LoadOptions, LoadState, LoadedValue, PlanCache,
-    SaveLeaf, SaveOptions, SaveState, Scope, Solo, Strictness, Value, load, run_threads, save,
+    CastPolicy, Checkpoint, ChromeTrace, DType, Difference, Error, ErrorKind, Group, LoadLeaf, LoadOptions, LoadState,
+    LoadedValue, PlanCache, SaveLeaf, SaveOptions, SaveState, Scope, Solo, Strictness, Value, load, run_threads, save,
 };
 
 use crate::layouts::{Cut, Memory, Whole, add_to_load, add_to_save, held, store_at};
@@ -59,7 +59,9 @@ fn every_difference_is_listed_before_any_byte_moves() {
         assert!(text.contains(part), "{part:?} is not in {text}");
     }
     assert!(!text.contains("optim.step"), "a part of which nothing is wanted is not unexpected");
-    assert!(matches!(&mismatch.differences[0], Difference::Missing { near, .. } if near.iter().any(|n| n == "model.layers.0.weight")));
+    assert!(
+        matches!(&mismatch.differences[0], Difference::Missing { near, .. } if near.iter().any(|n| n == "model.layers.0.weight"))
+    );
     drop(state);
     assert!(buffers.iter().flatten().all(|byte| *byte == 0xee), "nothing was loaded");
 }
@@ -239,7 +241,12 @@ fn replicas_can_read_once_and_exchange() {
         let checkpoint = Checkpoint::open_store(Arc::clone(&store))?;
         let mut memories: Vec<Vec<Memory>> = wholes
             .iter()
-            .map(|w| cut.pieces(&w.shape, group.rank() as u64).into_iter().map(|r| Memory::new(r, w.dtype, group.rank() % 2 == 1)).collect())
+            .map(|w| {
+                cut.pieces(&w.shape, group.rank() as u64)
+                    .into_iter()
+                    .map(|r| Memory::new(r, w.dtype, group.rank() % 2 == 1))
+                    .collect()
+            })
             .collect();
         let mut state = LoadState::new();
         for (whole, memory) in wholes.iter().zip(&mut memories) {

@@ -5,19 +5,21 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use reshard::layout::{ByteLayout, Dims, Mesh, Placement, Region, local_regions, local_shape};
 use reshard::storage::{Address, Store, StoreOptions};
-use reshard::{DType, LoadLeaf, LoadPiece, LoadState, LoadTensor, SaveLeaf, SavePiece, SaveState, SaveTensor, Scope, Source, Target};
+use reshard::{
+    DType, LoadLeaf, LoadPiece, LoadState, LoadTensor, SaveLeaf, SavePiece, SaveState, SaveTensor, Scope, Source, Target,
+};
 
 /// A tensor by its content alone.
 #[derive(Debug, Clone)]
-pub struct Whole {
-    pub key: String,
-    pub dtype: DType,
-    pub shape: Vec<u64>,
-    pub bytes: Vec<u8>,
+pub(crate) struct Whole {
+    pub(crate) key: String,
+    pub(crate) dtype: DType,
+    pub(crate) shape: Vec<u64>,
+    pub(crate) bytes: Vec<u8>,
 }
 
 impl Whole {
-    pub fn new(key: &str, dtype: DType, shape: &[u64], seed: u64) -> Whole {
+    pub(crate) fn new(key: &str, dtype: DType, shape: &[u64], seed: u64) -> Whole {
         let count = shape.iter().product::<u64>() * dtype.size();
         let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let bytes = (0..count)
@@ -32,7 +34,7 @@ impl Whole {
     }
 
     /// The bytes of a region, packed, picked element by element.
-    pub fn slice(&self, region: &Region) -> Vec<u8> {
+    pub(crate) fn slice(&self, region: &Region) -> Vec<u8> {
         let size = self.dtype.size() as usize;
         let mut out = Vec::new();
         let mut index = vec![0u64; region.ndim()];
@@ -56,18 +58,18 @@ impl Whole {
 
 /// How a tensor is cut over a group.
 #[derive(Debug, Clone)]
-pub struct Cut {
-    pub mesh: Vec<u64>,
-    pub placements: Vec<Placement>,
+pub(crate) struct Cut {
+    pub(crate) mesh: Vec<u64>,
+    pub(crate) placements: Vec<Placement>,
 }
 
 impl Cut {
-    pub fn ranks(&self) -> u64 {
+    pub(crate) fn ranks(&self) -> u64 {
         self.mesh.iter().product()
     }
 
     /// What a rank holds: global regions and the memory that holds them, each piece in memory of its own.
-    pub fn pieces(&self, shape: &[u64], rank: u64) -> Vec<Region> {
+    pub(crate) fn pieces(&self, shape: &[u64], rank: u64) -> Vec<Region> {
         let mesh = Mesh::new(&self.mesh).unwrap();
         let _ = local_shape(&mesh, &self.placements, shape, rank).unwrap();
         local_regions(&mesh, &self.placements, shape, rank).unwrap().into_iter().map(|l| l.global).collect()
@@ -76,14 +78,14 @@ impl Cut {
 
 /// A rank's memory for one tensor: packed, or with the last dimension padded so that rows are not adjacent.
 #[derive(Debug, Clone)]
-pub struct Memory {
-    pub region: Region,
-    pub layout: ByteLayout,
-    pub bytes: Vec<u8>,
+pub(crate) struct Memory {
+    pub(crate) region: Region,
+    pub(crate) layout: ByteLayout,
+    pub(crate) bytes: Vec<u8>,
 }
 
 impl Memory {
-    pub fn new(region: Region, dtype: DType, padded: bool) -> Memory {
+    pub(crate) fn new(region: Region, dtype: DType, padded: bool) -> Memory {
         let sizes = region.sizes();
         let mut strides = Dims::from_elem(1, sizes.len());
         for d in (0..sizes.len().saturating_sub(1)).rev() {
@@ -95,13 +97,13 @@ impl Memory {
         Memory { region, layout, bytes }
     }
 
-    pub fn fill(&mut self, packed: &[u8]) {
+    pub(crate) fn fill(&mut self, packed: &[u8]) {
         self.visit(packed.len() as u64, |memory, run| {
             memory[run.1..run.1 + run.2].copy_from_slice(&packed[run.0..run.0 + run.2]);
         });
     }
 
-    pub fn packed(&mut self, dtype: DType) -> Vec<u8> {
+    pub(crate) fn packed(&mut self, dtype: DType) -> Vec<u8> {
         let mut out = vec![0; (self.region.volume() * dtype.size()) as usize];
         let length = out.len() as u64;
         self.visit(length, |memory, run| out[run.0..run.0 + run.2].copy_from_slice(&memory[run.1..run.1 + run.2]));
@@ -119,7 +121,7 @@ impl Memory {
 }
 
 /// Fills a rank's memory for saving.
-pub fn held(whole: &Whole, cut: &Cut, rank: u64, padded: bool) -> Vec<Memory> {
+pub(crate) fn held(whole: &Whole, cut: &Cut, rank: u64, padded: bool) -> Vec<Memory> {
     cut.pieces(&whole.shape, rank)
         .into_iter()
         .map(|region| {
@@ -131,13 +133,14 @@ pub fn held(whole: &Whole, cut: &Cut, rank: u64, padded: bool) -> Vec<Memory> {
         .collect()
 }
 
-pub fn add_to_save<'a>(state: &mut SaveState<'a>, whole: &Whole, memories: &'a [Memory]) {
-    let pieces = memories.iter().map(|m| SavePiece::new(m.region.clone(), m.layout.clone(), Source::new(&m.bytes)).unwrap()).collect();
+pub(crate) fn add_to_save<'a>(state: &mut SaveState<'a>, whole: &Whole, memories: &'a [Memory]) {
+    let pieces =
+        memories.iter().map(|m| SavePiece::new(m.region.clone(), m.layout.clone(), Source::new(&m.bytes)).unwrap()).collect();
     let tensor = SaveTensor { dtype: whole.dtype, shape: Dims::from_slice(&whole.shape), requires_grad: false, pieces };
     state.insert(whole.key.clone(), None, Scope::Shared, SaveLeaf::Tensor(tensor)).unwrap();
 }
 
-pub fn add_to_load<'a>(state: &mut LoadState<'a>, whole: &Whole, memories: &'a mut [Memory]) {
+pub(crate) fn add_to_load<'a>(state: &mut LoadState<'a>, whole: &Whole, memories: &'a mut [Memory]) {
     let pieces = memories
         .iter_mut()
         .map(|m| LoadPiece::new(m.region.clone(), m.layout.clone(), Target::new(&mut m.bytes)).unwrap())
@@ -146,13 +149,14 @@ pub fn add_to_load<'a>(state: &mut LoadState<'a>, whole: &Whole, memories: &'a m
     state.insert(whole.key.clone(), Scope::Shared, LoadLeaf::Tensor(tensor)).unwrap();
 }
 
-pub fn store_at(path: &std::path::Path) -> Arc<dyn Store> {
+pub(crate) fn store_at(path: &std::path::Path) -> Arc<dyn Store> {
     let address = Address::parse(path.to_str().unwrap()).unwrap();
     reshard::storage::open(&address, &StoreOptions::default()).unwrap()
 }
 
-pub fn any_cut(most_ranks: u64) -> impl Strategy<Value = Cut> {
-    let mesh = prop::collection::vec(1u64..=4, 1..=3).prop_filter("too many ranks", move |m| m.iter().product::<u64>() <= most_ranks);
+pub(crate) fn any_cut(most_ranks: u64) -> impl Strategy<Value = Cut> {
+    let mesh =
+        prop::collection::vec(1u64..=4, 1..=3).prop_filter("too many ranks", move |m| m.iter().product::<u64>() <= most_ranks);
     mesh.prop_flat_map(|mesh| {
         let dims = mesh.len();
         let placement = prop_oneof![
@@ -165,14 +169,14 @@ pub fn any_cut(most_ranks: u64) -> impl Strategy<Value = Cut> {
 }
 
 /// The same cut for a tensor of fewer dimensions.
-pub fn fitted(cut: &Cut, ndim: usize) -> Cut {
+pub(crate) fn fitted(cut: &Cut, ndim: usize) -> Cut {
     let placements = cut
         .placements
         .iter()
         .map(|p| match p {
             Placement::Shard(_) if ndim == 0 => Placement::Replicate,
             Placement::Shard(d) => Placement::Shard(d % ndim),
-            other => other.clone(),
+            other => *other,
         })
         .collect();
     Cut { mesh: cut.mesh.clone(), placements }

@@ -18,4 +18,5 @@ mod round_trip;
 mod verifying;
 // The S3 server that the storage crate tests with.
 #[path = "../../../storage/tests/it/server.rs"]
+#[allow(dead_code, reason = "the storage crate looks into its folder")]
 mod server;

@@ -7,7 +7,14 @@ use reshard::{Checkpoint, DType, LoadOptions, LoadState, LoadedValue, SaveOption
 
 use crate::layouts::{Cut, Memory, Whole, add_to_load, add_to_save, any_cut, fitted, held, store_at};
 
-fn save_all(wholes: &[Whole], values: &[(String, Value)], cut: &Cut, padded: bool, store: &std::sync::Arc<dyn Store>, options: &SaveOptions) {
+fn save_all(
+    wholes: &[Whole],
+    values: &[(String, Value)],
+    cut: &Cut,
+    padded: bool,
+    store: &std::sync::Arc<dyn Store>,
+    options: &SaveOptions,
+) {
     let results = run_threads(cut.ranks() as usize, |group| {
         let rank = reshard::Group::rank(&group) as u64;
         let memories: Vec<Vec<Memory>> = wholes.iter().map(|w| held(w, &fitted(cut, w.shape.len()), rank, padded)).collect();
@@ -25,7 +32,14 @@ fn save_all(wholes: &[Whole], values: &[(String, Value)], cut: &Cut, padded: boo
     }
 }
 
-fn load_all(wholes: &[Whole], values: &[(String, Value)], cut: &Cut, padded: bool, store: &std::sync::Arc<dyn Store>, options: &LoadOptions) {
+fn load_all(
+    wholes: &[Whole],
+    values: &[(String, Value)],
+    cut: &Cut,
+    padded: bool,
+    store: &std::sync::Arc<dyn Store>,
+    options: &LoadOptions,
+) {
     let results = run_threads(cut.ranks() as usize, |group| {
         let rank = reshard::Group::rank(&group) as u64;
         let checkpoint = Checkpoint::open_store(std::sync::Arc::clone(store))?;
@@ -63,7 +77,10 @@ fn load_all(wholes: &[Whole], values: &[(String, Value)], cut: &Cut, padded: boo
 fn any_tensors() -> impl Strategy<Value = Vec<Whole>> {
     let tensor = (prop::collection::vec(0u64..=7, 0..=4), 0..DType::ALL.len(), any::<u64>());
     prop::collection::vec(tensor, 1..=5).prop_map(|list| {
-        list.into_iter().enumerate().map(|(i, (shape, dtype, seed))| Whole::new(&format!("part.t{i}"), DType::ALL[dtype], &shape, seed)).collect()
+        list.into_iter()
+            .enumerate()
+            .map(|(i, (shape, dtype, seed))| Whole::new(&format!("part.t{i}"), DType::ALL[dtype], &shape, seed))
+            .collect()
     })
 }
 
@@ -117,7 +134,8 @@ fn large_tensors_pass_through_blocks_and_batches() {
         Whole::new("a.wide", DType::BFloat16, &[7, 300_000], 2),
         Whole::new("a.small", DType::Int8, &[3], 3),
     ];
-    let from = Cut { mesh: vec![2, 2], placements: vec![reshard::layout::Placement::Shard(0), reshard::layout::Placement::Shard(1)] };
+    let from =
+        Cut { mesh: vec![2, 2], placements: vec![reshard::layout::Placement::Shard(0), reshard::layout::Placement::Shard(1)] };
     let to = Cut { mesh: vec![3], placements: vec![reshard::layout::Placement::Shard(1)] };
     let folder = tempfile::tempdir().unwrap();
     let store = store_at(folder.path());
