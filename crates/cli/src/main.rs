@@ -1,3 +1,7 @@
 //! The `reshard` command line.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    reshard_cli::main()
+}

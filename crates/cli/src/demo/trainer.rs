@@ -8,8 +8,8 @@ use std::sync::Arc;
 use reshard::layout::{Dims, Mesh, Placement, Region, local_regions};
 use reshard::storage::Store;
 use reshard::{
-    Checkpoint, DType, Error, Group, KeyPath, LoadLeaf, LoadOptions, LoadPiece, LoadState, LoadTensor, LoadedValue, PathSegment, Result, SaveLeaf,
-    SaveOptions, SavePiece, SaveReport, SaveState, SaveTensor, Scope, Value, load, save,
+    Checkpoint, DType, Error, Group, KeyPath, LoadLeaf, LoadOptions, LoadPiece, LoadState, LoadTensor, LoadedValue, PathSegment,
+    Result, SaveLeaf, SaveOptions, SavePiece, SaveReport, SaveState, SaveTensor, Scope, Value, load, save,
 };
 
 use super::arithmetic::{Exact, noise};
@@ -218,7 +218,8 @@ impl<'g, G: Group> Trainer<'g, G> {
 
     /// Saves parameters, moments, steps, the optimizer's settings and the step, under PyTorch's names.
     pub(super) fn save(&self, store: &Arc<dyn Store>, options: &SaveOptions) -> Result<SaveReport> {
-        let memory: Vec<[Vec<u8>; 3]> = self.pieces.iter().map(|p| [bytes(&p.weight), bytes(&p.exp_avg), bytes(&p.exp_avg_sq)]).collect();
+        let memory: Vec<[Vec<u8>; 3]> =
+            self.pieces.iter().map(|p| [bytes(&p.weight), bytes(&p.exp_avg), bytes(&p.exp_avg_sq)]).collect();
         let step = (self.step as f32).to_le_bytes();
         let mut state = SaveState::new();
         for (parameter, name) in NAMES.iter().enumerate() {
@@ -245,7 +246,8 @@ impl<'g, G: Group> Trainer<'g, G> {
 
     /// Loads this rank's pieces, whatever layout they were saved in.
     pub(super) fn load(&mut self, checkpoint: &Checkpoint) -> Result<()> {
-        let mut memory: Vec<[Vec<u8>; 3]> = self.pieces.iter().map(|p| [bytes(&p.weight), bytes(&p.exp_avg), bytes(&p.exp_avg_sq)]).collect();
+        let mut memory: Vec<[Vec<u8>; 3]> =
+            self.pieces.iter().map(|p| [bytes(&p.weight), bytes(&p.exp_avg), bytes(&p.exp_avg_sq)]).collect();
         let mut wanted: Vec<(KeyPath, usize, Vec<LoadPiece<'_>>)> = Vec::new();
         for (parameter, name) in NAMES.iter().enumerate() {
             for path in tensor_paths(name) {

@@ -2,8 +2,9 @@
 
     python3 crates/cli/tests/browser/report_test.py [--screenshots FOLDER]
 
-Needs chromium and chromedriver. The pages come from the example `sample_report`; RESHARD_SAMPLE_REPORT names a built one, else
-cargo builds it. The tests share one browser; each opens its page afresh.
+Needs chromium and chromedriver. Invented pages come from the example `sample_report`, true ones from the command itself and
+the corpus of checkpoints; RESHARD_SAMPLE_REPORT and RESHARD_BINARY name built ones, else cargo builds them. The tests share one
+browser; each opens its page afresh.
 """
 
 import argparse
@@ -57,6 +58,16 @@ def sample(*arguments, **options):
     return subprocess.Popen([*command, *map(str, arguments)], **options)
 
 
+def command(*arguments, **options):
+    built = os.environ.get("RESHARD_BINARY")
+    start = [built] if built else ["cargo", "run", "--quiet", "-p", "reshard-cli", "--bin", "reshard", "--"]
+    return subprocess.Popen([*start, *map(str, arguments)], **options)
+
+
+CORPUS = pathlib.Path(__file__).resolve().parents[3] / "formats" / "tests" / "corpus"
+SHARDED, OTHER, ZOO = (CORPUS / "torch-2.13" / case / "checkpoint" for case in ("tp_fsdp2_w4", "fsdp2_w4", "zoo"))
+
+
 class ReportTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -65,6 +76,14 @@ class ReportTest(unittest.TestCase):
         for name in ("small", "big", "hostile", "empty"):
             if sample(cls.folder / f"{name}.html", name).wait() != 0:
                 raise RuntimeError(f"cannot make the sample page {name}")
+        for name, arguments in {
+            "true": [SHARDED, "--histograms", "--verify"],
+            "compared": [SHARDED, OTHER],
+            "zoo": [ZOO, "--histograms"],
+        }.items():
+            made = command("report", *arguments, "-o", cls.folder / f"{name}.html", "--quiet", stdout=subprocess.DEVNULL)
+            if made.wait() != 0:
+                raise RuntimeError(f"the command cannot make the page {name}")
         cls.browser = Browser()
         cls.addClassCleanup(cls.browser.close)
 
@@ -440,6 +459,64 @@ class ReportTest(unittest.TestCase):
         self.assertEqual(self.browser.js("return document.getElementById('table').getAttribute('aria-rowcount')"), "879")
         heads = self.browser.js("return [...document.querySelectorAll('h1, h2')].filter((h) => h.offsetParent).map((h) => h.tagName)")
         self.assertEqual(heads.count("H1"), 1)
+
+    # What the command makes of checkpoints that PyTorch wrote.
+
+    def test_a_true_checkpoint_is_shown_as_it_is(self):
+        b = self.browser
+        self.show("true")
+        self.assertEqual(self.text("h1"), "checkpoint")
+        self.assertIn("Healthy", self.text("#health"))
+        self.assertIn("137 checksums compared", self.text("#health"))
+        self.assertIn("torch.distributed.checkpoint", b.js("return document.body.textContent"))
+        self.assertEqual(self.count("#files-body .bars li"), 4)
+        for word in ("AdamW", "exp_avg_sq", "weight_decay", "0.005"):
+            self.assertIn(word, self.text("#optimizer"))
+        self.assertIn("decoupled_weight_decay", self.text("#plain"))
+        self.assertEqual(b.js("return document.getElementById('table').getAttribute('aria-rowcount')"), "45")
+        self.shot("true-light", full=True)
+        self.choose("model.blocks.0.down.weight")
+        b.wait("return document.querySelector('.picture canvas')")
+        self.assertEqual(self.count(".histogram"), 1)
+        self.shot("true-tensor")
+        self.search("exp_avg_sq")
+        self.assertEqual(len(self.rows()), 10)
+        self.check_quiet()
+
+    def test_a_true_comparison_lists_what_differs(self):
+        self.show("compared", "dark")
+        said = self.text("#diff")
+        self.assertIn("model.embed.weight", said)
+        self.check_quiet()
+        self.shot("compared-dark", full=True)
+
+    def test_every_type_of_element_has_a_page(self):
+        self.show("zoo")
+        for dtype in ("complex128", "float8_e4m3fn", "bfloat16", "uint64", "bool"):
+            self.assertIn(dtype, self.text("#dtypes-body"))
+        self.assertIn("naïve ✓", self.text("#plain"))
+        for key in ("tensors.empty", "tensors.scalar", "tensors.five_d", "tensors.dtype_complex64"):
+            self.choose(key)
+        self.check_quiet()
+        self.shot("zoo", full=True)
+
+    def test_the_command_serves_tensors_on_demand(self):
+        b = self.browser
+        server = command("serve", SHARDED, "--until-stdin-ends", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.addCleanup(server.stdout.close)
+        try:
+            url = server.stdout.readline().strip()
+            self.show(url)
+            self.choose("model.blocks.0.down.weight")
+            self.assertEqual(self.count(".histogram"), 0)
+            b.click("#load")
+            b.wait("return document.querySelector('.histogram')")
+            self.assertEqual(self.count(".sample td"), 64)
+            self.shot("served")
+            self.check_quiet([f"{url}api/tensor?key=model.blocks.0.down.weight"])
+        finally:
+            server.stdin.close()
+            self.assertEqual(server.wait(timeout=20), 0, "the server did not stop cleanly")
 
     # Live.
 

@@ -1,0 +1,182 @@
+//! What was typed. Each verb's own file says what it means.
+
+mod changing;
+mod reading;
+
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+
+pub(crate) use changing::{
+    ConvertArgs, EditArgs, FormatArg, KeyArgs, MergeArgs, PlanArgs, PruneArgs, RecoverArgs, RelayoutArgs, WriteArgs,
+};
+pub(crate) use reading::{DiffArgs, LatestArgs, ReportArgs, ServeArgs, VerifyArgs};
+
+use crate::printer::ColorChoice;
+use crate::version;
+
+/// See, check, change and move any checkpoint of distributed training, without PyTorch.
+#[derive(Debug, Parser)]
+#[command(name = "reshard", version = version::SHORT, long_version = version::LONG, propagate_version = false)]
+#[command(max_term_width = 110, after_help = AFTER_HELP, disable_help_subcommand = true)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: GlobalArgs,
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+const AFTER_HELP: &str = "\
+A PATH is a DCP folder, a safetensors file or folder, or a .pt file, also on s3://, gs://, az:// or https://.
+Exit codes: 0 fine, 1 checked and found bad, 2 could not run. Data goes to stdout, everything else to stderr.";
+
+/// For every verb.
+#[derive(Debug, Args)]
+pub(crate) struct GlobalArgs {
+    /// When to paint the output
+    #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN", help_heading = "Everywhere")]
+    pub(crate) color: ColorChoice,
+    /// Print only data and errors: no remarks, no progress bars
+    #[arg(short, long, global = true, help_heading = "Everywhere")]
+    pub(crate) quiet: bool,
+    /// Let symbolic links inside a checkpoint's folder lead outside of it (the Hugging Face cache is made of such links)
+    #[arg(long, global = true, help_heading = "Everywhere")]
+    pub(crate) follow_symlinks: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    Inspect(InspectArgs),
+    Ls(LsArgs),
+    Show(ShowArgs),
+    Digest(DigestArgs),
+    Verify(VerifyArgs),
+    Diff(DiffArgs),
+    Convert(ConvertArgs),
+    Relayout(RelayoutArgs),
+    Plan(PlanArgs),
+    Merge(MergeArgs),
+    Edit(EditArgs),
+    Recover(RecoverArgs),
+    Latest(LatestArgs),
+    Prune(PruneArgs),
+    Report(ReportArgs),
+    Serve(ServeArgs),
+    Demo(DemoArgs),
+    Completions(CompletionsArgs),
+    Man(ManArgs),
+}
+
+/// Print data as JSON.
+#[derive(Debug, Args)]
+pub(crate) struct JsonArg {
+    /// Print JSON (the schema is stable: docs/cli-json.md)
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// One screen about a checkpoint: what is in it, how it is cut, who wrote it, whether it looks whole
+#[derive(Debug, Args)]
+pub(crate) struct InspectArgs {
+    /// The checkpoint
+    pub(crate) path: String,
+    #[command(flatten)]
+    pub(crate) output: JsonArg,
+}
+
+/// List the keys with dtype, shape, chunks and bytes
+#[derive(Debug, Args)]
+pub(crate) struct LsArgs {
+    /// The checkpoint
+    pub(crate) path: String,
+    /// Only keys that fit: `*` any text, `?` one character, `[ab]`, `{a,b}`
+    pub(crate) glob: Option<String>,
+    /// Show modules as a tree with sums
+    #[arg(long)]
+    pub(crate) tree: bool,
+    /// How deep the tree goes
+    #[arg(long, value_name = "LEVELS", requires = "tree")]
+    pub(crate) depth: Option<usize>,
+    /// The order of keys
+    #[arg(long, value_enum, default_value_t, value_name = "BY")]
+    pub(crate) sort: SortBy,
+    #[command(flatten)]
+    pub(crate) output: JsonArg,
+}
+
+/// An order of keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SortBy {
+    /// By name, numbers by value
+    #[default]
+    Name,
+    /// Largest first
+    Size,
+    /// As stored
+    None,
+}
+
+/// Show a tensor's values or statistics and where its chunks lie, or a plain value
+#[derive(Debug, Args)]
+pub(crate) struct ShowArgs {
+    /// The checkpoint
+    pub(crate) path: String,
+    /// The key, as `reshard ls` prints it
+    pub(crate) key: String,
+    /// Only this part, as in Python: `0:4,:`, `-1`, `...,0`
+    #[arg(long, value_name = "SLICE", allow_hyphen_values = true)]
+    pub(crate) slice: Option<String>,
+    /// No statistics: do not read more than the values that are printed
+    #[arg(long)]
+    pub(crate) values_only: bool,
+    /// Print every value of the slice, however many
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// List every chunk, however many
+    #[arg(long)]
+    pub(crate) chunks: bool,
+    #[command(flatten)]
+    pub(crate) output: JsonArg,
+}
+
+/// Print dtype, shape and sha256 of every tensor and every plain value as JSON, whatever the format and layout
+#[derive(Debug, Args)]
+pub(crate) struct DigestArgs {
+    /// The checkpoint
+    pub(crate) path: String,
+    /// Only keys that fit: `*` any text, `?` one character, `[ab]`, `{a,b}`
+    pub(crate) glob: Option<String>,
+    /// Do not compare stored checksums on the way
+    #[arg(long)]
+    pub(crate) no_verify: bool,
+    /// Print JSON: what a digest always is
+    #[arg(long, hide = true)]
+    pub(crate) json: bool,
+}
+
+/// Train a small model, save it on four ranks, resume it on three, and show that nothing was lost
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {
+    /// The folder in which its checkpoint is left
+    #[arg(short, long, value_name = "FOLDER", default_value = "demo-checkpoint")]
+    pub(crate) output: std::path::PathBuf,
+}
+
+/// Print a script that completes commands in a shell
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    #[arg(value_enum)]
+    pub(crate) shell: clap_complete::Shell,
+}
+
+/// Print the manual page, or write one page a verb into a folder
+#[derive(Debug, Args)]
+#[command(hide = true)]
+pub(crate) struct ManArgs {
+    /// The folder to write into
+    pub(crate) folder: Option<std::path::PathBuf>,
+}
+
+/// The whole command line, for completions and manuals.
+pub fn command() -> clap::Command {
+    Cli::command()
+}

@@ -1,0 +1,148 @@
+//! Where output goes: data to stdout, everything else to stderr; colors only for eyes.
+
+use std::io::{self, BufWriter, IsTerminal, Write};
+
+use serde::Serialize;
+
+use crate::failure::{Failure, Result};
+
+/// When to paint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum ColorChoice {
+    /// On terminals, unless NO_COLOR is set.
+    #[default]
+    Auto,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
+}
+
+/// A way to paint a word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Paint {
+    /// Names and headings.
+    Bold,
+    /// What matters less.
+    Dim,
+    /// Fine.
+    Good,
+    /// To know.
+    Warn,
+    /// Wrong.
+    Bad,
+    /// Numbers of interest, bars.
+    Accent,
+}
+
+impl Paint {
+    fn code(self) -> &'static str {
+        match self {
+            Paint::Bold => "1",
+            Paint::Dim => "2",
+            Paint::Good => "32",
+            Paint::Warn => "33",
+            Paint::Bad => "31",
+            Paint::Accent => "36",
+        }
+    }
+}
+
+/// How the user wants to be spoken to, and the two streams.
+#[derive(Debug)]
+pub(crate) struct Printer {
+    out: BufWriter<io::Stdout>,
+    /// Whether stdout may be painted.
+    pub(crate) color: bool,
+    /// Whether stderr may be painted.
+    pub(crate) error_color: bool,
+    /// Whether people watch stderr, so that bars make sense.
+    pub(crate) watched: bool,
+    /// Only data and errors.
+    pub(crate) quiet: bool,
+    /// Columns of the terminal; a good width where there is none.
+    pub(crate) width: usize,
+}
+
+/// The width of text that is not for a terminal.
+const PLAIN_WIDTH: usize = 100;
+
+impl Printer {
+    /// Looks at the streams and the environment.
+    pub(crate) fn new(choice: ColorChoice, quiet: bool) -> Printer {
+        let allowed = |terminal: bool| match choice {
+            ColorChoice::Always => true,
+            ColorChoice::Never => false,
+            // https://no-color.org: set and not empty, whatever it says.
+            ColorChoice::Auto => {
+                let refused = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
+                let dumb = std::env::var_os("TERM").is_some_and(|v| v == "dumb");
+                terminal && !refused && !dumb
+            }
+        };
+        let (out, err) = (io::stdout().is_terminal(), io::stderr().is_terminal());
+        let columns = std::env::var("COLUMNS").ok().and_then(|c| c.parse().ok());
+        let measured =
+            out.then(terminal_size::terminal_size).flatten().map(|(terminal_size::Width(columns), _)| usize::from(columns));
+        Printer {
+            out: BufWriter::with_capacity(64 << 10, io::stdout()),
+            color: allowed(out),
+            error_color: allowed(err),
+            watched: err && !quiet,
+            quiet,
+            width: columns.or(measured).unwrap_or(PLAIN_WIDTH).clamp(40, 400),
+        }
+    }
+
+    /// The stream of data.
+    pub(crate) fn out(&mut self) -> &mut impl Write {
+        &mut self.out
+    }
+
+    /// One line of data.
+    pub(crate) fn line(&mut self, text: impl AsRef<str>) -> Result<()> {
+        Ok(writeln!(self.out, "{}", text.as_ref())?)
+    }
+
+    /// Data as JSON, indented, followed by a newline.
+    pub(crate) fn json(&mut self, value: &impl Serialize) -> Result<()> {
+        serde_json::to_writer_pretty(&mut self.out, value)?;
+        Ok(writeln!(self.out)?)
+    }
+
+    /// A remark that is not data.
+    pub(crate) fn note(&mut self, text: impl AsRef<str>) {
+        if !self.quiet {
+            self.to_stderr(&format!("{}\n", text.as_ref()));
+        }
+    }
+
+    /// A warning.
+    pub(crate) fn warn(&mut self, text: impl AsRef<str>) {
+        let label = if self.error_color { "\x1b[1;33mwarning:\x1b[0m" } else { "warning:" };
+        self.to_stderr(&format!("{label} {}\n", text.as_ref()));
+    }
+
+    /// Tells of a failure.
+    pub(crate) fn failure(&mut self, failure: &Failure) {
+        let text = failure.text(self.error_color);
+        self.to_stderr(&text);
+    }
+
+    fn to_stderr(&mut self, text: &str) {
+        // Data first, so that a terminal shows things in their order. A stderr that is gone has no reader to miss it.
+        drop(self.out.flush());
+        drop(io::stderr().write_all(text.as_bytes()));
+    }
+
+    /// Text for stdout, painted where that is welcome.
+    pub(crate) fn paint(&self, paint: Paint, text: impl AsRef<str>) -> String {
+        let text = text.as_ref();
+        if self.color { format!("\x1b[{}m{text}\x1b[0m", paint.code()) } else { text.to_owned() }
+    }
+
+    /// Everything is written, or the reader left.
+    pub(crate) fn finish(&mut self) -> Result<()> {
+        Ok(self.out.flush()?)
+    }
+}

@@ -1,0 +1,263 @@
+//! From a checkpoint to what the report page knows of it.
+
+mod compare;
+mod live;
+
+use reshard::layout::Region;
+use reshard::{CatalogKind, Checkpoint, LoadedValue, StatsOptions, TensorStats, VerifyOptions, stats, verify};
+
+pub(crate) use compare::Comparison;
+pub(crate) use live::Live;
+
+use crate::failure::Result;
+use crate::human;
+use crate::printer::Printer;
+use crate::progress::Progress;
+use crate::report::{
+    Checkpoint as Page, ChunkInput, Finding, Health, HealthState, Histogram, Optimizer, ParamGroup, PlainValue, ReportBuilder,
+    ReportData, Slot, Stats, TensorInput,
+};
+use crate::summary::{OptimizerSummary, Summary};
+use crate::verbs::{format_name, place};
+
+/// Bins of a histogram.
+const BINS: usize = 48;
+/// Values are small records, but each is a read: a page shows no more than this many.
+const MOST_VALUES: usize = 2000;
+/// A plain value's text is cut to this many characters.
+const MOST_TEXT: usize = 2000;
+
+/// What to put on the page beyond what metadata tells.
+pub(crate) struct Wanted {
+    /// Statistics of every tensor.
+    pub(crate) histograms: bool,
+    /// Every checksum.
+    pub(crate) verify: bool,
+    /// What differs from another.
+    pub(crate) comparison: Option<Comparison>,
+}
+
+/// Collects everything; also gives what `inspect` would show.
+pub(crate) fn collect(checkpoint: &Checkpoint, printer: &Printer, wanted: &Wanted) -> Result<(ReportData, Summary)> {
+    let summary = Summary::of(checkpoint);
+    let health = if wanted.verify { verified(checkpoint, printer)? } else { glanced(&summary) };
+    let mut builder = ReportBuilder::new(page(checkpoint, &summary, health));
+    let files: Vec<u32> =
+        summary.files.iter().map(|file| builder.file(&file.path, file.size.unwrap_or(file.used), file.rank)).collect();
+    let mut numbers = std::collections::HashMap::new();
+    let mut values = 0;
+    for (key, entry) in &checkpoint.catalog().entries {
+        match &entry.kind {
+            CatalogKind::Tensor(tensor) => {
+                let chunks: Vec<ChunkInput<'_>> = tensor
+                    .chunks
+                    .iter()
+                    .map(|chunk| ChunkInput {
+                        offsets: chunk.region.offsets(),
+                        sizes: chunk.region.sizes(),
+                        file: files.get(chunk.file as usize).copied().unwrap_or(0),
+                        place: Some(place(&chunk.place)),
+                    })
+                    .collect();
+                let (dtype, shape, bytes) = (tensor.dtype.name(), &tensor.shape[..], tensor.bytes());
+                numbers.insert(key.as_str(), builder.tensor(TensorInput { key, dtype, shape, bytes, chunks: &chunks }));
+            }
+            CatalogKind::Value(_) if values < MOST_VALUES => {
+                values += 1;
+                builder.value(plain(checkpoint, key));
+            }
+            _ => {}
+        }
+    }
+    if let Some(optimizer) = &summary.optimizer {
+        builder.optimizer(optimizer_page(checkpoint, optimizer));
+    }
+    if wanted.histograms {
+        let mut options = StatsOptions::default();
+        options.bins = BINS;
+        let _bar = Progress::watch(printer, "histograms", &options.control);
+        for (key, number) in &numbers {
+            match stats(checkpoint, key, &options) {
+                Ok(found) => drop(builder.stats(*number, stats_page(&found))),
+                // A type without numbers has none to show.
+                Err(reshard::Error::Invalid { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    if let Some(comparison) = &wanted.comparison {
+        builder.diff(comparison.page(checkpoint, &numbers, printer)?);
+    }
+    Ok((builder.finish(), summary))
+}
+
+fn page(checkpoint: &Checkpoint, summary: &Summary, health: Health) -> Page {
+    let catalog = checkpoint.catalog();
+    let location = checkpoint.place().to_owned();
+    let mut facts = Vec::new();
+    if let Some(ranks) = summary.ranks {
+        facts.push(("Ranks".to_owned(), human::exact(ranks)));
+    }
+    let layouts: Vec<String> =
+        summary.cuts.iter().take(4).map(|cut| format!("{} ({})", cut.label, human::count(cut.tensors, "tensor"))).collect();
+    if !layouts.is_empty() {
+        let more = if summary.cuts.len() > 4 { ", …" } else { "" };
+        facts.push(("Layout".to_owned(), format!("{}{more}", layouts.join(", "))));
+    }
+    if let Some(id) = &catalog.save_id {
+        facts.push(("Save".to_owned(), id.clone()));
+    }
+    Page {
+        name: location.trim_end_matches('/').rsplit('/').next().unwrap_or(&location).to_owned(),
+        format: format_name(catalog.format).to_owned(),
+        writer: Some(catalog.writer.clone()).filter(|writer| !writer.is_empty()),
+        saved: summary.saved.and_then(human::date),
+        step: summary.step.or_else(|| summary.optimizer.as_ref().and_then(|optimizer| optimizer.step)),
+        health,
+        facts,
+        location,
+    }
+}
+
+/// What metadata and a listing tell.
+fn glanced(summary: &Summary) -> Health {
+    let health = &summary.health;
+    let finding =
+        |t: &crate::summary::Trouble| Finding { text: t.text.clone(), key: t.key.clone(), file: t.file.clone(), offset: None };
+    let summary = match health.bad {
+        0 => format!("By its metadata it is whole: {}. Its data was not read.", health.checked),
+        n => format!("{} found in metadata and file sizes.", human::count(n, "problem")),
+    };
+    let state = match (health.bad, health.troubles.is_empty()) {
+        (0, true) => HealthState::Healthy,
+        (0, false) => HealthState::Warning,
+        _ => HealthState::Damaged,
+    };
+    Health { state, summary, findings: health.troubles.iter().map(finding).collect() }
+}
+
+/// What reading everything tells.
+fn verified(checkpoint: &Checkpoint, printer: &Printer) -> Result<Health> {
+    let options = VerifyOptions::default();
+    let report = {
+        let _bar = Progress::watch(printer, "verify", &options.control);
+        verify(checkpoint, &options)?
+    };
+    let findings = report.findings.iter().map(|found| Finding {
+        text: found.what.clone(),
+        key: found.key.clone(),
+        file: found.file.clone(),
+        offset: found.offset,
+    });
+    let state = match (report.is_sound(), report.findings.is_empty()) {
+        (true, true) => HealthState::Healthy,
+        (true, false) => HealthState::Warning,
+        (false, _) => HealthState::Damaged,
+    };
+    let checked = format!("{} read, {} compared", human::bytes(report.bytes), human::count(report.checked, "checksum"));
+    let summary = match report.errors() as u64 {
+        0 => format!("Everything was verified: {checked}."),
+        n => format!("{} found: {checked}.", human::count(n, "problem")),
+    };
+    Ok(Health { state, summary, findings: findings.collect() })
+}
+
+fn plain(checkpoint: &Checkpoint, key: &str) -> PlainValue {
+    let (kind, text) = match checkpoint.read_value(key) {
+        Ok(LoadedValue::Plain(value)) => (kind_of(&value), value.python_repr()),
+        Ok(LoadedValue::Opaque { class, .. }) => ("object", format!("<{class}>")),
+        Ok(_) => ("object", String::new()),
+        Err(error) => ("unreadable", error.full_text()),
+    };
+    let text = if text.chars().count() > MOST_TEXT { human::shortened(&text, MOST_TEXT) } else { text };
+    PlainValue { key: key.to_owned(), kind: kind.to_owned(), text }
+}
+
+fn kind_of(value: &reshard::Value) -> &'static str {
+    use reshard::Value;
+    match value {
+        Value::None => "None",
+        Value::Bool(_) => "bool",
+        Value::Int(_) => "int",
+        Value::Float(_) => "float",
+        Value::Complex(..) => "complex",
+        Value::Str(_) => "str",
+        Value::Bytes(_) | Value::ByteArray(_) => "bytes",
+        Value::List(_) => "list",
+        Value::Tuple(_) => "tuple",
+        Value::Dict(_) | Value::OrderedDict(_) => "dict",
+        Value::Set(_) | Value::FrozenSet(_) => "set",
+        Value::Size(_) => "torch.Size",
+        Value::DType(_) => "dtype",
+        Value::Device(_) => "device",
+        Value::Path(_) => "path",
+        _ => "value",
+    }
+}
+
+/// Statistics as the page wants them.
+fn stats_page(found: &TensorStats) -> Stats {
+    let histogram = match (found.min, found.max, found.histogram.is_empty()) {
+        (Some(low), Some(high), false) => Some(Histogram { low, high, counts: found.histogram.clone() }),
+        _ => None,
+    };
+    Stats {
+        min: found.min,
+        max: found.max,
+        mean: found.mean,
+        std: found.std,
+        count: found.elements,
+        zeros: found.zeros,
+        nans: found.nans,
+        infs: found.infinities,
+        histogram,
+    }
+}
+
+fn optimizer_page(checkpoint: &Checkpoint, found: &OptimizerSummary) -> Optimizer {
+    let entries = &checkpoint.catalog().entries;
+    let slot_names: Vec<&str> = found.slots.iter().map(|slot| slot.name.as_str()).collect();
+    let groups = found.groups.iter().map(|group| {
+        let mut slots = Vec::new();
+        // Only named parameters can be told apart; one group has them all.
+        match (&group.params, found.groups.len()) {
+            (Some(params), 2..) => {
+                for name in &slot_names {
+                    let mut slot = Slot { name: (*name).to_owned(), ..Slot::default() };
+                    for param in params {
+                        if let Some(entry) = entries.get(&format!("{}state.{param}.{name}", found.root)) {
+                            slot.tensors += 1;
+                            if let CatalogKind::Tensor(tensor) = &entry.kind {
+                                slot.bytes = slot.bytes.saturating_add(tensor.bytes());
+                                let dtype = tensor.dtype.name();
+                                if !slot.dtypes.iter().any(|known| known == dtype) {
+                                    slot.dtypes.push(dtype.to_owned());
+                                }
+                            }
+                        }
+                    }
+                    slots.push(slot);
+                }
+            }
+            _ => slots = found.slots.iter().map(whole_slot).collect(),
+        }
+        let params = group.params.as_ref().map_or(found.params, |params| params.len() as u64);
+        ParamGroup { name: group.name.clone(), params, options: group.options.clone(), slots }
+    });
+    let mut groups: Vec<ParamGroup> = groups.collect();
+    if groups.is_empty() && !found.slots.is_empty() {
+        let slots = found.slots.iter().map(whole_slot).collect();
+        groups.push(ParamGroup { name: "all".to_owned(), params: found.params, options: Vec::new(), slots });
+    }
+    Optimizer { name: found.name.map(str::to_owned), groups }
+}
+
+fn whole_slot(slot: &crate::summary::SlotShare) -> Slot {
+    let dtypes = slot.dtypes.iter().map(|dtype| (*dtype).to_owned()).collect();
+    Slot { name: slot.name.clone(), tensors: slot.tensors, bytes: slot.bytes, dtypes }
+}
+
+/// The whole of a tensor.
+fn whole(shape: &[u64]) -> Option<Region> {
+    Region::whole(shape).ok()
+}

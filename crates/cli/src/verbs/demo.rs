@@ -1,0 +1,13 @@
+//! `reshard demo`: what `make demo` runs.
+
+use crate::args::DemoArgs;
+use crate::demo;
+use crate::failure::Result;
+use crate::verbs::{Context, Outcome};
+
+pub(crate) fn run(context: &mut Context, args: &DemoArgs) -> Result<Outcome> {
+    match demo::run(context.printer.out(), &args.output)? {
+        true => Ok(Outcome::Fine),
+        false => Ok(Outcome::Bad),
+    }
+}

@@ -1,0 +1,24 @@
+//! `reshard digest PATH [GLOB]`: what a checkpoint holds, independent of how.
+
+use reshard::{DigestOptions, Selection, digest};
+
+use crate::args::DigestArgs;
+use crate::failure::Result;
+use crate::progress::Progress;
+use crate::verbs::{Context, Outcome};
+
+pub(crate) fn run(context: &mut Context, args: &DigestArgs) -> Result<Outcome> {
+    let mut options = DigestOptions::default();
+    options.selection = Selection::globs(args.glob.as_slice())?;
+    options.verify = !args.no_verify;
+    let checkpoint = context.open(&args.path)?;
+    let found = {
+        let _bar = Progress::watch(&context.printer, "digest", &options.control);
+        digest(&checkpoint, &options)?
+    };
+    if let (Some(glob), true) = (&args.glob, found.entries.is_empty()) {
+        context.printer.warn(format!("no key fits {glob:?}"));
+    }
+    context.printer.json(&found)?;
+    Ok(Outcome::Fine)
+}

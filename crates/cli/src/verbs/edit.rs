@@ -1,0 +1,119 @@
+//! `reshard edit SRC DST`: keys dropped or renamed, values set, data files linked.
+
+use reshard::formats::Int;
+use reshard::{Checkpoint, EditOptions, EditReport, ErrorKind, KeyPath, PathSegment, Selection, Value, edit};
+use serde::Serialize;
+use serde_json::Value as Json;
+
+use crate::args::EditArgs;
+use crate::failure::{Failure, Result};
+use crate::human;
+use crate::meaning;
+use crate::printer::Paint;
+use crate::progress::Progress;
+use crate::verbs::{Context, Outcome};
+
+#[derive(Debug, Serialize)]
+struct Edited<'a> {
+    schema: u32,
+    #[serde(flatten)]
+    report: &'a EditReport,
+}
+
+pub(crate) fn run(context: &mut Context, args: &EditArgs) -> Result<Outcome> {
+    let mut options = EditOptions::default();
+    options.drop = Selection::globs(&args.drop)?.include;
+    options.renames = meaning::renames(&args.rename, args.rename_file.as_deref())?;
+    let settings = args.set.iter().map(|text| setting(text)).collect::<Result<Vec<_>>>()?;
+    let source = context.open(&args.source)?;
+    options.set = settings.into_iter().map(|(key, value)| (key.clone(), path(&source, &key), value)).collect();
+    let store = context.store(&args.destination)?;
+    let report = {
+        let _bar = Progress::watch(&context.printer, "edit", &options.control);
+        edit(&source, &store, &options).map_err(|error| match error.kind() {
+            ErrorKind::AlreadyExists => {
+                Failure::new(format!("{} is not empty", args.destination)).hint("an edited checkpoint needs a place of its own")
+            }
+            _ => Failure::from(error),
+        })?
+    };
+    if args.output.json {
+        context.printer.json(&Edited { schema: 1, report: &report })?;
+        return Ok(Outcome::Fine);
+    }
+    let printer = &mut context.printer;
+    if !args.drop.is_empty() && report.dropped.is_empty() {
+        printer.warn("no key fits what was to be dropped");
+    }
+    if !options.renames.is_empty() && report.renamed.is_empty() {
+        printer.warn("no key fits the renames");
+    }
+    let title = printer.paint(Paint::Bold, human::printable(&report.to));
+    let facts = [
+        format!("{} dropped", human::count(report.dropped.len() as u64, "key")),
+        format!("{} renamed", human::exact(report.renamed.len() as u64)),
+        format!("{} set", human::exact(report.set.len() as u64)),
+        format!("{} linked", human::count(report.linked, "data file")),
+        format!("{} copied", human::exact(report.copied)),
+    ];
+    printer.line(format!("{title}: {}", facts.join(" · ")))?;
+    Ok(Outcome::Fine)
+}
+
+/// `KEY=VALUE`: JSON where it is that, text otherwise.
+fn setting(text: &str) -> Result<(String, Value)> {
+    let wrong =
+        || Failure::new(format!("{text:?} sets nothing")).hint("write it like step=100, name=\"run 7\" or betas=[0.9,0.95]");
+    let (key, value) = text.split_once('=').ok_or_else(wrong)?;
+    if key.is_empty() {
+        return Err(wrong());
+    }
+    let value = match serde_json::from_str::<Json>(value) {
+        Ok(json) => plain(&json),
+        Err(_) => Value::Str(value.to_owned()),
+    };
+    Ok((key.to_owned(), value))
+}
+
+fn plain(json: &Json) -> Value {
+    match json {
+        Json::Null => Value::None,
+        Json::Bool(value) => Value::Bool(*value),
+        Json::Number(number) => match (number.as_i64(), number.as_u64()) {
+            (Some(small), _) => Value::Int(Int::from(small)),
+            (None, Some(large)) => Value::Int(Int::from(large)),
+            _ => Value::Float(number.as_f64().unwrap_or(f64::NAN)),
+        },
+        Json::String(text) => Value::Str(text.clone()),
+        Json::Array(items) => Value::List(items.iter().map(plain).collect()),
+        Json::Object(pairs) => Value::Dict(pairs.iter().map(|(key, value)| (Value::Str(key.clone()), plain(value))).collect()),
+    }
+}
+
+/// Where a value sits in the tree: where it was, or in the top-level container that its key names.
+fn path(source: &Checkpoint, key: &str) -> Option<KeyPath> {
+    let entries = &source.catalog().entries;
+    if let Some(entry) = entries.get(key) {
+        return entry.path.clone();
+    }
+    let (first, rest) = key.split_once('.')?;
+    let container = entries.values().filter_map(|entry| entry.path.as_deref());
+    let exists = container.into_iter().any(|path| matches!(path, [PathSegment::Key(name), _, ..] if name == first));
+    exists.then(|| vec![PathSegment::Key(first.to_owned()), PathSegment::Key(rest.to_owned())])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_json_or_text() {
+        let value = |text: &str| setting(text).unwrap().1.python_repr();
+        assert_eq!(value("a=1"), "1");
+        assert_eq!(value("a=0.5"), "0.5");
+        assert_eq!(value("a=null"), "None");
+        assert_eq!(value("a=[1,true,\"x\"]"), "[1, True, 'x']");
+        assert_eq!(value("a=run 7=b"), "'run 7=b'");
+        assert!(setting("a").is_err() && setting("=1").is_err());
+    }
+}

@@ -1,0 +1,133 @@
+//! One file a verb: what was typed becomes what it means, is done, and is told.
+
+mod completions;
+mod convert;
+mod demo;
+mod diff;
+mod digest;
+mod edit;
+mod inspect;
+mod latest;
+mod ls;
+mod man;
+mod merge;
+mod plan;
+mod prune;
+mod recover;
+mod relayout;
+mod report;
+mod serve;
+mod show;
+mod verify;
+
+pub(crate) use inspect::format_name;
+pub(crate) use show::place;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use reshard::{Checkpoint, Destination, OpenOptions};
+
+use crate::args::{Cli, GlobalArgs, Verb};
+use crate::failure::{Failure, Result};
+use crate::printer::Printer;
+
+/// How a command ended that could run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// Nothing is wrong.
+    Fine,
+    /// Something was checked and is bad.
+    Bad,
+}
+
+const BAD: u8 = 1;
+const COULD_NOT_RUN: u8 = 2;
+
+/// What every verb is given.
+pub(crate) struct Context {
+    /// Where output goes.
+    pub(crate) printer: Printer,
+    /// How to open checkpoints.
+    pub(crate) open: OpenOptions,
+}
+
+impl Context {
+    fn new(global: &GlobalArgs) -> Context {
+        let mut open = OpenOptions::default();
+        open.store.follow_symlinks = global.follow_symlinks;
+        Context { printer: Printer::new(global.color, global.quiet), open }
+    }
+
+    /// Opens a checkpoint.
+    pub(crate) fn open(&self, path: &str) -> Result<Checkpoint> {
+        Checkpoint::open_with(path, &self.open).map_err(|error| match std::path::Path::new(path).is_file() {
+            true if matches!(error, reshard::Error::Storage { .. }) => {
+                Failure::because(format!("{path} is no file that is known here"), &error)
+                    .hint("a checkpoint in one file ends in .safetensors, .pt, .pth, .bin or .ckpt")
+            }
+            _ => Failure::from(error),
+        })
+    }
+
+    /// Refuses a folder that holds a checkpoint, of whatever format, unless overwriting was asked for: two in one folder would
+    /// make it a riddle which one is meant.
+    pub(crate) fn check_free(&self, destination: &Destination, overwrite: bool) -> Result<()> {
+        if overwrite || destination.file.is_some() {
+            return Ok(());
+        }
+        match Checkpoint::open_store(destination.store.clone()) {
+            Ok(_) => Err(reshard::Error::AlreadyExists { place: destination.describe() }.into()),
+            // What cannot be opened is for the writer to judge.
+            Err(_) => Ok(()),
+        }
+    }
+}
+
+/// The whole program: parses what was typed, runs it, and gives the exit code.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are data; a reader that left is no error.
+            drop(error.print());
+            return if error.use_stderr() { ExitCode::from(COULD_NOT_RUN) } else { ExitCode::SUCCESS };
+        }
+    };
+    let mut context = Context::new(&cli.global);
+    let outcome = run(&mut context, cli.verb).and_then(|outcome| context.printer.finish().map(|()| outcome));
+    match outcome {
+        Ok(Outcome::Fine) => ExitCode::SUCCESS,
+        Ok(Outcome::Bad) => ExitCode::from(BAD),
+        // `reshard ls … | head` is a good way to use it.
+        Err(failure) if failure.reader_left() => ExitCode::SUCCESS,
+        Err(failure) => {
+            context.printer.failure(&failure);
+            ExitCode::from(COULD_NOT_RUN)
+        }
+    }
+}
+
+fn run(context: &mut Context, verb: Verb) -> Result<Outcome> {
+    match verb {
+        Verb::Inspect(args) => inspect::run(context, &args),
+        Verb::Ls(args) => ls::run(context, &args),
+        Verb::Show(args) => show::run(context, &args),
+        Verb::Digest(args) => digest::run(context, &args),
+        Verb::Verify(args) => verify::run(context, &args),
+        Verb::Diff(args) => diff::run(context, &args),
+        Verb::Convert(args) => convert::run(context, &args),
+        Verb::Relayout(args) => relayout::run(context, &args),
+        Verb::Plan(args) => plan::run(context, &args),
+        Verb::Merge(args) => merge::run(context, &args),
+        Verb::Edit(args) => edit::run(context, &args),
+        Verb::Recover(args) => recover::run(context, &args),
+        Verb::Latest(args) => latest::run(context, &args),
+        Verb::Prune(args) => prune::run(context, &args),
+        Verb::Report(args) => report::run(context, &args),
+        Verb::Serve(args) => serve::run(context, &args),
+        Verb::Demo(args) => demo::run(context, &args),
+        Verb::Completions(args) => completions::run(context, &args),
+        Verb::Man(args) => man::run(context, &args),
+    }
+}

@@ -1,0 +1,126 @@
+//! `reshard prune DIR --keep-last …`: steps that may go.
+
+use reshard::{Best, PruneReport, Retention, StepsOptions, prune};
+use serde::Serialize;
+
+use super::latest::state_words;
+use crate::args::PruneArgs;
+use crate::failure::{Failure, Result};
+use crate::human;
+use crate::meaning;
+use crate::printer::{Paint, Printer};
+use crate::progress::Progress;
+use crate::table::{Side, Table};
+use crate::verbs::{Context, Outcome};
+
+#[derive(Debug, Serialize)]
+struct Pruned<'a> {
+    schema: u32,
+    folder: &'a str,
+    #[serde(flatten)]
+    report: &'a PruneReport,
+}
+
+pub(crate) fn run(context: &mut Context, args: &PruneArgs) -> Result<Outcome> {
+    let retention = retention(args)?;
+    let mut options = StepsOptions::default();
+    options.store = context.open.store.clone();
+    options.deep = args.deep;
+    let report = {
+        let _bar = Progress::watch(&context.printer, "prune", &options.control);
+        prune(&args.folder, &retention, args.dry_run, &options)?
+    };
+    if args.output.json {
+        context.printer.json(&Pruned { schema: 1, folder: &args.folder, report: &report })?;
+    } else {
+        print(&mut context.printer, &report)?;
+    }
+    match report.failed.is_empty() {
+        true => Ok(Outcome::Fine),
+        false => {
+            context.printer.finish()?;
+            Err(Failure::new(format!("could not remove {}", human::count(report.failed.len() as u64, "thing")))
+                .hint(report.failed.join("; ")))
+        }
+    }
+}
+
+fn retention(args: &PruneArgs) -> Result<Retention> {
+    let mut retention = Retention::default();
+    retention.last = args.keep_last;
+    retention.every = args.keep_every;
+    retention.younger_than = args.keep_younger.as_deref().map(meaning::age).transpose()?;
+    retention.grace = meaning::age(&args.grace)?;
+    retention.best = args.keep_best.as_deref().map(best).transpose()?;
+    if args.keep_every == Some(0) {
+        return Err(Failure::new("no number is a multiple of 0: --keep-every needs at least 1"));
+    }
+    Ok(retention)
+}
+
+/// `metrics.loss:min:3`.
+fn best(text: &str) -> Result<Best> {
+    let wrong = || {
+        Failure::new(format!("{text:?} does not say what is best"))
+            .hint("write it like metrics.loss:min or metrics.accuracy:max:3")
+    };
+    let (rest, last) = text.rsplit_once(':').ok_or_else(wrong)?;
+    let (key, order, count) = match last.parse::<usize>() {
+        Ok(count) => rest.rsplit_once(':').map(|(key, order)| (key, order, count)).ok_or_else(wrong)?,
+        Err(_) => (rest, last, 1),
+    };
+    let largest = match order {
+        "max" => true,
+        "min" => false,
+        _ => return Err(wrong()),
+    };
+    if key.is_empty() {
+        return Err(wrong());
+    }
+    Ok(Best::new(key, largest, count))
+}
+
+fn print(printer: &mut Printer, report: &PruneReport) -> Result<()> {
+    let mut table = Table::new(&[Side::Left, Side::Left, Side::Left, Side::Right, Side::Left]);
+    for decision in &report.steps {
+        let (verdict, paint) = match (decision.keep, report.dry_run) {
+            (true, _) => ("keep", Paint::Good),
+            (false, true) => ("would remove", Paint::Bad),
+            (false, false) => ("removed", Paint::Bad),
+        };
+        let (state, state_paint, _) = state_words(&decision.step.state);
+        let cells = [
+            verdict.to_owned(),
+            decision.step.name.clone(),
+            state.to_owned(),
+            human::bytes(decision.step.bytes),
+            decision.why.join(", "),
+        ];
+        table.painted(cells.into_iter().zip([Some(paint), None, Some(state_paint), None, Some(Paint::Dim)]));
+    }
+    for line in table.lines(printer) {
+        printer.line(line)?;
+    }
+    for leftover in &report.leftovers {
+        let verdict = printer.paint(Paint::Bad, if report.dry_run { "would remove" } else { "removed" });
+        printer.line(format!("{verdict}  {}  leftover", human::printable(leftover)))?;
+    }
+    let verb = if report.dry_run { "would be set free" } else { "set free" };
+    printer.note(format!("{} {verb}", human::bytes(report.bytes)));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_have_a_key_and_an_order() {
+        let found = best("metrics.loss:min:3").unwrap();
+        assert_eq!((found.key.as_str(), found.largest, found.count), ("metrics.loss", false, 3));
+        assert!(best("accuracy:max").unwrap().largest);
+        for text in ["loss", "loss:most", ":min", "loss:3"] {
+            assert!(best(text).is_err(), "{text}");
+        }
+    }
+}

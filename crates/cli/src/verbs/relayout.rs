@@ -1,0 +1,37 @@
+//! `reshard relayout SRC DST --mesh … --rule …`: the same, cut for other ranks.
+
+use reshard::storage::Address;
+use reshard::{Layout, relayout};
+
+use super::convert::{Converted, print};
+use crate::args::RelayoutArgs;
+use crate::failure::{Failure, Result};
+use crate::meaning;
+use crate::progress::Progress;
+use crate::verbs::{Context, Outcome};
+
+pub(crate) fn run(context: &mut Context, args: &RelayoutArgs) -> Result<Outcome> {
+    let layout = Layout::parse(&args.layout.mesh, &args.layout.rule)?;
+    let options = meaning::convert_options(&args.keys, &args.cast, &args.write)?;
+    let source = context.open(&args.source)?;
+    let store = context.store(&args.destination)?;
+    let report = {
+        let _bar = Progress::watch(&context.printer, "relayout", &options.control);
+        relayout(&source, &store, &layout, &options)?
+    };
+    if args.output.json {
+        context.printer.json(&Converted { schema: 1, report: &report })?;
+    } else {
+        print(&mut context.printer, &report)?;
+    }
+    Ok(Outcome::Fine)
+}
+
+impl Context {
+    /// Opens a place to write a folder into, or to look at without opening a checkpoint.
+    pub(crate) fn store(&self, path: &str) -> Result<std::sync::Arc<dyn reshard::storage::Store>> {
+        let cannot = |error: reshard::storage::StorageError| Failure::because(format!("cannot open {path}"), &error);
+        let address = Address::parse(path).map_err(cannot)?;
+        reshard::storage::open(&address, &self.open.store).map_err(cannot)
+    }
+}

@@ -1,0 +1,58 @@
+//! `reshard report PATH [OTHER] -o FILE`: one page.
+
+use std::io::Write;
+use std::path::Path;
+
+use reshard::Checkpoint;
+
+use crate::args::ReportArgs;
+use crate::failure::{Failure, Result};
+use crate::human;
+use crate::report::render;
+use crate::report_data::{self, Comparison, Wanted};
+use crate::verbs::{Context, Outcome, diff};
+
+pub(crate) fn run(context: &mut Context, args: &ReportArgs) -> Result<Outcome> {
+    let checkpoint = context.open(&args.path)?;
+    let wanted = Wanted {
+        histograms: args.histograms,
+        verify: args.verify,
+        comparison: compared(context, args.other.as_deref(), args.tolerance, args.shapes_only)?,
+    };
+    let (data, _) = report_data::collect(&checkpoint, &context.printer, &wanted)?;
+    let page = render(&data).map_err(|error| Failure::because("cannot make the page", &error))?;
+    if args.output == "-" {
+        context.printer.out().write_all(page.as_bytes())?;
+        return Ok(Outcome::Fine);
+    }
+    write(Path::new(&args.output), page.as_bytes())
+        .map_err(|error| Failure::because(format!("cannot write {}", args.output), &error))?;
+    context.printer.line(format!("{} ({})", args.output, human::bytes(page.len() as u64)))?;
+    Ok(Outcome::Fine)
+}
+
+/// Opens what to compare with.
+pub(super) fn compared(
+    context: &Context,
+    other: Option<&str>,
+    tolerance: Option<f64>,
+    shapes_only: bool,
+) -> Result<Option<Comparison>> {
+    let Some(other) = other else { return Ok(None) };
+    let other: Checkpoint = context.open(other)?;
+    Ok(Some(Comparison { other, tolerance: diff::tolerance(tolerance, None, None)?, elements: !shapes_only }))
+}
+
+/// The old page stays until the new one is complete.
+fn write(path: &Path, page: &[u8]) -> std::io::Result<()> {
+    let name = path.file_name().ok_or_else(|| std::io::Error::other("that is no file name"))?;
+    let mut staged_name = std::ffi::OsString::from(".");
+    staged_name.push(name);
+    staged_name.push(format!(".{}.part", std::process::id()));
+    let staged = path.with_file_name(staged_name);
+    let written = std::fs::write(&staged, page).and_then(|()| std::fs::rename(&staged, path));
+    if written.is_err() {
+        drop(std::fs::remove_file(&staged));
+    }
+    written
+}

@@ -1,0 +1,83 @@
+//! `reshard verify PATH`: is it whole?
+
+use reshard::{Severity, VerifyOptions, VerifyReport, verify_place};
+use serde::Serialize;
+
+use crate::args::VerifyArgs;
+use crate::failure::Result;
+use crate::human;
+use crate::printer::Paint;
+use crate::progress::Progress;
+use crate::verbs::{Context, Outcome};
+
+#[derive(Debug, Serialize)]
+struct Verified<'a> {
+    schema: u32,
+    sound: bool,
+    #[serde(flatten)]
+    report: &'a VerifyReport,
+}
+
+pub(crate) fn run(context: &mut Context, args: &VerifyArgs) -> Result<Outcome> {
+    let mut options = VerifyOptions::default();
+    options.data = !args.quick;
+    let report = {
+        let _bar = Progress::watch(&context.printer, "verify", &options.control);
+        verify_place(&args.path, &context.open, &options)?
+    };
+    if args.output.json {
+        context.printer.json(&Verified { schema: 1, sound: report.is_sound(), report: &report })?;
+    } else {
+        print(context, &report, args.quick)?;
+    }
+    Ok(if report.is_sound() { Outcome::Fine } else { Outcome::Bad })
+}
+
+fn print(context: &mut Context, report: &VerifyReport, quick: bool) -> Result<()> {
+    let printer = &mut context.printer;
+    for finding in &report.findings {
+        let (label, paint) = match finding.severity {
+            Severity::Error => ("error", Paint::Bad),
+            _ => ("warning", Paint::Warn),
+        };
+        let mut place = Vec::new();
+        place.extend(finding.key.as_deref().map(human::printable));
+        place.extend(match (&finding.file, finding.offset) {
+            (Some(file), Some(offset)) => Some(format!("{file} at byte {offset}")),
+            (Some(file), None) => Some(file.clone()),
+            _ => None,
+        });
+        let place = if place.is_empty() { String::new() } else { format!("{}: ", place.join(", ")) };
+        let label = printer.paint(paint, label);
+        printer.line(format!("{label}: {place}{}", human::printable(&finding.what)))?;
+    }
+    let errors = report.errors() as u64;
+    let warnings = report.findings.len() as u64 - errors;
+    let verdict = match (errors, warnings) {
+        (0, 0) => printer.paint(Paint::Good, "sound"),
+        (0, n) => printer.paint(Paint::Good, format!("sound, {}", human::count(n, "warning"))),
+        (n, 0) => printer.paint(Paint::Bad, format!("damaged, {}", human::count(n, "error"))),
+        (n, m) => printer.paint(Paint::Bad, format!("damaged, {} and {}", human::count(n, "error"), human::count(m, "warning"))),
+    };
+    let title = printer.paint(Paint::Bold, human::printable(&report.place));
+    printer.line(format!("{title}: {verdict}"))?;
+    let mut facts = vec![
+        human::count(report.keys, "key"),
+        format!("{} in {}", human::count(report.records, "record"), human::count(report.files, "file")),
+    ];
+    if quick {
+        facts.push("no data read".to_owned());
+    } else {
+        facts.push(format!("{} read", human::bytes(report.bytes)));
+        facts.push(format!("{} compared", human::count(report.checked, "checksum")));
+        if report.unchecked > 0 {
+            facts.push(format!("{} without a checksum", human::count(report.unchecked, "record")));
+        }
+    }
+    printer.line(format!("  {}", facts.join(" · ")))?;
+    if report.seconds >= 1.0 {
+        let rate = human::bytes((report.bytes as f64 / report.seconds) as u64);
+        printer.note(format!("{:.1} s, {rate}/s", report.seconds));
+    }
+    Ok(())
+}

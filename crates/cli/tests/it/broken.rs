@@ -1,0 +1,177 @@
+//! Whatever is wrong, the command says what and why, and never panics.
+
+use std::io::Read;
+use std::path::Path;
+use std::process::Stdio;
+
+use crate::command::{case, check, ran, reshard, run};
+use crate::conversions::copy;
+
+fn damaged(change: impl FnOnce(&Path)) -> (tempfile::TempDir, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path().join("checkpoint");
+    copy(&case("torch-2.13/fsdp2_w3"), at.to_str().unwrap());
+    change(&at);
+    let at = at.to_str().unwrap().to_owned();
+    (folder, at)
+}
+
+#[test]
+fn a_place_without_a_checkpoint_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    check("broken_nowhere", Some(folder.path()), &["inspect", &at("nowhere")]);
+    check("broken_empty_folder", Some(folder.path()), &["inspect", folder.path().to_str().unwrap()]);
+    std::fs::write(folder.path().join("notes.txt"), "hello").unwrap();
+    check("broken_not_a_checkpoint", Some(folder.path()), &["ls", folder.path().to_str().unwrap()]);
+    check("broken_text_file", Some(folder.path()), &["inspect", &at("notes.txt")]);
+    std::fs::write(folder.path().join("text.pt"), "hello").unwrap();
+    check("broken_text_as_pt", Some(folder.path()), &["inspect", &at("text.pt")]);
+    std::fs::write(folder.path().join("text.safetensors"), "hello, this is no safetensors file").unwrap();
+    check("broken_text_as_safetensors", Some(folder.path()), &["digest", &at("text.safetensors")]);
+    check("broken_address", None, &["inspect", "ftp://host/x"]);
+}
+
+#[test]
+fn damage_is_found_and_named() {
+    let shown = crate::command::json(&["show", &case("torch-2.13/fsdp2_w3"), "model.head.weight", "--json", "--slice", "4:5"]);
+    let row: Vec<u8> =
+        shown["values"][0].as_array().unwrap().iter().flat_map(|v| (v.as_f64().unwrap() as f32).to_le_bytes()).collect();
+    let (folder, at) = damaged(|at| {
+        let file = at.join("__1_0.distcp");
+        let mut bytes = std::fs::read(&file).unwrap();
+        let place = bytes.windows(row.len()).position(|window| window == row).unwrap();
+        bytes[place + 5] ^= 0x10;
+        std::fs::write(&file, bytes).unwrap();
+    });
+    check("broken_bit_verify", Some(folder.path()), &["verify", &at]);
+    let digest = run(&["digest", &at]);
+    assert!(
+        digest.code == 2 && digest.stderr.contains("__1_0.distcp") && digest.stderr.contains("model.head.weight"),
+        "{digest}"
+    );
+}
+
+#[test]
+fn missing_and_cut_files_are_found() {
+    let (folder, at) = damaged(|at| {
+        std::fs::remove_file(at.join("__0_0.distcp")).unwrap();
+        let file = at.join("__2_0.distcp");
+        let bytes = std::fs::read(&file).unwrap();
+        std::fs::write(&file, &bytes[..bytes.len() / 2]).unwrap();
+    });
+    check("broken_files_inspect", Some(folder.path()), &["inspect", &at]);
+    let verified = run(&["verify", &at]);
+    assert!(
+        verified.code == 1 && verified.stdout.contains("__0_0.distcp") && verified.stdout.contains("__2_0.distcp"),
+        "{verified}"
+    );
+    check(
+        "broken_files_convert",
+        Some(folder.path()),
+        &["convert", &at, folder.path().join("x.pt").to_str().unwrap(), "--include", "model.*"],
+    );
+    assert!(!folder.path().join("x.pt").exists());
+    check("broken_files_show", Some(folder.path()), &["show", &at, "step"]);
+}
+
+#[test]
+fn truncated_metadata_of_every_length_is_an_error() {
+    let whole = std::fs::read(Path::new(&case("torch-2.13/fsdp2_w3")).join(".metadata")).unwrap();
+    for share in [0, 1, 2, 10, 50, 90, 99] {
+        let (_folder, at) = damaged(|at| std::fs::write(at.join(".metadata"), &whole[..whole.len() * share / 100]).unwrap());
+        let inspected = run(&["inspect", &at]);
+        assert_eq!(inspected.code, 2, "{share} %: {inspected}");
+        assert!(inspected.stderr.starts_with("error: .metadata in ") && inspected.stderr.contains("hint: "), "{inspected}");
+        assert_ne!(run(&["verify", &at]).code, 0);
+    }
+}
+
+#[test]
+fn hostile_metadata_runs_nothing() {
+    let (folder, at) = damaged(|at| {
+        let file = at.join("owned");
+        // What `pickle.loads` would run: os.system("touch …").
+        let pickle = format!("cos\nsystem\n(S'touch {}'\ntR.", file.display());
+        std::fs::write(at.join(".metadata"), pickle).unwrap();
+    });
+    check("broken_hostile", Some(folder.path()), &["inspect", &at]);
+    assert!(!Path::new(&at).join("owned").exists());
+}
+
+#[test]
+fn keys_cannot_write_to_the_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    let header = r#"{"a\u001b[31mb\u0007":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend_from_slice(header.as_bytes());
+    bytes.extend_from_slice(&[0; 4]);
+    let at = folder.path().join("evil.safetensors");
+    std::fs::write(&at, bytes).unwrap();
+    for verb in [&["ls"][..], &["inspect"], &["ls", "--tree"]] {
+        let shown = run(&[verb, &[at.to_str().unwrap()]].concat());
+        assert!(shown.code == 0 && !shown.stdout.contains('\u{1b}') && shown.stdout.contains("u{1b}"), "{shown}");
+    }
+}
+
+#[test]
+fn a_file_that_may_not_be_read_is_told() {
+    use std::os::unix::fs::PermissionsExt;
+    let (folder, at) = damaged(|at| {
+        std::fs::set_permissions(at.join(".metadata"), std::fs::Permissions::from_mode(0)).unwrap();
+    });
+    if std::fs::read(Path::new(&at).join(".metadata")).is_ok() {
+        println!("skipped: whoever runs this may read everything");
+        return;
+    }
+    check("broken_permission", Some(folder.path()), &["inspect", &at]);
+}
+
+#[test]
+fn a_folder_in_place_of_a_file_is_told() {
+    let (folder, at) = damaged(|at| {
+        std::fs::remove_file(at.join("__0_0.distcp")).unwrap();
+        std::fs::create_dir(at.join("__0_0.distcp")).unwrap();
+    });
+    let digest = run(&["digest", &at]);
+    assert!(digest.code == 2 && digest.stderr.starts_with("error: "), "{digest}");
+    drop(folder);
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_error() {
+    for args in [&["ls", "--json"][..], &["digest"], &["ls", "--tree"], &["completions", "bash"]] {
+        let place = case("torch-2.13/tp_fsdp2_w4");
+        let args: Vec<&str> = if args[0] == "completions" { args.to_vec() } else { [args, &[place.as_str()]].concat() };
+        let mut child = reshard(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        let mut stderr = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+        let code = child.wait().unwrap().code();
+        assert_eq!((code, stderr.as_str()), (Some(0), ""), "{args:?}");
+    }
+}
+
+#[test]
+fn a_full_disk_is_an_error() {
+    let Ok(full) = std::fs::OpenOptions::new().write(true).open("/dev/full") else {
+        println!("skipped: there is no /dev/full");
+        return;
+    };
+    let output = reshard(&["ls", &case("torch-2.13/zoo")]).stdout(full).stderr(Stdio::piped()).output().unwrap();
+    let ran = ran(&output);
+    assert!(ran.code == 2 && ran.stderr.contains("error: cannot write the output"), "{ran}");
+}
+
+#[test]
+fn destinations_that_cannot_be_written_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "in the way").unwrap();
+    let below = file.join("dcp").to_str().unwrap().to_owned();
+    let converted = run(&["convert", &case("torch-2.13/zoo"), &below, "--to", "dcp"]);
+    assert!(converted.code == 2 && converted.stderr.starts_with("error: "), "{converted}");
+    let reported = run(&["report", &case("torch-2.13/zoo"), "-o", file.join("x.html").to_str().unwrap()]);
+    assert!(reported.code == 2 && reported.stderr.contains("caused by: "), "{reported}");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "in the way");
+}

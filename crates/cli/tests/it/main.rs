@@ -1,0 +1,15 @@
+//! The binary as people run it: whole commands, their exit codes and what they print.
+
+mod broken;
+mod command;
+mod conversions;
+mod corpus;
+mod python;
+#[cfg(feature = "cloud")]
+mod s3;
+mod scale;
+mod schema;
+#[cfg(feature = "cloud")]
+mod server;
+mod steps;
+mod views;
