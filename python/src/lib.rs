@@ -13,6 +13,7 @@ mod records;
 mod reports;
 mod run;
 mod save;
+mod state;
 mod tools;
 mod tree;
 mod value;
@@ -40,6 +41,8 @@ mod _reshard {
     use crate::save::{AsyncSaver, SaveHandle, save};
     #[pymodule_export]
     use crate::tools::{latest, steps, verify};
+    #[pymodule_export]
+    use crate::state::{StateModel, full_slots, optimizer_state, optimizer_to_load, plan_optimizer};
     #[pymodule_export]
     use crate::tree::unflatten;
     #[pymodule_export]

@@ -23,6 +23,21 @@ from ._load import exists, load
 from ._manager import CheckpointManager
 from ._save import AsyncSaveHandle, AsyncSaver, async_save, save
 from ._storage import StorageReader, StorageWriter
+from .state import (
+    OptimizerStateDict,
+    StateDictOptions,
+    StateError,
+    StateMismatch,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    get_state_dict,
+    load_sharded_optimizer_state_dict,
+    optim_state_dict,
+    optim_state_dict_to_load,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_reshard.forked)
@@ -32,13 +47,26 @@ __all__ = [
     "AsyncSaver",
     "CheckpointManager",
     "LoadReport",
+    "OptimizerStateDict",
     "PerRank",
     "SaveReport",
     "ShardView",
+    "StateDictOptions",
+    "StateError",
+    "StateMismatch",
     "StorageReader",
     "StorageWriter",
     "async_save",
     "exists",
+    "get_model_state_dict",
+    "get_optimizer_state_dict",
+    "get_state_dict",
     "load",
+    "load_sharded_optimizer_state_dict",
+    "optim_state_dict",
+    "optim_state_dict_to_load",
     "save",
+    "set_model_state_dict",
+    "set_optimizer_state_dict",
+    "set_state_dict",
 ]

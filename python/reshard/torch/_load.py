@@ -15,6 +15,7 @@ from .._reports import LoadReport
 from ._describe import Description, flatten, is_stateful, mutable, put
 from ._group import DEFAULT_TIMEOUT, group_for
 from ._save import StrPath, chosen_place, run_together
+from .state._template import expand
 
 Rename = Mapping[str, str | None] | Callable[[str], str | None]
 
@@ -81,6 +82,8 @@ def load(
                 wanted[key] = value.state_dict()
             else:
                 wanted[key] = value
+        # An optimizer that has not run knows none of its slots: its state dict takes over the checkpoint's.
+        expand(wanted, checkpoint)
         description = Description(loading=True)
         flatten(wanted, description, checkpoint)
         description.owners.append(wanted)

@@ -1,0 +1,38 @@
+"""State of models and optimizers by names that depend on no wrapper, no rank and no parameter id.
+
+Changing the import from ``torch.distributed.checkpoint.state_dict`` is the whole migration::
+
+    from reshard.torch import StateDictOptions, get_state_dict, set_state_dict
+"""
+
+from __future__ import annotations
+
+from ._calls import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
+from ._errors import StateError, StateMismatch
+from ._fsdp import optim_state_dict, optim_state_dict_to_load
+from ._options import StateDictOptions
+from ._sharded_load import load_sharded_optimizer_state_dict
+from ._template import OptimizerStateDict
+
+__all__ = [
+    "OptimizerStateDict",
+    "StateDictOptions",
+    "StateError",
+    "StateMismatch",
+    "get_model_state_dict",
+    "get_optimizer_state_dict",
+    "get_state_dict",
+    "load_sharded_optimizer_state_dict",
+    "optim_state_dict",
+    "optim_state_dict_to_load",
+    "set_model_state_dict",
+    "set_optimizer_state_dict",
+    "set_state_dict",
+]

@@ -1,0 +1,340 @@
+"""The six calls, with the names, signatures, options and results of ``torch.distributed.checkpoint.state_dict``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import _IncompatibleKeys
+
+from .._describe import CODES
+from .._leaf import ShardView
+from ._as_torch import as_torch_tree
+from ._errors import InvalidInput, StateError
+from ._model import FLAT_PARAM, LiveModel, check_model
+from ._optimizer import Optimizers, as_tuple, give, member_view, plan, read, slots_of
+from ._options import StateDictOptions, options_from
+from ._pieces import DTYPES, is_tensor
+from ._set_model import set_model
+from ._stream import Ranks, broadcast, gather_tree, leaves_of
+
+
+def get_model_state_dict(
+    model: nn.Module,
+    *,
+    submodules: set[nn.Module] | None = None,
+    options: StateDictOptions | None = None,
+    as_torch: bool = False,
+) -> dict[str, Any]:
+    """The model's state by canonical names: without any wrapper, the same whatever the model is wrapped in.
+
+    Args:
+        model: the model.
+        submodules: only what belongs to these (deprecated in PyTorch).
+        options: see :class:`StateDictOptions`.
+        as_torch: parameters that FSDP keeps flat as ShardedTensor or DTensor, which takes a collective for each of them, instead
+            of as views of this rank's own memory (:class:`reshard.torch.ShardView`).
+    """
+    options = options_from(options)
+    live = LiveModel(check_model(model), options.dsd_fqn_modifiers)
+    return _get_model(live, submodules, options, as_torch)
+
+
+def get_optimizer_state_dict(
+    model: nn.Module,
+    optimizers: Optimizers,
+    *,
+    submodules: set[nn.Module] | None = None,
+    options: StateDictOptions | None = None,
+    as_torch: bool = False,
+) -> dict[str, Any]:
+    """The state of the optimizers over a model, by canonical names.
+
+    The optimizers are not touched: one that has not run has no state, and the result says so. When a checkpoint is loaded
+    into the result by :func:`reshard.torch.load`, the checkpoint's own slots are taken over, laid out as the parameters are.
+    """
+    options = options_from(options)
+    live = LiveModel(check_model(model), options.dsd_fqn_modifiers)
+    given = as_tuple(optimizers)
+    if not given:
+        raise StateError("Optimizers are not passed in but optim_only is set to True.")
+    return _get_optimizer(live, given, options, as_torch)
+
+
+def get_state_dict(
+    model: nn.Module,
+    optimizers: Optimizers,
+    *,
+    submodules: set[nn.Module] | None = None,
+    options: StateDictOptions | None = None,
+    as_torch: bool = False,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The model's state and its optimizers'; see :func:`get_model_state_dict` and :func:`get_optimizer_state_dict`."""
+    options = options_from(options)
+    live = LiveModel(check_model(model), options.dsd_fqn_modifiers)
+    given = as_tuple(optimizers)
+    model_state = _get_model(live, submodules, options, as_torch)
+    return model_state, _get_optimizer(live, given, options, as_torch) if given else {}
+
+
+def set_model_state_dict(
+    model: nn.Module,
+    model_state_dict: Mapping[Any, Any],
+    *,
+    options: StateDictOptions | None = None,
+) -> _IncompatibleKeys:
+    """Sets the model's state: writes into its parameters, flat ones included.
+
+    Returns:
+        missing and unexpected keys; with ``strict`` (the default) any of them is an error that lists all.
+    """
+    options = options_from(options)
+    live = LiveModel(check_model(model), options.dsd_fqn_modifiers)
+    return _set_model(live, _by_names(live, model_state_dict), options)
+
+
+def set_optimizer_state_dict(
+    model: nn.Module,
+    optimizers: Optimizers,
+    optim_state_dict: Mapping[Any, Any],
+    *,
+    options: StateDictOptions | None = None,
+) -> None:
+    """Sets the state of optimizers. A parameter without state in the given dict has none afterwards; groups are matched by their
+    members. Slots that exist are written in place."""
+    options = options_from(options)
+    live = LiveModel(check_model(model), options.dsd_fqn_modifiers)
+    given = as_tuple(optimizers)
+    if not given:
+        raise StateError("Optimizers are not passed in but optim_only is set to True.")
+    _set_optimizer(live, given, optim_state_dict, options)
+
+
+def set_state_dict(
+    model: nn.Module,
+    optimizers: Optimizers,
+    *,
+    model_state_dict: Mapping[Any, Any],
+    optim_state_dict: Mapping[Any, Any],
+    options: StateDictOptions | None = None,
+) -> _IncompatibleKeys:
+    """Sets the model's state and its optimizers'; see :func:`set_model_state_dict` and :func:`set_optimizer_state_dict`."""
+    options = options_from(options)
+    live = LiveModel(check_model(model), options.dsd_fqn_modifiers)
+    given = as_tuple(optimizers)
+    if given:
+        _set_optimizer(live, given, optim_state_dict, options)
+    named = _by_names(live, model_state_dict)
+    if not named and not options.broadcast_from_rank0:
+        return _IncompatibleKeys([], [])
+    return _set_model(live, named, options)
+
+
+# ---- getting ----------------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _get_model(live: LiveModel, submodules: Any, options: StateDictOptions, as_torch: bool) -> dict[str, Any]:
+    if submodules:
+        warnings.warn("submodules is deprecated: filter the state dict instead.", FutureWarning, stacklevel=3)
+    names = live.submodule_names(submodules)
+    raw = live.raw_state()
+    values = dict(zip(live.inner.canonical(list(raw)), raw.values()))
+    entries = live.in_order(live.inner.entries(names, options))
+    state: dict[str, Any] = {}
+    views: dict[Any, ShardView] = {}
+    for key, name, _, _, _, _, flat in entries:
+        if flat is not None:
+            if flat[:2] not in views:
+                views[flat[:2]] = member_view(live, flat)
+            state[key] = views[flat[:2]]
+        elif name in values:
+            state[key] = values[name]
+    for key, value in _added_by_hooks(live, values, names, options).items():
+        state.setdefault(key, value)
+    if not state and not names and options.strict and not options.ignore_frozen_params and not options.full_state_dict:
+        raise StateError("the model's state dict is empty")
+    if as_torch and not options.full_state_dict:
+        as_torch_tree(live, state)
+    return _delivered(live, state, options)
+
+
+def _added_by_hooks(live: LiveModel, values: dict[str, Any], names: list[str], options: StateDictOptions) -> dict[str, Any]:
+    """What the model's own hooks put into its state dict beyond its parameters and buffers."""
+    known = {entry[1] for entry in live.inner.entries([], StateDictOptions(dsd_fqn_modifiers=options.dsd_fqn_modifiers))}
+    added = {name: value for name, value in values.items() if name not in known and name.rpartition(".")[2] != FLAT_PARAM}
+    if not names or not added:
+        return added
+    chosen = {}
+    for prefix in live.inner.canonical(names):
+        for name, value in added.items():
+            if name.startswith(f"{prefix}."):
+                chosen[name if options.keep_submodule_prefixes else name[len(prefix) + 1 :]] = value
+    return chosen
+
+
+@torch.no_grad()
+def _get_optimizer(live: LiveModel, optimizers: Any, options: StateDictOptions, as_torch: bool) -> dict[str, Any]:
+    state, _ = read(live, optimizers, options)
+    if as_torch and not options.full_state_dict:
+        as_torch_tree(live, state)
+    return _delivered(live, state, options)
+
+
+def _delivered(live: LiveModel, state: dict[str, Any], options: StateDictOptions) -> dict[str, Any]:
+    """A state dict as the options ask for it: whole, on the CPU, or as it is."""
+    if not options.full_state_dict:
+        return _on_cpu(state) if options.cpu_offload else state
+    ranks = Ranks(live.process_group())
+    receivers: list[int] | None = None
+    if options.full_state_dict_ranks is not None:
+        receivers = list(options.full_state_dict_ranks)
+    elif options.cpu_offload and not ranks.alone:
+        receivers = [0]
+    nested = "state" in state and "param_groups" in state
+    groups = state["param_groups"] if nested else None
+    tree = {"state": state["state"]} if nested else state
+    full: dict[str, Any] = {"state": {}} if nested else {}
+
+    def receive(path: tuple[Any, ...], value: Any) -> None:
+        at = full
+        for key in path[:-1]:
+            at = at.setdefault(key, {})
+        at[path[-1]] = value
+
+    gather_tree(tree, ranks, receivers, options.cpu_offload, receive)
+    if receivers is not None and ranks.rank not in receivers:
+        return {}
+    if nested:
+        full["param_groups"] = _on_cpu(groups) if options.cpu_offload else groups
+    return full
+
+
+def _on_cpu(value: Any) -> Any:
+    if isinstance(value, ShardView):
+        pieces = [(offsets, tensor.cpu()) for offsets, tensor in value.pieces]
+        return value if all(t.is_cpu for _, t in value.pieces) else ShardView(value.dtype, value.shape, pieces)
+    if isinstance(value, torch.Tensor):
+        return value.cpu()
+    if isinstance(value, dict):
+        moved = {key: _on_cpu(below) for key, below in value.items()}
+        if type(value) is dict:
+            return moved
+        made = type(value)(moved)
+        made.slots = getattr(value, "slots", None)
+        return made
+    if isinstance(value, (list, tuple)):
+        return type(value)(_on_cpu(below) for below in value)
+    return value
+
+
+# ---- setting ----------------------------------------------------------------------------------------------------------------
+
+
+def _by_names(live: LiveModel, state: Mapping[Any, Any]) -> dict[str, Any]:
+    """A state dict keyed by names, from one keyed by submodules too (deprecated in PyTorch)."""
+    if not state or not isinstance(next(iter(state)), nn.Module):
+        return dict(state)
+    warnings.warn("a model_state_dict keyed by modules is deprecated: put their names before the keys.", FutureWarning, stacklevel=3)
+    named: dict[str, Any] = {}
+    for module, below in state.items():
+        found = [name for name, candidate in live.model.named_modules() if candidate is module]
+        if not found:
+            raise InvalidInput("a key of model_state_dict is a module that the model does not have")
+        prefix = live.inner.canonical(found[:1])[0]
+        named.update({f"{prefix}.{key}" if prefix else key: value for key, value in below.items()})
+    return named
+
+
+@torch.no_grad()
+def _set_model(live: LiveModel, given: dict[str, Any], options: StateDictOptions) -> _IncompatibleKeys:
+    if not options.broadcast_from_rank0:
+        if not given and not (options.strict and not options.ignore_frozen_params and not (options.full_state_dict and options.cpu_offload)):
+            return _IncompatibleKeys([], [])
+        return set_model(live, {key: (_facts(value), value) for key, value in given.items()}, options, None)
+    ranks = Ranks(live.process_group())
+    told = ranks.hear(0, [(key, _facts(value), None if is_tensor(value) else value) for key, value in given.items()])
+    offered = {key: (facts, given.get(key) if ranks.rank == 0 else value) for key, facts, value in told}
+
+    def receive(key: str, facts: tuple[int, tuple[int, ...]], value: Any, device: torch.device) -> torch.Tensor:
+        own = value if ranks.rank == 0 else None
+        return broadcast(ranks, 0, own, DTYPES[facts[0]], facts[1], device)
+
+    return set_model(live, offered, options, receive)
+
+
+def _facts(value: Any) -> tuple[int, tuple[int, ...]] | None:
+    if not is_tensor(value) or value.dtype not in CODES:
+        return None
+    shape = value.metadata().size if hasattr(value, "metadata") and callable(value.metadata) else value.shape
+    return CODES[value.dtype], tuple(shape)
+
+
+@torch.no_grad()
+def _set_optimizer(live: LiveModel, optimizers: Any, given: Mapping[Any, Any], options: StateDictOptions) -> None:
+    if options.broadcast_from_rank0:
+        given = _received(live, optimizers, given)
+    elif not given:
+        if options.full_state_dict and options.cpu_offload:
+            return
+        raise StateError("the optimizers' state dict is empty, although it is to be set")
+    loads, _ = plan(live, optimizers, given, options)
+    for optimizer, load in zip(optimizers, loads):
+        give(live, optimizer, load)
+
+
+def _received(live: LiveModel, optimizers: Any, given: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Rank 0's state on every rank, in the layout of the parameters: tensors arrive one by one, and only this rank's part
+    of each is kept."""
+    ranks = Ranks(live.process_group())
+    nested = "state" in given and "param_groups" in given
+    own = list(leaves_of({"state": given["state"]} if nested else given)) if ranks.rank == 0 else []
+    header = [(path, _facts(value) if _large(value) else None, None if _large(value) else value) for path, value in own]
+    groups = given["param_groups"] if nested else None
+    header, groups = ranks.hear(0, (header, groups))
+    slots = slots_of(live, optimizers)
+    entries = [(tuple(map(str, path)), facts[0], facts[1]) for path, facts, _ in header if facts is not None]
+    made = {path: leaf for path, leaf in leaves_of(slots.tree(entries, {}, known_only=False))}
+    values = dict(own)
+    result: dict[Any, Any] = {}
+    for path, facts, value in header:
+        if facts is not None:
+            target = made[tuple(map(str, path))]
+            whole = broadcast(ranks, 0, values.get(path), DTYPES[facts[0]], facts[1], _device(target))
+            from ._optimizer import fill
+
+            fill(".".join(map(str, path)), target, whole)
+            value = target
+        at = result
+        for key in path[:-1]:
+            at = at.setdefault(key, {})
+        at[path[-1]] = value
+    if groups is not None:
+        result.setdefault("state", {})
+        result["param_groups"] = groups
+    return result
+
+
+def _large(value: Any) -> bool:
+    """Whether a leaf travels on its own and not with the message that lists all."""
+    return isinstance(value, torch.Tensor) and value.dim() > 0
+
+
+def _device(target: Any) -> torch.device:
+    if isinstance(target, ShardView):
+        return target.pieces[0][1].device if target.pieces else torch.device("cpu")
+    return target._local_tensor.device if isinstance(target, DTensor) else target.device
+
+
+__all__ = [
+    "get_model_state_dict",
+    "get_optimizer_state_dict",
+    "get_state_dict",
+    "set_model_state_dict",
+    "set_optimizer_state_dict",
+    "set_state_dict",
+]

@@ -1,0 +1,295 @@
+"""A live model, described once: wrappers, parameters by identity, buffers, extra state, and FSDP's flat parameters.
+
+The description goes to the engine, which answers everything about names. What stays here is what names stand for: the
+tensors, and for a flat parameter the one piece of memory in which this rank's shard lies.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from ... import _reshard
+from .._describe import CODES
+from ._errors import InvalidInput, StateError
+
+FLAT_PARAM = "_flat_param"
+_EXTRA_STATE = "_extra_state"
+_FSDP_HOOKS = "torch.distributed.fsdp._state_dict_utils"
+
+
+def _compiled_class() -> type | tuple[()]:
+    try:
+        from torch._dynamo.eval_frame import OptimizedModule
+    except ImportError:
+        return ()
+    return OptimizedModule
+
+
+def _fsdp2_class() -> type | tuple[()]:
+    try:
+        from torch.distributed.fsdp import FSDPModule
+    except ImportError:
+        try:
+            from torch.distributed._composable.fsdp import FSDPModule  # torch 2.5
+        except ImportError:
+            return ()
+    return FSDPModule
+
+
+_COMPILED = _compiled_class()
+_FSDP2 = _fsdp2_class()
+
+
+class Flat:
+    """A flat parameter: its handle, and the memory of this rank's shard."""
+
+    __slots__ = ("handle", "name", "param")
+
+    def __init__(self, name: str, handle: Any) -> None:
+        self.name = name
+        self.handle = handle
+        self.param = handle.flat_param
+
+    @property
+    def shard(self) -> torch.Tensor:
+        """This rank's shard, padding included. FSDP sets ``_local_shard`` when it first runs; before, the data is the shard."""
+        shard = getattr(self.param, "_local_shard", None)
+        with torch.no_grad():
+            return self.param.detach() if shard is None else shard.detach()
+
+    @property
+    def sharded(self) -> bool:
+        """Whether every rank holds only a part."""
+        return bool(self.handle.uses_sharded_strategy)
+
+    def reshard(self) -> None:
+        """Frees an unsharded copy that would hide what is written into the shard."""
+        shard = getattr(self.param, "_local_shard", None)
+        if shard is not None and self.sharded and self.param.data_ptr() != shard.data_ptr() and shard.numel():
+            self.handle.reshard(True)
+            self.handle.post_reshard()
+
+
+class LiveModel:
+    """A model and its description."""
+
+    def __init__(self, model: nn.Module, modifiers: str = "_fqn_modifiers") -> None:
+        self.model = model
+        self.modifiers = modifiers
+        self.tensors: dict[int, torch.Tensor] = {}
+        self.flats: dict[str, Flat] = {}
+        #: Modules with extra state, by the name of that state in the live model.
+        self.extra: dict[str, nn.Module] = {}
+        #: Original parameters behind which a flat one is: their own shape is that of this rank's part.
+        self._managed: set[int] = set()
+        for module in model.modules():
+            if isinstance(module, FSDP) and getattr(module, "_handle", None) is not None:
+                # Between forward and backward some strategies keep parameters whole, and original ones unregistered.
+                Flat("", module._handle).reshard()
+                param = module._handle.flat_param
+                self._managed.update(id(p) for p in (*(param._params or ()), *(param._shared_params or ())))
+        self.inner = _reshard.StateModel(self._module(model, "", None))
+        self._parameters: dict[str, tuple[int, Any]] | None = None
+
+    @property
+    def has_flats(self) -> bool:
+        """Whether FSDP keeps some parameters flat."""
+        return bool(self.flats)
+
+    @property
+    def parameters(self) -> dict[str, tuple[int, Any]]:
+        """Identity and place in a flat parameter, by every name that a parameter has."""
+        if self._parameters is None:
+            self._parameters = {name: (identity, flat) for name, identity, flat in self.inner.parameters()}
+        return self._parameters
+
+    def process_group(self) -> Any:
+        """The ranks that hold the model together: all of them, unless FSDP was given fewer."""
+        if not dist.is_initialized():
+            return None
+        for flat in self.flats.values():
+            strategy = flat.handle._sharding_strategy.name
+            group = flat.handle.process_group
+            if "HYBRID" not in strategy and group is not None and group.size() != dist.get_world_size():
+                return group
+        return None
+
+    # ---- describing ---------------------------------------------------------------------------------------------------
+
+    def _module(self, module: nn.Module, raw: str, manages: Any) -> tuple[Any, ...]:
+        prefix = f"{raw}." if raw else ""
+        parameters = []
+        for name, param in module._parameters.items():
+            if param is None:
+                continue
+            identity = id(param)
+            self.tensors[identity] = param
+            flat = None
+            if name == FLAT_PARAM and hasattr(param, "_fqns"):
+                flat = self._flat(f"{prefix}{name}", param)
+            facts = (None, ()) if identity in self._managed else _facts(param)
+            parameters.append((name, identity, param.requires_grad, *facts, flat))
+        buffers = []
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                self.tensors[id(buffer)] = buffer
+                buffers.append((name, id(buffer), name not in module._non_persistent_buffers_set))
+        extra = getattr(type(module), "get_extra_state", nn.Module.get_extra_state) is not nn.Module.get_extra_state
+        if extra:
+            self.extra[f"{prefix}{_EXTRA_STATE}"] = module
+        below = None
+        if isinstance(module, FSDP) and getattr(module, "_handle", None) is not None and module._handle._use_orig_params:
+            below = self._flat_description(f"{prefix}{FLAT_PARAM}", module._handle)
+        children = []
+        for name, child in module._modules.items():
+            if child is not None:
+                children.append((name, self._module(child, f"{prefix}{name}", below)))
+        return (self._wrapper(module), parameters, buffers, extra, manages, children)
+
+    def _wrapper(self, module: nn.Module) -> Any:
+        if isinstance(module, DDP):
+            return "ddp"
+        if isinstance(module, FSDP):
+            return "fsdp1"
+        if isinstance(module, _COMPILED):
+            return "compiled"
+        if isinstance(module, ActivationWrapper):
+            return "checkpoint"
+        modifiers = getattr(module, self.modifiers, None)
+        if callable(modifiers):
+            return dict(modifiers())
+        return "fsdp2" if isinstance(module, _FSDP2) else None
+
+    def _flat(self, name: str, param: Any) -> tuple[Any, ...]:
+        for module in self.model.modules():
+            handle = getattr(module, "_handle", None) if isinstance(module, FSDP) else None
+            if handle is not None and handle.flat_param is param:
+                return self._flat_description(name, handle)
+        raise StateError(f"{name!r} is a flat parameter of no FSDP module; is the model the root module?", keys=[name])
+
+    def _flat_description(self, name: str, handle: Any) -> tuple[Any, ...]:
+        param = handle.flat_param
+        flat = Flat(name, handle)
+        self.flats[name] = flat
+        shared = getattr(param, "_shared_param_infos", None) or ()
+        members = []
+        for index, info in enumerate(param._param_infos):
+            fqn = param._fqns[index]
+            if not param._contiguities[index]:
+                raise StateError(f"{fqn!r} is not contiguous in its flat parameter; reshard cannot cut it into regions", keys=[fqn])
+            if param._param_extensions[index] is not None:
+                raise StateError(
+                    f"{fqn!r} is a DTensor inside of a flat parameter; use fully_shard with tensor parallelism", keys=[fqn]
+                )
+            trained = param._params[index].requires_grad if param._params is not None else param.requires_grad
+            aliases = [
+                f"{other.module_name}.{other.param_name}" if other.module_name else other.param_name
+                for other in shared
+                if other.prim_module is info.module and other.prim_param_name == info.param_name
+            ]
+            members.append((fqn, tuple(param._shapes[index]), trained, aliases))
+        extents: list[tuple[int | None, int]] = []
+        count = 0
+        for numel, padding in zip(param._numels_with_padding, param._is_padding_mask):
+            extents.append((None if padding else count, numel))
+            count += not padding
+        dtype = CODES[flat.shard.dtype]
+        strategy = handle._sharding_strategy.name
+        return (name, dtype, members, extents, strategy, handle.rank, handle.world_size, bool(handle._use_orig_params))
+
+    # ---- names and values ---------------------------------------------------------------------------------------------
+
+    def submodule_names(self, submodules: Iterable[nn.Module] | None) -> list[str]:
+        """Names of submodules in the live model."""
+        wanted = set(submodules or ())
+        return [name for name, module in self.model.named_modules() if module in wanted]
+
+    def in_order(self, entries: list[Any]) -> list[Any]:
+        """Entries in the order of the unwrapped model: members of a flat parameter come where their modules come."""
+        if not self.has_flats:
+            return entries
+        names = self.inner.canonical([name for name, _ in self.model.named_modules()])
+        places: dict[str, int] = {}
+        for place, name in enumerate(names):
+            places.setdefault(name, place)
+        kinds = {"parameter": 0, "buffer": 1, "extra": 2}
+        return sorted(entries, key=lambda entry: (places.get(entry[1].rpartition(".")[0], len(names)), kinds[entry[3]]))
+
+    def raw_state(self) -> dict[str, Any]:
+        """The model's own state dict by names in the live model, hooks of modules included; FSDP's hooks, which gather,
+        are left out."""
+        if not self.has_flats:
+            own = type(self.model).state_dict
+            return dict(own(self.model))
+        destination: Any = _Destination()
+        destination._metadata = {}
+        _collect(self.model, destination, "")
+        return dict(destination)
+
+
+class _Destination(dict):  # type: ignore[type-arg]
+    """A dict with room for metadata, as modules expect it."""
+
+    _metadata: dict[str, Any]
+
+
+def _is_fsdp_hook(hook: Any) -> bool:
+    for _ in range(3):
+        if getattr(hook, "__module__", None) == _FSDP_HOOKS:
+            return True
+        inner = getattr(hook, "hook", None) or getattr(hook, "func", None) or getattr(hook, "__wrapped__", None)
+        if inner is None:
+            return False
+        hook = inner
+    return False
+
+
+def _collect(module: nn.Module, destination: Any, prefix: str) -> None:
+    """What ``nn.Module.state_dict`` does, without FSDP's hooks."""
+    if type(module).state_dict is not nn.Module.state_dict and not any(isinstance(m, FSDP) for m in module.modules()):
+        module.state_dict(destination=destination, prefix=prefix, keep_vars=False)
+        return
+    metadata = {"version": module._version}
+    destination._metadata[prefix[:-1]] = metadata
+    for hook in module._state_dict_pre_hooks.values():
+        if not _is_fsdp_hook(hook):
+            hook(module, prefix, False)
+    module._save_to_state_dict(destination, prefix, False)
+    for name, child in module._modules.items():
+        if child is not None:
+            _collect(child, destination, f"{prefix}{name}.")
+    for hook in module._state_dict_hooks.values():
+        if _is_fsdp_hook(hook):
+            continue
+        result = hook(module, destination, prefix, metadata)
+        if result is not None and not getattr(hook, "_from_public_api", False) and result is not destination:
+            result = dict(result)
+            destination.clear()
+            destination.update(result)
+
+
+def _facts(tensor: torch.Tensor) -> tuple[int | None, tuple[int, ...]]:
+    """Code of the dtype and whole shape, where there is one."""
+    if nn.parameter.is_lazy(tensor):
+        return None, ()
+    return CODES.get(tensor.dtype), tuple(tensor.shape)
+
+
+def check_model(model: Any) -> nn.Module:
+    """The model, or an error that says what was given instead."""
+    if not isinstance(model, nn.Module):
+        raise InvalidInput(f"the model is a {type(model).__name__}, not an nn.Module")
+    return model
+
+
+def is_dtensor(tensor: Any) -> bool:
+    """Whether it is spread over a mesh."""
+    return isinstance(tensor, DTensor)

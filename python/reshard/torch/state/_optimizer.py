@@ -1,0 +1,347 @@
+"""Optimizers: reading their state by names, and giving them a state by their own ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.tensor import DTensor
+
+from ... import _reshard
+from .._leaf import ShardView
+from ._errors import InvalidInput, StateMismatch
+from ._model import LiveModel
+from ._options import StateDictOptions
+from ._pieces import (
+    DTYPES,
+    FlatView,
+    box_of,
+    copy_into,
+    copy_overlap,
+    describe,
+    is_sharded,
+    is_tensor,
+    local_of,
+    pieces_of,
+    regions_of,
+    same_memory,
+)
+from ._stream import full_tensor
+from ._template import OptimizerStateDict, Slots, fresh, is_fresh
+
+Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer]
+
+
+def as_tuple(optimizers: Any) -> tuple[torch.optim.Optimizer, ...]:
+    """The optimizers, given alone or together."""
+    return (optimizers,) if isinstance(optimizers, torch.optim.Optimizer) else tuple(optimizers or ())
+
+
+def live_groups(optimizer: Any) -> list[tuple[list[int], dict[str, Any]]]:
+    """An optimizer's groups: members by identity, and everything else."""
+    return [
+        ([id(param) for param in group["params"]], {key: value for key, value in group.items() if key != "params"})
+        for group in optimizer.param_groups
+    ]
+
+
+def read(
+    live: LiveModel, optimizers: Sequence[Any], options: StateDictOptions, given: Any = None
+) -> tuple[OptimizerStateDict, dict[str, float]]:
+    """The state of optimizers by names, as views of what they hold. `given` is an optimizer's own state dict, if the caller
+    has it already."""
+    described = []
+    for optimizer in optimizers:
+        own = given if given is not None else type(optimizer).state_dict(optimizer)
+        described.append(({"state": own["state"], "param_groups": own["param_groups"]}, live_groups(optimizer)))
+    views = _Views(live)
+    state, _, seconds = _reshard.optimizer_state(
+        live.inner, described, describe, views.make, _local_layouts(live, optimizers), options
+    )
+    result = OptimizerStateDict(state)
+    if live.has_flats:
+        _own_scalars(result)
+    result.slots = slots_of(live, optimizers)
+    return result, seconds
+
+
+class _Views:
+    """Slots in parts, as views of the optimizer's memory."""
+
+    def __init__(self, live: LiveModel) -> None:
+        self._home = {flat.name: flat for flat in live.flats.values()}
+
+    def make(self, code: int, shape: tuple[int, ...], parts: list[Any]) -> ShardView:
+        dtype = DTYPES[code]
+        if not parts:
+            return FlatView(torch.empty(0, dtype=dtype), shape, ())
+        base = parts[0][0]
+        if all(part[0] is base and part[2] == part[5] for part in parts) and base.is_contiguous():
+            return FlatView(base, shape, [(offsets, sizes, start) for _, start, _, _, offsets, sizes in parts])
+        pieces = [(offsets, box_of(tensor.detach(), start, box, at, sizes)) for tensor, start, box, at, offsets, sizes in parts]
+        return ShardView(dtype, shape, pieces)
+
+
+def _own_scalars(state: dict[Any, Any]) -> None:
+    """Members of a flat parameter share its single-element slots; each gets one of its own, so that what is loaded for one
+    does not silently replace what was loaded for another."""
+    seen: set[int] = set()
+
+    def visit(container: Any) -> None:
+        for key, value in container.items():
+            if isinstance(value, dict):
+                visit(value)
+            elif isinstance(value, torch.Tensor) and value.numel() == 1 and not is_sharded(value):
+                if id(value) in seen:
+                    container[key] = value.detach().clone()
+                seen.add(id(value))
+
+    visit(state["state"] if "state" in state else state)
+
+
+def _local_layouts(live: LiveModel, optimizers: Sequence[Any]) -> dict[str, Any]:
+    """Layouts of sharded parameters that have plain tensors for slots."""
+    wanted: dict[int, DTensor] = {}
+    for optimizer in optimizers:
+        for param, slots in optimizer.state.items():
+            if isinstance(param, DTensor) and isinstance(slots, Mapping):
+                if any(isinstance(v, torch.Tensor) and not isinstance(v, DTensor) and v.dim() for v in slots.values()):
+                    wanted[id(param)] = param
+    if not wanted:
+        return {}
+    layouts = {}
+    for name, (identity, _) in live.parameters.items():
+        if identity in wanted:
+            param = wanted[identity]
+            layouts[name] = (list(param.shape), list(local_of(param).shape), regions_of(name, param))
+    return layouts
+
+
+def slots_of(live: LiveModel, optimizers: Sequence[Any]) -> Slots:
+    """What makes slots for the parameters of optimizers, by every name that a parameter has, and by id where there is one
+    optimizer."""
+    trained: dict[int, int] = {}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                trained.setdefault(id(param), len(trained))
+    layouts: dict[str, Any] = {}
+    for name, (identity, flat) in live.parameters.items():
+        if identity not in trained:
+            continue
+        if flat is None:
+            layouts[name] = live.tensors[identity]
+        else:
+            layouts[name] = member_view(live, flat)
+        if len(optimizers) == 1 and flat is None:
+            layouts.setdefault(str(trained[identity]), layouts[name])
+    return Slots(layouts)
+
+
+def member_view(live: LiveModel, flat: Any) -> FlatView:
+    """A member of a flat parameter as a view of this rank's shard."""
+    name, _, shape, pieces = flat
+    home = live.flats[name]
+    return FlatView(home.shard, shape, pieces, home)
+
+
+# ---- giving state to optimizers -------------------------------------------------------------------------------------------
+
+
+def plan(
+    live: LiveModel, optimizers: Sequence[Any], given: Mapping[Any, Any], options: StateDictOptions, by_names: bool = False
+) -> tuple[list[Any], dict[str, Any]]:
+    """What each optimizer loads, and how the given state met them."""
+    if live.has_flats:
+        given = _without_foreign(live, given)
+    loads, report = _reshard.optimizer_to_load(
+        live.inner, dict(given), [live_groups(o) for o in optimizers], describe, _Views(live).make, by_names, options
+    )
+    return loads, report
+
+
+def _without_foreign(live: LiveModel, tree: Any) -> Any:
+    """The same state with every DTensor and ShardedTensor whole: a flat parameter needs other parts than they hold. One
+    tensor is gathered at a time, in the order of names, which is the same on every rank."""
+    if isinstance(tree, (DTensor, ShardedTensor)):
+        return full_tensor("", tree)
+    if isinstance(tree, Mapping):
+        if not any(isinstance(value, (Mapping, DTensor, ShardedTensor, list)) for value in tree.values()):
+            return tree
+        keys = sorted(tree, key=str)
+        made = {key: _without_foreign(live, tree[key]) for key in keys}
+        return {key: made[key] for key in tree}
+    if isinstance(tree, list):
+        return [_without_foreign(live, value) for value in tree]
+    return tree
+
+
+class Applied:
+    """What an optimizer was given: its state dict by its own ids, built in its own memory where that fits."""
+
+    def __init__(self, live: LiveModel, optimizer: Any, load: Any) -> None:
+        self._live = live
+        slots, user_state, groups = load
+        params = [param for group in optimizer.param_groups for param in group["params"]]
+        state: dict[Any, Any] = {}
+        for key, made in slots.items():
+            param = params[key] if isinstance(key, int) else None
+            now = optimizer.state.get(param, {}) if param is not None else {}
+            state[key] = {slot: self._slot(str(slot), param, now.get(slot), value) for slot, value in made.items()}
+        state.update(user_state)
+        self.state_dict = {"state": state, "param_groups": groups}
+
+    def _slot(self, slot: str, param: Any, now: Any, made: tuple[Any, ...]) -> Any:
+        if made[0] == 0:
+            _, code, shape, copies = made
+            return self._built(param, now, DTYPES[code], shape, copies)
+        return self._kept(slot, param, now, made[1])
+
+    def _built(self, param: Any, now: Any, dtype: torch.dtype, shape: tuple[int, ...], copies: list[Any]) -> torch.Tensor:
+        covered = sum(_volume(copy[4]) for copy in copies) >= _volume(shape)
+        if isinstance(now, torch.Tensor) and now.dtype == dtype and tuple(now.shape) == shape and now.is_contiguous():
+            target = now.detach()
+            # Zeros where nothing is given; where something of the memory itself is given, that has to be kept until then.
+            if not covered:
+                target = torch.zeros_like(target)
+        else:
+            base = _adoptable(copies, dtype, shape)
+            if base is not None:
+                return base
+            device = param.device if param is not None else copies[0][0].device if copies else None
+            target = torch.zeros(shape, dtype=dtype, device=device)
+        for source, start, box, at, sizes, into, into_box, into_at in copies:
+            copy_into(box_of(target, into, into_box, into_at, sizes), box_of(source.detach(), start, box, at, sizes))
+        if isinstance(now, torch.Tensor) and covered and target.data_ptr() == now.data_ptr():
+            return now
+        if isinstance(now, torch.Tensor) and now.dtype == dtype and tuple(now.shape) == shape:
+            now.detach().copy_(target)
+            return now
+        return target
+
+    def _kept(self, slot: str, param: Any, now: Any, value: Any) -> Any:
+        if isinstance(value, dict):
+            below = now if isinstance(now, Mapping) else {}
+            return {key: self._kept(slot, param, below.get(key), inner) for key, inner in value.items()}
+        if isinstance(value, (list, tuple)):
+            same = now if isinstance(now, (list, tuple)) and len(now) == len(value) else [None] * len(value)
+            return type(value)(self._kept(slot, param, there, inner) for there, inner in zip(same, value))
+        if not is_tensor(value):
+            return value
+        shape = tuple(value.metadata().size) if isinstance(value, ShardedTensor) else tuple(value.shape)
+        like = param if isinstance(param, DTensor) and shape == tuple(param.shape) and shape else None
+        if isinstance(now, torch.Tensor) and now.dtype == value.dtype and tuple(now.shape) == shape:
+            if (like is None and not is_sharded(now)) or (isinstance(now, DTensor) and like is not None and same_layout(now, like)):
+                fill(slot, now, value)
+                return now
+        if like is not None:
+            if isinstance(value, DTensor) and same_layout(value, like):
+                return value if is_fresh(value) else value.detach().clone()
+            target = _like(like, value.dtype)
+            fill(slot, target, value)
+            return target
+        if isinstance(value, DTensor) and param is not None and isinstance(param, DTensor):
+            return value
+        if is_sharded(value):
+            device = param.device if param is not None else torch.device("cpu")
+            target = torch.empty(shape, dtype=value.dtype, device=device)
+            fill(slot, target, value)
+            return target
+        return value if is_fresh(value) else value.detach().clone()
+
+
+def _volume(sizes: Sequence[int]) -> int:
+    count = 1
+    for size in sizes:
+        count *= size
+    return count
+
+
+def _adoptable(copies: list[Any], dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
+    """Memory that was made for exactly this slot and holds it already."""
+    base: torch.Tensor | None = None
+    for source, start, box, at, sizes, into, into_box, into_at in copies:
+        owner = source._base if source._base is not None else source
+        if base is None:
+            base = owner
+        if owner is not base or start or any(at) or any(into_at) or tuple(box) != tuple(sizes) or tuple(into_box) != tuple(sizes):
+            return None
+        if source.dtype != dtype or not source.is_contiguous() or source.storage_offset() - base.storage_offset() != into:
+            return None
+    if base is None or not is_fresh(base) or tuple(base.shape) != shape or not base.is_contiguous():
+        return None
+    return base
+
+
+def same_layout(a: DTensor, b: DTensor) -> bool:
+    """Whether two DTensors are cut in the same way."""
+    return a.device_mesh == b.device_mesh and tuple(a.placements) == tuple(b.placements) and tuple(a.shape) == tuple(b.shape)
+
+
+def _like(param: DTensor, dtype: torch.dtype) -> DTensor:
+    local = torch.zeros(param._local_tensor.shape, dtype=dtype, device=param._local_tensor.device)
+    return DTensor.from_local(local, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride())
+
+
+def fill(key: str, target: Any, value: Any) -> None:
+    """Copies a tensor of any kind into one of any kind, live ones included. Parts that other ranks hold are gathered where
+    all ranks can tell that they are needed."""
+    if isinstance(value, DTensor) and isinstance(target, DTensor) and same_layout(value, target):
+        copy_into(local_of(target), local_of(value))
+        return
+    if isinstance(value, (DTensor, ShardedTensor)):
+        value = full_tensor(key, value)
+    sources = pieces_of(key, value)
+    for piece in pieces_of(key, target):
+        done = sum(copy_overlap(piece, source) for source in sources)
+        if done < piece[1].numel():
+            raise StateMismatch(
+                f"{key!r} is incomplete: this rank does not hold all of the region that it needs",
+                keys=[key],
+                hint="load the checkpoint into the state of this model, or pass a full state dict",
+            )
+
+
+def give(live: LiveModel, optimizer: Any, load: Any) -> None:
+    """Loads into an optimizer by its own ``load_state_dict``, so that its hooks run, without its casts."""
+    applied = Applied(live, optimizer, load).state_dict
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    type(optimizer).load_state_dict(optimizer, applied)
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    for key, slots in applied["state"].items():
+        param = params[key] if isinstance(key, int) and key < len(params) else None
+        now = optimizer.state.get(param) if param is not None else None
+        if not isinstance(now, dict):
+            continue
+        for slot, value in slots.items() if isinstance(slots, dict) else ():
+            # torch gives slots the dtype of their parameter, and turns text into a generator; what was saved is kept.
+            if not isinstance(value, torch.Tensor):
+                now[slot] = value
+            elif isinstance(now.get(slot), torch.Tensor) and now[slot].dtype != value.dtype:
+                now[slot] = value.to(now[slot].device)
+    for group, before in zip(optimizer.param_groups, rates):
+        after = group.get("lr")
+        # A rate that is a tensor stays the tensor it is: compiled steps hold on to it.
+        if isinstance(before, torch.Tensor) and after is not None and after is not before:
+            before.detach().copy_(torch.as_tensor(after))
+            group["lr"] = before
+
+
+__all__ = [
+    "Applied",
+    "InvalidInput",
+    "Optimizers",
+    "as_tuple",
+    "fill",
+    "fresh",
+    "give",
+    "live_groups",
+    "member_view",
+    "plan",
+    "read",
+    "same_layout",
+    "same_memory",
+    "slots_of",
+]

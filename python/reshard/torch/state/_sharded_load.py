@@ -1,0 +1,75 @@
+"""Loading an optimizer by the layout of the model's own parameters, from nothing but the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ... import _reshard
+from ..._errors import NotFound
+from .._describe import CODES
+from .._group import DEFAULT_TIMEOUT, group_for
+from .._save import StrPath, chosen_place
+from ._pieces import is_tensor
+from ._template import Entry, Slots
+
+
+@torch.no_grad()
+def load_sharded_optimizer_state_dict(
+    model_state_dict: Mapping[str, Any],
+    optimizer_key: str,
+    place: StrPath | Any = None,
+    planner: Any = None,
+    *,
+    checkpoint_id: StrPath | None = None,
+    process_group: Any = None,
+    no_dist: bool = False,
+    allow_pickle: bool = False,
+    timeout: float = DEFAULT_TIMEOUT,
+    storage_options: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Loads the optimizer that a checkpoint keeps under a key, every slot laid out as its parameter is.
+
+    The tree comes from the checkpoint itself, so no optimizer is needed, nor one that has run. Only the regions that this rank
+    holds are read; no tensor is whole unless its parameter is. Single-element slots, and slots of another shape than their
+    parameter's, are whole on every rank.
+
+    Args:
+        model_state_dict: the model's state dict: DTensors, ShardedTensors, :class:`reshard.torch.ShardView` or plain tensors.
+        optimizer_key: the key under which the optimizer was saved.
+        place: the checkpoint, or a storage reader that knows its path.
+        planner: accepted as in PyTorch, and not needed.
+
+    Returns:
+        ``{optimizer_key: state}``.
+    """
+    # The module that loads asks this package about optimizers.
+    from .._load import load
+
+    if place is not None and not isinstance(place, (str, bytes)) and not hasattr(place, "__fspath__"):
+        place = getattr(place, "path", None) or getattr(place, "checkpoint_id", None) or place
+    where = chosen_place(place, checkpoint_id)
+    store = dict(storage_options) if storage_options else None
+    group = group_for(process_group, no_dist, timeout=timeout)
+    checkpoint = _reshard.Checkpoint(where, store, group)
+    entries: list[Entry] = []
+    for _, (path, dtype, shape, _, _) in checkpoint.entries():
+        if len(path) > 1 and path[0] == optimizer_key:
+            code = CODES[getattr(torch, dtype)] if dtype is not None else None
+            entries.append((tuple(path[1:]), code, tuple(shape or ())))
+    if not entries:
+        raise NotFound(f"{where} keeps no optimizer under {optimizer_key!r}", keys=[optimizer_key])
+    slots = Slots({name: value for name, value in model_state_dict.items() if is_tensor(value)})
+    state = {optimizer_key: slots.tree(entries, {}, known_only=False)}
+    load(
+        state,
+        where,
+        process_group=process_group,
+        no_dist=no_dist,
+        allow_pickle=allow_pickle,
+        timeout=timeout,
+        storage_options=storage_options,
+    )
+    return state

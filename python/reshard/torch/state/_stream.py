@@ -1,0 +1,254 @@
+"""Whole tensors between ranks, one at a time, so that no rank holds more than the largest of them beside what it keeps.
+
+Ranks first tell each other in one small message what they hold; the engine then plans who sends what, the same on every
+rank. Tensors travel as bytes over the process group, on their own device where the group can carry it, else on the CPU.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Callable
+
+import torch
+import torch.distributed as dist
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+
+from ... import _reshard
+from .._describe import CODES
+from .._group import group_for
+from .._leaf import ShardView
+from ._errors import StateError
+from ._pieces import DTYPES, Piece, is_sharded, is_tensor, pieces_of, scalar_bytes
+
+Path = tuple[Any, ...]
+
+
+class Ranks:
+    """The ranks between which tensors move."""
+
+    def __init__(self, process_group: Any = None) -> None:
+        self.alone = not dist.is_available() or not dist.is_initialized()
+        self._parent = process_group
+        self.group: Any = None
+        self.rank, self.size = 0, 1
+        if not self.alone:
+            self.group = process_group if process_group is not None else dist.group.WORLD
+            self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
+
+    def tell(self, message: Any) -> list[Any]:
+        """Every rank's message, by rank."""
+        messages = group_for(self._parent)
+        if messages is None:
+            return [message]
+        return [pickle.loads(data) for data in messages.all_gather(pickle.dumps(message))]
+
+    def hear(self, root: int, message: Any) -> Any:
+        """The root's message."""
+        messages = group_for(self._parent)
+        if messages is None:
+            return message
+        data = messages.broadcast(root, pickle.dumps(message) if self.rank == root else None)
+        return message if self.rank == root else pickle.loads(data)
+
+    def global_rank(self, rank: int) -> int:
+        """A rank of the group among all ranks."""
+        return dist.get_global_rank(self.group, rank) if self._parent is not None else rank
+
+    def carrier(self, device: torch.device) -> tuple[Any, torch.device]:
+        """The group that carries tensors of a device, and the device on which it carries them."""
+        try:
+            self.group._get_backend(device)
+            return self.group, device
+        except RuntimeError:
+            messages = group_for(self._parent)
+            inner = getattr(messages, "_group", None)
+            if inner is None:
+                raise StateError(f"no process group here can carry tensors of {device}") from None
+            return inner, torch.device("cpu")
+
+
+def leaves_of(tree: Mapping[Any, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """All leaves below nested dicts, with their paths."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            if value:
+                yield from leaves_of(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+def _facts(key: str, value: Any) -> tuple[Any, ...]:
+    if is_sharded(value):
+        shape = value.metadata().size if isinstance(value, ShardedTensor) else value.shape
+        regions = [(list(offsets), list(tensor.shape)) for offsets, tensor in pieces_of(key, value)]
+        return ("regions", CODES[value.dtype], list(shape), regions)
+    if is_tensor(value):
+        return ("same", CODES[value.dtype], list(value.shape), scalar_bytes(value))
+    if _reshard.is_plain(value):
+        return ("plain", value)
+    return ("other", type(value).__qualname__)
+
+
+def _name(path: Path) -> tuple[str, str]:
+    """What the engine calls a leaf: slots of one parameter belong together."""
+    if len(path) > 2 and path[0] == "state":
+        return str(path[1]), repr(path[2:])
+    return repr(path), ""
+
+
+def gather_tree(
+    tree: Mapping[Any, Any],
+    ranks: Ranks,
+    receivers: Sequence[int] | None,
+    cpu_offload: bool,
+    receive: Callable[[Path, Any], None],
+) -> None:
+    """Gathers every leaf of a nested dict, one at a time, and gives it to `receive` on the ranks that receive it.
+
+    A leaf that this rank does not have is received too, if another rank has it.
+    """
+    own = {_name(path): (path, value) for path, value in leaves_of(tree)}
+    facts: dict[str, dict[str, Any]] = {}
+    for (name, slot), (path, value) in own.items():
+        facts.setdefault(name, {})[slot] = _facts(name, value)
+    told = ranks.tell((facts, {name: path for name, (path, _) in own.items()}))
+    paths: dict[tuple[str, str], Path] = {}
+    for _, theirs in told:
+        for name, path in theirs.items():
+            paths.setdefault(name, path)
+    steps, values = _reshard.full_slots([inventory for inventory, _ in told], list(receivers) if receivers is not None else None, cpu_offload)
+    wanted = list(range(ranks.size)) if receivers is None else list(receivers)
+    work: dict[tuple[str, str], Callable[[], Any]] = {}
+    for name, slot, code, shape, parts in steps:
+        value = own.get((name, slot))
+        work[(name, slot)] = lambda n=name, v=value, c=code, s=shape, p=parts: gather_pieces(
+            ranks, DTYPES[c], s, p, pieces_of(n, v[1]) if v else [], wanted, _device(v[1] if v else None)
+        )
+    for name, slot, rank in values:
+        holders = [r for r, (inventory, _) in enumerate(told) if slot in inventory.get(name, {})]
+        value = own.get((name, slot))
+        work[(name, slot)] = lambda n=(name, slot), v=value, r=rank, h=holders: _shared(ranks, v, r, set(wanted) <= set(h))
+    # The order in which ranks, from the first on, have them: the same everywhere, and the model's own on the first.
+    for name, path in paths.items():
+        result = work[name]()
+        if ranks.rank in wanted:
+            if cpu_offload and isinstance(result, torch.Tensor):
+                result = result.cpu()
+            receive(path, result)
+
+
+def _device(value: Any) -> torch.device:
+    if isinstance(value, ShardView):
+        return value.pieces[0][1].device if value.pieces else torch.device("cpu")
+    if isinstance(value, ShardedTensor):
+        shards = value.local_shards()
+        return shards[0].tensor.device if shards else torch.device("cpu")
+    return value.device if isinstance(value, torch.Tensor) else torch.device("cpu")
+
+
+def _shared(ranks: Ranks, value: Any, rank: int, everyone_has_it: bool) -> Any:
+    """A leaf that is the same on every rank that has it."""
+    if everyone_has_it or ranks.size == 1:
+        return value[1] if value is not None else None
+    found = value[1] if value is not None else None
+    return ranks.hear(rank, found.cpu() if isinstance(found, torch.Tensor) and ranks.rank == rank else found)
+
+
+def gather_pieces(
+    ranks: Ranks,
+    dtype: torch.dtype,
+    shape: Sequence[int],
+    parts: Sequence[tuple[int, Sequence[int], Sequence[int]]],
+    own: Sequence[Piece],
+    receivers: Sequence[int],
+    device: torch.device,
+) -> torch.Tensor | None:
+    """A whole tensor from parts `(rank, offsets, sizes)`, on the ranks that receive it."""
+    counts = [0] * ranks.size
+    for rank, _, sizes in parts:
+        counts[rank] += math.prod(sizes)
+    senders = [rank for rank, count in enumerate(counts) if count]
+    mine = {offsets: tensor for offsets, tensor in own}
+    size = torch.empty((), dtype=dtype).element_size()
+    silent = ranks.size == 1 or (len(receivers) == 1 and senders == list(receivers))
+    buffers: list[torch.Tensor] = []
+    if silent:
+        if ranks.rank not in receivers:
+            return None
+    else:
+        group, carried = ranks.carrier(device)
+        width = max(counts, default=0) * size
+        packed = torch.empty(width, dtype=torch.uint8, device=carried)
+        at = 0
+        for rank, offsets, sizes in parts:
+            if rank == ranks.rank:
+                data = _bytes(mine[tuple(offsets)])
+                packed[at : at + data.numel()].copy_(data)
+                at += data.numel()
+        if len(receivers) == ranks.size:
+            buffers = [torch.empty_like(packed) for _ in range(ranks.size)]
+            dist.all_gather(buffers, packed, group=group)
+        else:
+            for receiver in receivers:
+                target = [torch.empty_like(packed) for _ in range(ranks.size)] if ranks.rank == receiver else None
+                dist.gather(packed, target, dst=dist.get_global_rank(group, receiver), group=group)
+                buffers = target or buffers
+        if ranks.rank not in receivers:
+            return None
+    full = torch.empty(tuple(shape), dtype=dtype, device=device)
+    places = [0] * ranks.size
+    for rank, offsets, sizes in parts:
+        region = full[tuple(slice(o, o + s) for o, s in zip(offsets, sizes))]
+        if rank == ranks.rank and tuple(offsets) in mine:
+            region.copy_(mine[tuple(offsets)])
+            continue
+        count = math.prod(sizes) * size
+        data = buffers[rank][places[rank] : places[rank] + count]
+        places[rank] += count
+        region.copy_(_typed(data, dtype).view(tuple(sizes)))
+    return full
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.detach().contiguous().reshape(-1)
+    return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8, device=tensor.device)
+
+
+def _typed(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    size = torch.empty((), dtype=dtype).element_size()
+    if data.storage_offset() % size:
+        data = data.clone()
+    return data.view(dtype) if data.numel() else torch.empty(0, dtype=dtype, device=data.device)
+
+
+def broadcast(ranks: Ranks, root: int, tensor: torch.Tensor | None, dtype: torch.dtype, shape: Sequence[int], device: torch.device) -> torch.Tensor:
+    """A tensor of the root on every rank."""
+    if ranks.size == 1 and tensor is not None:
+        return tensor
+    group, carried = ranks.carrier(device)
+    if tensor is not None:
+        data = _bytes(tensor.to(carried))
+    else:
+        size = torch.empty((), dtype=dtype).element_size()
+        data = torch.empty(math.prod(shape) * size, dtype=torch.uint8, device=carried)
+    if data.numel():
+        dist.broadcast(data, src=dist.get_global_rank(group, root), group=group)
+    if tensor is not None:
+        return tensor
+    return _typed(data, dtype).view(tuple(shape))
+
+
+def full_tensor(key: str, value: Any) -> torch.Tensor:
+    """The whole of a DTensor or ShardedTensor, over its own ranks, on all of them."""
+    if not isinstance(value, ShardedTensor):
+        whole: torch.Tensor = value.detach().full_tensor()
+        return whole
+    metadata = value.metadata()
+    ranks = Ranks(value._process_group if value._process_group is not dist.group.WORLD else None)
+    parts = [(shard.placement.rank(), shard.shard_offsets, shard.shard_sizes) for shard in metadata.shards_metadata]
+    own = pieces_of(key, value)
+    made = gather_pieces(ranks, value.dtype, metadata.size, parts, own, list(range(ranks.size)), _device(value))
+    assert made is not None
+    return made

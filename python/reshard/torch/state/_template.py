@@ -1,0 +1,223 @@
+"""The optimizer state dict, and how it takes its structure from a checkpoint.
+
+Which slots there are is known to the optimizer only once it has run, and to the checkpoint always. So the dict that
+``get_optimizer_state_dict`` gives remembers how its parameters are laid out, and when something is loaded into it, it first
+takes over the checkpoint's own structure: slots it has stay where they are, slots it lacks are made with the layout of their
+parameter, slots the checkpoint lacks go. Nothing of this ever steps an optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
+from torch.distributed.tensor import DTensor
+
+from ... import _reshard
+from .._describe import CODES
+from .._leaf import ShardView
+from ._pieces import DTYPES, FlatView, is_tensor
+
+#: Path below the optimizer, dtype code or None for a value, and shape.
+Entry = tuple[tuple[Any, ...], int | None, tuple[int, ...]]
+
+
+class OptimizerStateDict(dict):  # type: ignore[type-arg]
+    """A dict with the optimizer's state that knows its parameters' layouts. Copies and pickles are plain dicts."""
+
+    slots: Slots | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (dict, (dict(self),))
+
+    def __copy__(self) -> dict[Any, Any]:
+        return dict(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[Any, Any]:
+        import copy
+
+        return {copy.deepcopy(key, memo): copy.deepcopy(value, memo) for key, value in self.items()}
+
+
+class Slots:
+    """Makes slots in the layout of the parameters they belong to."""
+
+    def __init__(self, layouts: Mapping[str, Any]) -> None:
+        """
+        Args:
+            layouts: what stands for each parameter: a tensor of any kind, a :class:`ShardView`, or a function that makes the
+                slot from its name, dtype and shape.
+        """
+        self.layouts = layouts
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        for name, layout in layouts.items():
+            shape = layout.metadata().size if isinstance(layout, ShardedTensor) else layout.shape
+            self._shapes[name] = tuple(shape)
+        #: One flat slot for each flat parameter and slot name.
+        self._flat: dict[tuple[int, str, torch.dtype], torch.Tensor] = {}
+
+    def tree(self, entries: Sequence[Entry], live: Mapping[Any, Any], *, known_only: bool) -> dict[Any, Any]:
+        """A nested dict for a checkpoint's entries, with the leaves of `live` where they fit and new ones elsewhere."""
+        self._flat.clear()
+        listed = [(".".join(map(str, path)), path, dtype, list(shape)) for path, dtype, shape in entries]
+        plan, unknown = _reshard.plan_optimizer(self._shapes, listed)
+        strangers = set(unknown) if known_only else set()
+        leaves = []
+        for key, path, name, code, shape, by_parameter in plan:
+            if name in strangers:
+                # Left to the load, which reports what nobody wants.
+                continue
+            there = _at(live, path)
+            if code is None:
+                leaves.append((key, path, there))
+            elif _fits(there, DTYPES[code], shape):
+                leaves.append((key, path, there))
+            else:
+                slot = ".".join(map(str, path[2:])) if len(path) > 2 else key
+                leaves.append((key, path, self.make(name if by_parameter else None, slot, DTYPES[code], shape)))
+        nested = _reshard.unflatten(leaves)
+        return _typed_like(nested, live)
+
+    def make(self, name: str | None, slot: str, dtype: torch.dtype, shape: Sequence[int]) -> Any:
+        """A new slot of zeros: laid out as its parameter, or whole."""
+        layout = self.layouts.get(name) if name is not None else None
+        if layout is None:
+            return fresh(torch.zeros(tuple(shape), dtype=dtype))
+        if isinstance(layout, FlatView):
+            base = self._base(layout, slot, dtype)
+            offset = 0 if base.numel() == layout.base.numel() else _first(layout)
+            places = [(offsets, tensor.shape, tensor.storage_offset() - layout.base.storage_offset() - offset) for offsets, tensor in layout.pieces]
+            return FlatView(base, shape, places, layout.home)
+        if isinstance(layout, ShardView):
+            pieces = [(offsets, torch.zeros(tensor.shape, dtype=dtype, device=tensor.device)) for offsets, tensor in layout.pieces]
+            return ShardView(dtype, shape, pieces)
+        if isinstance(layout, DTensor):
+            local = torch.zeros(layout._local_tensor.shape, dtype=dtype, device=_real(layout._local_tensor.device, layout))
+            return fresh(
+                DTensor.from_local(
+                    local, layout.device_mesh, layout.placements, run_check=False, shape=layout.shape, stride=layout.stride()
+                )
+            )
+        if isinstance(layout, ShardedTensor):
+            return _sharded_like(layout, dtype)
+        return fresh(torch.zeros(tuple(shape), dtype=dtype, device=_real(layout.device, layout)))
+
+    def _base(self, layout: FlatView, slot: str, dtype: torch.dtype) -> torch.Tensor:
+        """The memory of a flat slot: one for the whole flat parameter, or one for an original parameter's part."""
+        home = layout.home
+        if home is None or home.handle._use_orig_params:
+            length = sum(tensor.numel() for _, tensor in layout.pieces)
+            shape: tuple[int, ...] = (length,)
+            if home is not None and not home.sharded:
+                shape = tuple(layout.shape)
+            return fresh(torch.zeros(shape, dtype=dtype, device=layout.base.device))
+        key = (id(home), slot, dtype)
+        if key not in self._flat:
+            self._flat[key] = fresh(torch.zeros(home.shard.shape, dtype=dtype, device=layout.base.device))
+        return self._flat[key]
+
+
+def _first(layout: FlatView) -> int:
+    """Where the first piece starts in its memory."""
+    start = layout.base.storage_offset()
+    return min((tensor.storage_offset() - start for _, tensor in layout.pieces), default=0)
+
+
+def fresh(tensor: torch.Tensor) -> torch.Tensor:
+    """Marks memory that was made for a slot and that nobody else uses: an optimizer may take it as its own."""
+    tensor._reshard_fresh = True  # type: ignore[attr-defined]
+    return tensor
+
+
+def is_fresh(tensor: torch.Tensor) -> bool:
+    """Whether an optimizer may take the memory as its own."""
+    return getattr(tensor, "_reshard_fresh", False)
+
+
+def _real(device: torch.device, like: Any) -> torch.device:
+    """A device with memory, where a parameter may still be on the meta device."""
+    if device.type != "meta":
+        return device
+    return torch.device(like.device_mesh.device_type) if isinstance(like, DTensor) else torch.device("cpu")
+
+
+def _sharded_like(layout: ShardedTensor, dtype: torch.dtype) -> ShardedTensor:
+    import copy
+
+    metadata = copy.deepcopy(layout.metadata())
+    metadata.tensor_properties.dtype = dtype
+    metadata.tensor_properties.requires_grad = False
+    shards = [
+        Shard(torch.zeros(shard.tensor.shape, dtype=dtype, device=shard.tensor.device), copy.deepcopy(shard.metadata))
+        for shard in layout.local_shards()
+    ]
+    return ShardedTensor._init_from_local_shards_and_global_metadata(shards, metadata, process_group=layout._process_group)
+
+
+def _at(tree: Any, path: Sequence[Any]) -> Any:
+    for step in path:
+        if isinstance(tree, Mapping):
+            if step in tree:
+                tree = tree[step]
+                continue
+            # Keys of any type are text in a checkpoint.
+            tree = next((value for key, value in tree.items() if str(key) == str(step)), None)
+        elif isinstance(tree, (list, tuple)) and isinstance(step, int) and 0 <= step < len(tree):
+            tree = tree[step]
+        else:
+            return None
+    return tree
+
+
+def _fits(leaf: Any, dtype: torch.dtype, shape: Sequence[int]) -> bool:
+    if not is_tensor(leaf) or leaf.dtype != dtype:
+        return False
+    own = leaf.metadata().size if isinstance(leaf, ShardedTensor) else leaf.shape
+    return tuple(own) == tuple(shape)
+
+
+def _typed_like(tree: Any, live: Any) -> Any:
+    """Gives keys the types that they have in the live state: a checkpoint knows only text."""
+    if not isinstance(tree, dict) or not isinstance(live, Mapping):
+        return tree
+    typed = {str(key): key for key in live}
+    return {typed.get(str(key), key): _typed_like(value, live.get(typed.get(str(key), key))) for key, value in tree.items()}
+
+
+def expand(state: Any, checkpoint: Any) -> None:
+    """Gives every optimizer state dict inside of a state that is about to be loaded the structure of the checkpoint."""
+    found: list[tuple[tuple[Any, ...], OptimizerStateDict]] = []
+    _find(state, (), found)
+    if not found:
+        return
+    entries = checkpoint.entries()
+    for prefix, template in found:
+        text = tuple(map(str, prefix))
+        below: list[Entry] = []
+        for _, (path, dtype, shape, _, _) in entries:
+            if len(path) > len(text) and tuple(map(str, path[: len(text)])) == text:
+                code = CODES[getattr(torch, dtype)] if dtype is not None else None
+                below.append((tuple(path[len(text) :]), code, tuple(shape or ())))
+        if not below or template.slots is None:
+            continue
+        nested = template.slots.tree(below, template, known_only=True)
+        if "state" in template or "param_groups" in template:
+            nested.setdefault("state", {})
+            nested.setdefault("param_groups", [])
+        template.clear()
+        template.update(nested)
+
+
+def _find(value: Any, path: tuple[Any, ...], found: list[tuple[tuple[Any, ...], OptimizerStateDict]]) -> None:
+    if isinstance(value, OptimizerStateDict):
+        found.append((path, value))
+    elif isinstance(value, Mapping):
+        for key, below in value.items():
+            if isinstance(below, (Mapping, list)):
+                _find(below, (*path, key), found)
+    elif isinstance(value, list):
+        for index, below in enumerate(value):
+            if isinstance(below, (Mapping, list)):
+                _find(below, (*path, index), found)

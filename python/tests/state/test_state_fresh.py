@@ -1,0 +1,155 @@
+"""An optimizer that has not run: asking for its state changes nothing, and a checkpoint is loaded into it all the same."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from models import Net, assert_close, everything, make, optimizer, train
+
+import reshard.torch as rt
+
+
+def snapshot(model, optim):
+    return (
+        {name: p.detach().clone() for name, p in model.named_parameters()},
+        {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()},
+        copy.deepcopy(optim.state_dict()),
+    )
+
+
+def test_asking_changes_nothing():
+    for kind in ("adamw", "sgd", "plain_sgd", "adagrad", "tensor_lr"):
+        for gradients in (False, True):
+            one, two = make("single"), make("single")
+            a, b = optimizer(one, kind), optimizer(two, kind)
+            if gradients:
+                batch = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+                for model in (one, two):
+                    model(batch).square().mean().backward()
+            before = snapshot(one, a)
+            rt.get_state_dict(one, a)
+            rt.get_optimizer_state_dict(one, a, options=rt.StateDictOptions(flatten_optimizer_state_dict=True))
+            assert_close(before, snapshot(one, a), kind)
+            train(one, a, 3)
+            train(two, b, 3)
+            assert_close(snapshot(one, a), snapshot(two, b), kind)
+
+
+def asking_on_ranks(rank, size):
+    for layout in ("fsdp1_flat", "fsdp1_orig", "fsdp2", "ddp"):
+        one, two = make(layout), make(layout)
+        a, b = optimizer(one), optimizer(two)
+        rt.get_state_dict(one, a)
+        assert not a.state, layout
+        assert all(p.grad is None for p in one.parameters())
+        train(one, a, 2)
+        train(two, b, 2)
+        x, y = rt.get_state_dict(one, a), rt.get_state_dict(two, b)
+        assert_close(everything(dict(x[0])), everything(dict(y[0])), layout)
+        assert_close(everything(x[1]), everything(y[1]), layout)
+
+
+def test_asking_changes_nothing_on_ranks(ranks):
+    ranks(2, asking_on_ranks)
+
+
+def test_presence_is_restored_exactly(place):
+    """A parameter that never got a gradient has no state, before and after."""
+    model = make("single", "unused")
+    optim = optimizer(model)
+    train(model, optim, 2)
+    state = rt.get_optimizer_state_dict(model, optim)
+    assert not any("unused" in name for name in state["state"])
+    assert any("unused" in name for name in state["param_groups"][0]["params"])
+    rt.save({"optim": state}, place)
+    for used in (False, True):
+        other = make("single", "unused", seed=2)
+        second = optimizer(other)
+        if used:
+            for p in other.parameters():
+                p.grad = torch.ones_like(p)
+            second.step()
+        target = {"optim": rt.get_optimizer_state_dict(other, second)}
+        rt.load(target, place)
+        rt.set_optimizer_state_dict(other, second, target["optim"])
+        assert_close(everything_local(state), everything_local(rt.get_optimizer_state_dict(other, second)))
+
+
+def everything_local(tree):
+    if isinstance(tree, dict):
+        return {key: everything_local(value) for key, value in tree.items()}
+    return [everything_local(v) for v in tree] if isinstance(tree, (list, tuple)) else tree
+
+
+def test_stateless_optimizer_stays_stateless(place):
+    model = make("single")
+    optim = optimizer(model, "plain_sgd")
+    train(model, optim, 2)
+    state = rt.get_optimizer_state_dict(model, optim)
+    assert state["state"] == {}
+    rt.save({"optim": state}, place)
+    target = {"optim": rt.get_optimizer_state_dict(model, optim)}
+    rt.load(target, place)
+    rt.set_optimizer_state_dict(model, optim, target["optim"])
+    assert rt.get_optimizer_state_dict(model, optim)["state"] == {}
+
+
+def test_frozen_after_training_keeps_its_state(place):
+    model = make("single")
+    optim = optimizer(model)
+    train(model, optim, 2)
+    model.first.requires_grad_(False)
+    state = rt.get_optimizer_state_dict(model, optim)
+    assert "first.up.weight" in state["state"]
+    rt.save({"optim": state}, place)
+    other = make("single", seed=3)
+    other.first.requires_grad_(False)
+    second = optimizer(other)
+    target = {"optim": rt.get_optimizer_state_dict(other, second)}
+    rt.load(target, place)
+    rt.set_optimizer_state_dict(other, second, target["optim"])
+    assert_close(everything_local(state), everything_local(rt.get_optimizer_state_dict(other, second)))
+
+
+def test_loading_writes_into_live_slots_in_place(place):
+    model = make("single")
+    optim = optimizer(model)
+    train(model, optim, 2)
+    rt.save({"optim": rt.get_optimizer_state_dict(model, optim)}, place)
+    slots = {id(p): {k: v.data_ptr() for k, v in s.items()} for p, s in optim.state.items()}
+    train(model, optim, 1)
+    target = {"optim": rt.get_optimizer_state_dict(model, optim)}
+    rt.load(target, place)
+    rt.set_optimizer_state_dict(model, optim, target["optim"])
+    assert slots == {id(p): {k: v.data_ptr() for k, v in s.items()} for p, s in optim.state.items()}
+    assert all(float(s["step"]) == 2 for s in optim.state.values())
+
+
+def test_low_precision_parameters_keep_slots_of_their_own_dtype(place):
+    model = Net().bfloat16()
+    optim = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for p in model.parameters():
+        optim.state[p] = {"step": torch.tensor(3.0), "exp_avg": torch.randn(p.shape), "exp_avg_sq": torch.rand(p.shape)}
+    state = rt.get_optimizer_state_dict(model, optim)
+    rt.save({"optim": state}, place)
+    other = Net().bfloat16()
+    second = torch.optim.AdamW(other.parameters(), lr=0.01)
+    target = {"optim": rt.get_optimizer_state_dict(other, second)}
+    rt.load(target, place)
+    rt.set_optimizer_state_dict(other, second, target["optim"])
+    assert all(s["exp_avg"].dtype == torch.float32 for s in second.state.values())
+    assert_close(everything_local(state), everything_local(rt.get_optimizer_state_dict(other, second)))
+
+
+def test_a_tensor_rate_stays_the_tensor_it_is(place):
+    model = make("single")
+    optim = optimizer(model, "tensor_lr")
+    train(model, optim, 1)
+    rt.save({"optim": rt.get_optimizer_state_dict(model, optim)}, place)
+    rate = optim.param_groups[0]["lr"]
+    rate.fill_(0.5)
+    target = {"optim": rt.get_optimizer_state_dict(model, optim)}
+    rt.load(target, place)
+    rt.set_optimizer_state_dict(model, optim, target["optim"])
+    assert optim.param_groups[0]["lr"] is rate and float(rate) == float(torch.tensor(0.01))
