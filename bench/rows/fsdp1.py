@@ -1,0 +1,142 @@
+"""6. FSDP1 with flat and with original parameters: get_state_dict, save, load, set_state_dict; memory and collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import ranks
+from harness import Bench, Peak, Row, remove, take_turns
+from rows import models, pytorch
+
+
+class Collectives:
+    """Counts collectives on tensors, and their bytes, on the calling thread."""
+
+    def __init__(self) -> None:
+        import torch
+        from torch.utils._python_dispatch import TorchDispatchMode
+        from torch.utils._pytree import tree_leaves
+
+        outer = self
+        self.count, self.bytes = 0, 0
+
+        class Mode(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                # Waiting for one, and barriers, move nothing.
+                name = str(func)
+                if func.namespace in ("c10d", "_c10d_functional") and "wait" not in name and "barrier" not in name and "monitored" not in name:
+                    outer.count += 1
+                    outer.bytes += sum(leaf.nbytes for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+                return func(*args, **(kwargs or {}))
+
+        self._mode = Mode()
+
+    def __enter__(self) -> Collectives:
+        self._mode.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._mode.__exit__(*error)
+
+
+class Family:
+    """One side: four functions."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        if name == "ours":
+            import reshard.torch as rt
+
+            self.get, self.set = rt.get_state_dict, rt.set_state_dict
+            self.save, self.load = rt.save, rt.load
+        else:
+            from torch.distributed.checkpoint import state_dict
+
+            self.get, self.set = state_dict.get_state_dict, state_dict.set_state_dict
+            self.save = lambda state, place: pytorch.save(state, place, alone=False)
+            self.load = lambda state, place: pytorch.load(state, place, alone=False)
+
+
+STEPS = {"out": ("get", "save"), "in": ("get", "load", "set")}
+
+
+def work(rank: int, size: int, folder: str, quick: bool, rounds: int, original: bool, way: str, names: list[str]):
+    model = models.fsdp1(quick, original)
+    optimizer = models.adam(model)
+    found: dict[str, list[float]] = {f"{name} {step}": [] for name in names for step in (*STEPS[way], "peak", "collectives", "moved")}
+
+    def once(family: Family, counted: bool, place: str) -> dict[str, float]:
+        seconds = {}
+        state: dict = {}
+
+        def get() -> None:
+            state["model"], state["optim"] = family.get(model, optimizer)
+
+        steps = {
+            "get": get,
+            "save": lambda: family.save(state, place),
+            "load": lambda: family.load(state, place),
+            "set": lambda: family.set(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"]),
+        }
+        if counted:
+            with Collectives() as collectives:
+                for step in STEPS[way]:
+                    steps[step]()
+            return {"collectives": collectives.count, "moved": collectives.bytes / 1e6}
+        with Peak() as peak:
+            for step in STEPS[way]:
+                seconds[step] = ranks.together(steps[step])
+        return {**seconds, "peak": peak.bytes / 1e6}
+
+    def side(name: str, counted: bool, keep: bool = True) -> float:
+        place = Path(folder) / name
+        where = models.on_rank_0(rank, place) if way == "out" else str(place)
+        for step, value in once(Family(name), counted, where).items():
+            if keep:
+                found[f"{name} {step}"].append(value)
+        return 0.0
+
+    for name in names:
+        side(name, counted=False, keep=False)
+    take_turns(rounds, {name: (lambda name=name: side(name, counted=False)) for name in names}, warm=False)
+    for name in names:
+        side(name, counted=True)
+    return found
+
+
+def rows(bench: Bench) -> Iterator[Row]:
+    import reshard.torch as rt
+
+    there = hasattr(rt, "get_state_dict") and hasattr(rt, "set_state_dict")
+    names = ["torch", "ours"] if there else ["torch"]
+    skipped = "" if there else "not available: this build of reshard.torch has no get_state_dict"
+    rounds = min(bench.rounds, 3)
+    for original in (False, True):
+        kind, slug = ("original", "orig") if original else ("flat", "flat")
+        folder = bench.place(f"fsdp1-{slug}")
+        folder.mkdir(parents=True, exist_ok=True)
+        for way, size, title in (("out", 4, "get_state_dict + save, 4 ranks"), ("in", 3, "get + load + set_state_dict, 3 ranks")):
+            arguments = (str(folder), bench.quick, rounds, original, way, names)
+            found = ranks.slowest(ranks.run(size, work, *arguments))
+            sums = {name: [sum(times) for times in zip(*(found[f"{name} {step}"] for step in STEPS[way]))] for name in names}
+
+            def sides(step: str) -> dict[str, list[float]]:
+                return {"ours": found.get(f"ours {step}", []), "other": found[f"torch {step}"]}
+
+            prefix, about = f"fsdp1-{slug}/{way}", f"FSDP1 {kind}: "
+            yield Row(prefix, about + title, sums.get("ours", []), sums["torch"], skipped=skipped)
+            for step in STEPS[way]:
+                name = {"get": "get_state_dict", "set": "set_state_dict"}.get(step, step)
+                yield Row(f"{prefix}-{step}", f"{about}{name} of these", **sides(step), skipped=skipped)
+            yield Row(f"{prefix}-peak", about + "memory of a rank above its state, at the most", **sides("peak"), unit="MB", skipped=skipped)
+            moved = ", ".join(f"{name} {found[f'{name} moved'][0]:.1f} MB" for name in names)
+            yield Row(
+                f"{prefix}-collectives",
+                about + "tensor collectives of one rank",
+                **sides("collectives"),
+                unit="",
+                note=f"bytes in them: {moved}".replace("torch", "PyTorch"),
+                skipped=skipped,
+            )
+        remove(folder)
