@@ -201,16 +201,38 @@ pub(crate) struct IndexedRecord {
     pub(crate) sum: RecordSum,
 }
 
+/// What is written of [`FileIndex`]: the same fields, borrowed.
+#[derive(Serialize)]
+pub(crate) struct FileIndexRef<'a> {
+    pub(crate) save_id: &'a str,
+    pub(crate) rank: u32,
+    pub(crate) ranks: u32,
+    pub(crate) files: u32,
+    pub(crate) table: Vec<&'a TableEntry>,
+    pub(crate) records: Vec<IndexedRecord>,
+}
+
+impl FileIndexRef<'_> {
+    /// The bytes that end the file.
+    pub(crate) fn encode(&self) -> Result<Vec<u8>, SideFileError> {
+        encode_index(self)
+    }
+}
+
+fn encode_index(index: &impl Serialize) -> Result<Vec<u8>, SideFileError> {
+    let mut bytes = postcard::to_stdvec(index).map_err(|e| SideFileError::Content(e.to_string()))?;
+    let length = bytes.len() as u64;
+    let hash = XxHash3_64::oneshot(&bytes);
+    bytes.extend(length.to_le_bytes());
+    bytes.extend(hash.to_le_bytes());
+    bytes.extend(INDEX_MAGIC);
+    Ok(bytes)
+}
+
 impl FileIndex {
     /// The bytes that end the file.
     pub(crate) fn encode(&self) -> Result<Vec<u8>, SideFileError> {
-        let mut bytes = postcard::to_stdvec(self).map_err(|e| SideFileError::Content(e.to_string()))?;
-        let length = bytes.len() as u64;
-        let hash = XxHash3_64::oneshot(&bytes);
-        bytes.extend(length.to_le_bytes());
-        bytes.extend(hash.to_le_bytes());
-        bytes.extend(INDEX_MAGIC);
-        Ok(bytes)
+        encode_index(self)
     }
 
     /// Reads the index at the end of a data file; `None` when the file has none (PyTorch wrote it, or it was cut off).

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 
 use rayon::prelude::*;
 use reshard_formats::DType;
-use reshard_layout::{Dims, moves};
+use reshard_layout::{Dims, Move, Region, moves};
 
 use super::options::{LoadOptions, Verify};
 use super::resolve::Resolved;
@@ -141,7 +141,7 @@ fn piece_moves(
     let target = &wanted.pieces[piece as usize];
     let mut failure = None;
     let key = resolved.wanted as u32;
-    for found in moves(stored.index()?, std::slice::from_ref(&target.region)) {
+    for found in overlaps(stored, &target.region)? {
         let chunk = &stored.chunks[found.chunk];
         let mut step = || -> Result<()> {
             let located = checkpoint.locate(resolved.key, stored, found.chunk)?;
@@ -175,6 +175,15 @@ fn piece_moves(
         Some(error) => Err(error),
         None => Ok((planned, checks)),
     }
+}
+
+/// The stored chunks that overlap a region; no index is built for a tensor of one chunk.
+fn overlaps(stored: &CatalogTensor, wanted: &Region) -> Result<Vec<Move>> {
+    if let [only] = stored.chunks.as_slice() {
+        let region = only.region.intersection(wanted);
+        return Ok(region.map(|region| Move { chunk: 0, wanted: 0, region }).into_iter().collect());
+    }
+    Ok(moves(stored.index()?, std::slice::from_ref(wanted)))
 }
 
 /// Sorted by position, a few megabytes each.

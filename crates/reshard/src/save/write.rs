@@ -16,7 +16,7 @@ use crate::leaf::{SaveLeaf, SaveState};
 use crate::memory::Source;
 use crate::plan::files::{FrameSizes, Placed, frame, lay_out};
 use crate::plan::local::TableEntry;
-use crate::sums::{FileIndex, IndexedRecord, RecordSum, Summer, Sums};
+use crate::sums::{FileIndexRef, IndexedRecord, RecordSum, Summer, Sums};
 use crate::workers::Workers;
 
 /// Records smaller than this are gathered in a buffer and written together.
@@ -476,11 +476,11 @@ impl File {
     ) -> Result<Vec<u8>> {
         let zero = options.checksums.then_some(Sums::ZERO);
         let values = if self.values { jobs.values.as_slice() } else { &[] };
-        let mut table: Vec<TableEntry> = Vec::new();
+        let mut table: Vec<&TableEntry> = Vec::new();
         let mut last: Option<u32> = None;
         let mut position = |local: u32| -> u32 {
             if last != Some(local) {
-                table.push(prepared.table[local as usize].clone());
+                table.push(&prepared.table[local as usize]);
                 last = Some(local);
             }
             table.len() as u32 - 1
@@ -502,7 +502,7 @@ impl File {
             at += length;
         }
         let (rank, ranks) = (prepared.rank as u32, prepared.ranks as u32);
-        let index = FileIndex { save_id: prepared.decision.save_id.clone(), rank, ranks, files: count, table, records };
+        let index = FileIndexRef { save_id: &prepared.decision.save_id, rank, ranks, files: count, table, records };
         index.encode().map_err(|e| Error::invalid(format!("the index of {} cannot be written: {e}", self.name)))
     }
 }
