@@ -50,7 +50,9 @@ pub(crate) fn is_complete(py: Python<'_>, place: &str, storage_options: Option<&
 #[pyo3(signature = (place, storage_options=None))]
 pub(crate) fn remove_checkpoint(py: Python<'_>, place: &str, storage_options: Option<&Bound<'_, PyDict>>) -> PyResult<()> {
     let store = store_at(py, place, storage_options)?;
-    py.detach(|| store.delete(".metadata").and_then(|()| store.delete_root())).map_err(|source| storage(place, source)).or_raise(py)
+    py.detach(|| store.delete(".metadata").and_then(|()| store.delete_root()))
+        .map_err(|source| storage(place, source))
+        .or_raise(py)
 }
 
 /// Opens a place.
@@ -161,7 +163,14 @@ impl Checkpoint {
     }
 
     /// Reads a region of a tensor into a contiguous buffer of bytes, in row-major order.
-    fn read_into(&self, py: Python<'_>, key: String, offsets: &Bound<'_, PyAny>, sizes: &Bound<'_, PyAny>, buffer: &Bound<'_, PyAny>) -> PyResult<()> {
+    fn read_into(
+        &self,
+        py: Python<'_>,
+        key: String,
+        offsets: &Bound<'_, PyAny>,
+        sizes: &Bound<'_, PyAny>,
+        buffer: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
         let region = Region::new(&dims(offsets)?, &dims(sizes)?).map_err(|error| invalid(py, error.to_string()))?;
         let mut target = Filled::new(buffer)?;
         let checkpoint = Arc::clone(&self.inner);

@@ -61,9 +61,7 @@ fn tree<'py>(py: Python<'py>, tree_: Tree<Bound<'py, PyAny>>) -> PyResult<Bound<
         Tree::Value(value) => to_python(py, &value)?,
         Tree::Dict(below) => dict(py, below)?.into_any(),
         Tree::List(items) => PyList::new(py, items.into_iter().map(|i| tree(py, i)).collect::<PyResult<Vec<_>>>()?)?.into_any(),
-        Tree::Tuple(items) => {
-            PyTuple::new(py, items.into_iter().map(|i| tree(py, i)).collect::<PyResult<Vec<_>>>()?)?.into_any()
-        }
+        Tree::Tuple(items) => PyTuple::new(py, items.into_iter().map(|i| tree(py, i)).collect::<PyResult<Vec<_>>>()?)?.into_any(),
         Tree::Opaque(opaque) => return Err(invalid(py, format!("a {} has no place here", opaque.class))),
     })
 }

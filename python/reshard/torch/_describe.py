@@ -30,6 +30,7 @@ CODES: dict[torch.dtype, int] = {
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
 _STRIDED = torch.strided
+_COMPLEX = frozenset(dtype for dtype in CODES if dtype.is_complex)
 _Region = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
@@ -70,22 +71,6 @@ class Description:
         else:
             self.leaves.append((key, path, per_rank, VALUE, leaf))
             self.places[key] = place
-
-    def add_simple(self, key: str, path: tuple[str | int, ...] | None, per_rank: bool, tensor: torch.Tensor) -> bool:
-        """Adds a plain contiguous tensor on the CPU, which nearly all are; whether it was one."""
-        code = CODES.get(tensor.dtype)
-        if (
-            code is None
-            or not tensor.is_cpu
-            or tensor.layout is not _STRIDED
-            or not tensor.is_contiguous()
-            or tensor.is_neg()
-            or tensor.is_conj()
-        ):
-            return False
-        self.owners.append(tensor)
-        self.leaves.append((key, path, per_rank, WHOLE, code, tensor.requires_grad, tensor.shape, tensor.data_ptr(), None))
-        return True
 
     def check_keys(self) -> None:
         """Refuses two leaves of one flattened key."""
@@ -328,11 +313,20 @@ def _open(
 ) -> None:
     """Adds the leaves below a dict."""
     per_rank = wrapper is not None
+    code_of, add_leaf, add_owner = CODES.get, out.leaves.append, out.owners.append
     for name, below in value.items():
         text = name if type(name) is str else str(name)
         key = prefix + text
-        if type(below) in _PLAIN and out.add_simple(key, (*path, text) if path else None, per_rank, below):
-            continue
+        # Nearly all leaves are plain contiguous tensors on the CPU: described here, with as few calls as there can be.
+        if type(below) in _PLAIN and below.is_cpu and below.layout is _STRIDED and below.is_contiguous() and not below.is_neg():
+            dtype = below.dtype
+            code = code_of(dtype)
+            if code is not None and not (dtype in _COMPLEX and below.is_conj()):
+                add_owner(below)
+                add_leaf(
+                    (key, (*path, text) if path else None, per_rank, WHOLE, code, below.requires_grad, below.shape, below.data_ptr(), None)
+                )
+                continue
         _visit(key, (*path, text), below, Place(value, name, wrapper), out, stored)
 
 
