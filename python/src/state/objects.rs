@@ -126,8 +126,7 @@ impl<'py> Objects<'py> {
             let piece = piece.cast_into::<PyTuple>()?;
             let tensor = piece.get_item(1)?;
             let sizes = dims(&tensor.getattr("shape")?)?;
-            let region =
-                Region::new(&dims(&piece.get_item(0)?)?, &sizes).map_err(|error| invalid(py, error.to_string()))?;
+            let region = Region::new(&dims(&piece.get_item(0)?)?, &sizes).map_err(|error| invalid(py, error.to_string()))?;
             parts.push(SlotPiece::contiguous(handle(&tensor, sizes, None), 0, region));
         }
         Ok(SlotTensor::Sharded { dtype, shape, pieces: parts })

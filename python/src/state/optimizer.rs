@@ -25,8 +25,10 @@ use crate::tree::key_path;
 use crate::value::to_python;
 
 type Live = LiveOptimizer<Handle>;
-/// Shape of the whole, shape of the rank's memory, and `(offsets, sizes, offsets in the memory)` of its parts.
-type Layout = (Vec<u64>, Vec<u64>, Vec<(Vec<u64>, Vec<u64>, Vec<u64>)>);
+/// Offsets, sizes, and offsets in the rank's memory.
+type Part = (Vec<u64>, Vec<u64>, Vec<u64>);
+/// Shape of the whole, shape of the rank's memory, and its parts.
+type Layout = (Vec<u64>, Vec<u64>, Vec<Part>);
 
 /// The state of optimizers by names. An optimizer is `(state_dict, live groups)`, a live group `(identities, options)`.
 /// `layouts` are those of sharded parameters whose slots may be plain tensors of the local shape.
@@ -97,9 +99,7 @@ pub(crate) fn optimizer_to_load<'py>(
     let target = if by_names { LoadTarget::Names } else { LoadTarget::Ids };
     let (loads, report) = if given.contains("state")? || given.contains("param_groups")? {
         let raw = RawOptimizer::from_tree(objects.tree(given.as_any())?).or_raise_state(py)?;
-        options
-            .check_given(None, Some(raw.state.len() + raw.param_groups.len()), false)
-            .or_raise_state(py)?;
+        options.check_given(None, Some(raw.state.len() + raw.param_groups.len()), false).or_raise_state(py)?;
         let state = model.read(raw, &live).or_raise_state(py)?;
         optim_state_to_load(state, &live, &model.names, &model.flats, target, &options).or_raise_state(py)?
     } else {
@@ -149,7 +149,8 @@ fn live_optimizer<'py>(groups: &Bound<'py, PyAny>, objects: &mut Objects<'py>) -
         let group = group.cast_into::<PyTuple>()?;
         let identities: Vec<u64> = group.get_item(0)?.extract()?;
         let options = objects.dict(group.get_item(1)?.cast::<PyDict>()?)?;
-        let options = whole_dict(options).ok_or_else(|| invalid(groups.py(), "an option of a param_group can not be in pieces"))?;
+        let options =
+            whole_dict(options).ok_or_else(|| invalid(groups.py(), "an option of a param_group can not be in pieces"))?;
         param_groups.push(ParamGroup { params: identities.into_iter().map(Identity).collect(), options });
     }
     Ok(LiveOptimizer { param_groups })
@@ -300,15 +301,15 @@ pub(crate) fn full_slots<'py>(
     let plan = full_optim_state(&inventories, recipients_of(ranks), cpu_offload).or_raise_state(py)?;
     let steps = PyList::empty(py);
     for (step, (name, slot)) in plan.tensors.steps.iter().zip(&plan.slots) {
-        let parts: Vec<(u64, Vec<u64>, Vec<u64>)> = step
-            .from
-            .iter()
-            .map(|part| (part.rank, part.region.offsets().to_vec(), part.region.sizes().to_vec()))
-            .collect();
+        let parts: Vec<(u64, Vec<u64>, Vec<u64>)> =
+            step.from.iter().map(|part| (part.rank, part.region.offsets().to_vec(), part.region.sizes().to_vec())).collect();
         steps.append((name, slot, code(step.dtype), tuple(py, &step.shape)?, parts))?;
     }
     (steps, plan.values).into_pyobject(py)
 }
+
+/// Key, path below the optimizer, dtype, and shape.
+type StoredEntry<'py> = (String, Bound<'py, PyTuple>, Option<usize>, Vec<u64>);
 
 /// What an optimizer's slots are, from a checkpoint's keys and the shapes of the parameters: a list of
 /// `(key, path, parameter or None, dtype or None, shape, by parameter)`. Without a dtype it is a value; "by parameter" says
@@ -317,7 +318,7 @@ pub(crate) fn full_slots<'py>(
 pub(crate) fn plan_optimizer<'py>(
     py: Python<'py>,
     params: HashMap<String, Vec<u64>>,
-    entries: Vec<(String, Bound<'py, PyTuple>, Option<usize>, Vec<u64>)>,
+    entries: Vec<StoredEntry<'py>>,
 ) -> PyResult<Bound<'py, PyTuple>> {
     let layouts = params
         .into_iter()

@@ -42,7 +42,7 @@ def _chunker(live: LiveModel) -> Any:
 
     module = next(m for m in live.model.modules() if isinstance(m, FSDP))
     mesh = getattr(module, "_device_mesh", None)
-    group = module.process_group
+    group: Any = module.process_group
     rank, size = dist.get_rank(group), dist.get_world_size(group)
 
     def chunk(tensor: torch.Tensor) -> Any:

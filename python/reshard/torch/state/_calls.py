@@ -16,11 +16,12 @@ from .._leaf import ShardView
 from ._as_torch import as_torch_tree
 from ._errors import InvalidInput, StateError
 from ._model import FLAT_PARAM, LiveModel, check_model
-from ._optimizer import Optimizers, as_tuple, give, member_view, plan, read, slots_of
+from ._optimizer import Optimizers, as_tuple, fill, give, member_view, plan, read, slots_of
 from ._options import StateDictOptions, options_from
 from ._pieces import DTYPES, is_tensor
 from ._set_model import set_model
 from ._stream import Ranks, broadcast, gather_tree, leaves_of
+from ._template import OptimizerStateDict
 
 
 def get_model_state_dict(
@@ -224,9 +225,11 @@ def _on_cpu(value: Any) -> Any:
         moved = {key: _on_cpu(below) for key, below in value.items()}
         if type(value) is dict:
             return moved
-        made = type(value)(moved)
-        made.slots = getattr(value, "slots", None)
-        return made
+        if isinstance(value, OptimizerStateDict):
+            kept = OptimizerStateDict(moved)
+            kept.slots = value.slots
+            return kept
+        return type(value)(moved)
     if isinstance(value, (list, tuple)):
         return type(value)(_on_cpu(below) for below in value)
     return value
@@ -305,8 +308,6 @@ def _received(live: LiveModel, optimizers: Any, given: Mapping[Any, Any]) -> dic
         if facts is not None:
             target = made[tuple(map(str, path))]
             whole = broadcast(ranks, 0, values.get(path), DTYPES[facts[0]], facts[1], _device(target))
-            from ._optimizer import fill
-
             fill(".".join(map(str, path)), target, whole)
             value = target
         at = result

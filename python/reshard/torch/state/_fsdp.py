@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ._calls import _delivered
 from ._as_torch import as_torch_tree
+from ._calls import _delivered, _on_cpu
 from ._model import LiveModel, check_model
 from ._optimizer import Applied, give, plan, read
 from ._options import StateDictOptions, options_from
@@ -48,8 +48,6 @@ def optim_state_dict(
         as_torch_tree(live, state)
     delivered = _delivered(live, state, options)
     if cpu_offload and full and not rank0_only:
-        from ._calls import _on_cpu
-
         delivered = _on_cpu(delivered)
     return delivered
 

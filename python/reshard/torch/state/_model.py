@@ -38,7 +38,8 @@ def _fsdp2_class() -> type | tuple[()]:
         from torch.distributed.fsdp import FSDPModule
     except ImportError:
         try:
-            from torch.distributed._composable.fsdp import FSDPModule  # torch 2.5
+            # torch 2.5
+            from torch.distributed._composable.fsdp import FSDPModule  # type: ignore[attr-defined]
         except ImportError:
             return ()
     return FSDPModule
@@ -46,6 +47,11 @@ def _fsdp2_class() -> type | tuple[()]:
 
 _COMPILED = _compiled_class()
 _FSDP2 = _fsdp2_class()
+
+
+def _handle_of(module: nn.Module) -> Any:
+    """The handle of an FSDP module's flat parameter; None for other modules, and for one without parameters."""
+    return getattr(module, "_handle", None) if isinstance(module, FSDP) else None
 
 
 class Flat:
@@ -63,7 +69,8 @@ class Flat:
         """This rank's shard, padding included. FSDP sets ``_local_shard`` when it first runs; before, the data is the shard."""
         shard = getattr(self.param, "_local_shard", None)
         with torch.no_grad():
-            return self.param.detach() if shard is None else shard.detach()
+            memory: torch.Tensor = self.param.detach() if shard is None else shard.detach()
+            return memory
 
     @property
     def sharded(self) -> bool:
@@ -91,10 +98,11 @@ class LiveModel:
         #: Original parameters behind which a flat one is: their own shape is that of this rank's part.
         self._managed: set[int] = set()
         for module in model.modules():
-            if isinstance(module, FSDP) and getattr(module, "_handle", None) is not None:
+            handle = _handle_of(module)
+            if handle is not None:
                 # Between forward and backward some strategies keep parameters whole, and original ones unregistered.
-                Flat("", module._handle).reshard()
-                param = module._handle.flat_param
+                Flat("", handle).reshard()
+                param = handle.flat_param
                 self._managed.update(id(p) for p in (*(param._params or ()), *(param._shared_params or ())))
         self.inner = _reshard.StateModel(self._module(model, "", None))
         self._parameters: dict[str, tuple[int, Any]] | None = None
@@ -146,8 +154,9 @@ class LiveModel:
         if extra:
             self.extra[f"{prefix}{_EXTRA_STATE}"] = module
         below = None
-        if isinstance(module, FSDP) and getattr(module, "_handle", None) is not None and module._handle._use_orig_params:
-            below = self._flat_description(f"{prefix}{FLAT_PARAM}", module._handle)
+        handle = _handle_of(module)
+        if handle is not None and handle._use_orig_params:
+            below = self._flat_description(f"{prefix}{FLAT_PARAM}", handle)
         children = []
         for name, child in module._modules.items():
             if child is not None:
@@ -170,7 +179,7 @@ class LiveModel:
 
     def _flat(self, name: str, param: Any) -> tuple[Any, ...]:
         for module in self.model.modules():
-            handle = getattr(module, "_handle", None) if isinstance(module, FSDP) else None
+            handle = _handle_of(module)
             if handle is not None and handle.flat_param is param:
                 return self._flat_description(name, handle)
         raise StateError(f"{name!r} is a flat parameter of no FSDP module; is the model the root module?", keys=[name])

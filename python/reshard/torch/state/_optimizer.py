@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
 
 from ... import _reshard
@@ -246,9 +246,9 @@ class Applied:
             return value
         if is_sharded(value):
             device = param.device if param is not None else torch.device("cpu")
-            target = torch.empty(shape, dtype=value.dtype, device=device)
-            fill(slot, target, value)
-            return target
+            whole = torch.empty(shape, dtype=value.dtype, device=device)
+            fill(slot, whole, value)
+            return whole
         return value if is_fresh(value) else value.detach().clone()
 
 

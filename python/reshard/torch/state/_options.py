@@ -43,6 +43,7 @@ def options_from(options: Any) -> StateDictOptions:
     if not isinstance(options, StateDictOptions):
         fields = {name: getattr(options, name) for name in StateDictOptions.__dataclass_fields__ if hasattr(options, name)}
         options = StateDictOptions(**fields)
+    assert isinstance(options, StateDictOptions)
     if options.broadcast_from_rank0 and not options.full_state_dict:
         raise InvalidInput("full_state_dict must be True when broadcast_from_rank0 is True.")
     if options.full_state_dict_ranks is not None and not options.full_state_dict:

@@ -50,7 +50,8 @@ def load_sharded_optimizer_state_dict(
 
     if place is not None and not isinstance(place, (str, bytes)) and not hasattr(place, "__fspath__"):
         place = getattr(place, "path", None) or getattr(place, "checkpoint_id", None) or place
-    where = chosen_place(place, checkpoint_id)
+    known: Any = place
+    where = chosen_place(known, checkpoint_id)
     store = dict(storage_options) if storage_options else None
     group = group_for(process_group, no_dist, timeout=timeout)
     checkpoint = _reshard.Checkpoint(where, store, group)

@@ -13,7 +13,7 @@ from typing import Any, Callable
 
 import torch
 import torch.distributed as dist
-from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from ... import _reshard
 from .._describe import CODES
@@ -120,19 +120,21 @@ def gather_tree(
             paths.setdefault(name, path)
     steps, values = _reshard.full_slots([inventory for inventory, _ in told], list(receivers) if receivers is not None else None, cpu_offload)
     wanted = list(range(ranks.size)) if receivers is None else list(receivers)
-    work: dict[tuple[str, str], Callable[[], Any]] = {}
-    for name, slot, code, shape, parts in steps:
-        value = own.get((name, slot))
-        work[(name, slot)] = lambda n=name, v=value, c=code, s=shape, p=parts: gather_pieces(
-            ranks, DTYPES[c], s, p, pieces_of(n, v[1]) if v else [], wanted, _device(v[1] if v else None)
-        )
-    for name, slot, rank in values:
-        holders = [r for r, (inventory, _) in enumerate(told) if slot in inventory.get(name, {})]
-        value = own.get((name, slot))
-        work[(name, slot)] = lambda n=(name, slot), v=value, r=rank, h=holders: _shared(ranks, v, r, set(wanted) <= set(h))
+    tensors = {(name, slot): (DTYPES[code], shape, parts) for name, slot, code, shape, parts in steps}
+    sources = {(name, slot): rank for name, slot, rank in values}
     # The order in which ranks, from the first on, have them: the same everywhere, and the model's own on the first.
-    for name, path in paths.items():
-        result = work[name]()
+    for both, path in paths.items():
+        value = own[both][1] if both in own else None
+        if both in tensors:
+            dtype, shape, parts = tensors[both]
+            pieces = pieces_of(both[0], value) if value is not None else []
+            result = gather_pieces(ranks, dtype, shape, parts, pieces, wanted, _device(value))
+        elif both in sources:
+            holders = {rank for rank, (inventory, _) in enumerate(told) if both[1] in inventory.get(both[0], {})}
+            result = _shared(ranks, value, sources[both], set(wanted) <= holders)
+        else:
+            # Only ranks that hold nothing of its parameter have it, and they have no say.
+            continue
         if ranks.rank in wanted:
             if cpu_offload and isinstance(result, torch.Tensor):
                 result = result.cpu()
@@ -151,9 +153,8 @@ def _device(value: Any) -> torch.device:
 def _shared(ranks: Ranks, value: Any, rank: int, everyone_has_it: bool) -> Any:
     """A leaf that is the same on every rank that has it."""
     if everyone_has_it or ranks.size == 1:
-        return value[1] if value is not None else None
-    found = value[1] if value is not None else None
-    return ranks.hear(rank, found.cpu() if isinstance(found, torch.Tensor) and ranks.rank == rank else found)
+        return value
+    return ranks.hear(rank, value.cpu() if isinstance(value, torch.Tensor) and ranks.rank == rank else value)
 
 
 def gather_pieces(
@@ -240,6 +241,12 @@ def broadcast(ranks: Ranks, root: int, tensor: torch.Tensor | None, dtype: torch
     return _typed(data, dtype).view(tuple(shape))
 
 
+def _group_rank(ranks: Ranks, placement: Any) -> int:
+    """A shard's place among the ranks of its group; placements count all ranks."""
+    rank = int(placement.rank())
+    return dist.get_group_rank(ranks.group, rank) if ranks._parent is not None else rank
+
+
 def full_tensor(key: str, value: Any) -> torch.Tensor:
     """The whole of a DTensor or ShardedTensor, over its own ranks, on all of them."""
     if not isinstance(value, ShardedTensor):
@@ -247,7 +254,9 @@ def full_tensor(key: str, value: Any) -> torch.Tensor:
         return whole
     metadata = value.metadata()
     ranks = Ranks(value._process_group if value._process_group is not dist.group.WORLD else None)
-    parts = [(shard.placement.rank(), shard.shard_offsets, shard.shard_sizes) for shard in metadata.shards_metadata]
+    parts: list[Any] = [
+        (_group_rank(ranks, shard.placement), shard.shard_offsets, shard.shard_sizes) for shard in metadata.shards_metadata
+    ]
     own = pieces_of(key, value)
     made = gather_pieces(ranks, value.dtype, metadata.size, parts, own, list(range(ranks.size)), _device(value))
     assert made is not None

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed._shard.sharded_tensor.shard import Shard
 from torch.distributed.tensor import DTensor
 
 from ... import _reshard
@@ -77,8 +78,8 @@ class Slots:
             else:
                 slot = ".".join(map(str, path[2:])) if len(path) > 2 else key
                 leaves.append((key, path, self.make(name if by_parameter else None, slot, DTYPES[code], shape)))
-        nested = _reshard.unflatten(leaves)
-        return _typed_like(nested, live)
+        nested: dict[Any, Any] = _typed_like(_reshard.unflatten(leaves), live)
+        return nested
 
     def make(self, name: str | None, slot: str, dtype: torch.dtype, shape: Sequence[int]) -> Any:
         """A new slot of zeros: laid out as its parameter, or whole."""
@@ -88,7 +89,7 @@ class Slots:
         if isinstance(layout, FlatView):
             base = self._base(layout, slot, dtype)
             offset = 0 if base.numel() == layout.base.numel() else _first(layout)
-            places = [(offsets, tensor.shape, tensor.storage_offset() - layout.base.storage_offset() - offset) for offsets, tensor in layout.pieces]
+            places = [(offsets, tensor.shape, _start(layout, tensor) - offset) for offsets, tensor in layout.pieces]
             return FlatView(base, shape, places, layout.home)
         if isinstance(layout, ShardView):
             pieces = [(offsets, torch.zeros(tensor.shape, dtype=dtype, device=tensor.device)) for offsets, tensor in layout.pieces]
@@ -119,10 +120,14 @@ class Slots:
         return self._flat[key]
 
 
+def _start(layout: FlatView, tensor: torch.Tensor) -> int:
+    """Where a piece starts in its memory."""
+    return int(tensor.storage_offset()) - int(layout.base.storage_offset())
+
+
 def _first(layout: FlatView) -> int:
     """Where the first piece starts in its memory."""
-    start = layout.base.storage_offset()
-    return min((tensor.storage_offset() - start for _, tensor in layout.pieces), default=0)
+    return min((_start(layout, tensor) for _, tensor in layout.pieces), default=0)
 
 
 def fresh(tensor: torch.Tensor) -> torch.Tensor:
