@@ -14,6 +14,8 @@ PYTHON3 ?= python3
 TORCH ?= 2.13.0
 VENV ?= .venv
 FUZZ_SECONDS ?= 20
+# How the Python extension is built: tests share what the Rust tests have compiled, measurements need it optimised.
+EXTENSION_PROFILE ?= dev
 
 # An interpreter that already has torch may be given; otherwise a virtual environment is made.
 ifdef RESHARD_PYTHON
@@ -25,7 +27,7 @@ PY_READY := $(VENV)/.ready-$(TORCH)
 endif
 export RESHARD_PYTHON := $(PY)
 
-.PHONY: demo test test-rust test-mpi test-python test-browser test-torch check fmt clippy docs-check deps-check types-check bench bench-check fuzz doc build extension system-packages clean
+.PHONY: demo test test-rust test-mpi test-python test-browser test-torch check fmt clippy docs-check deps-check types-check bench bench-check bench-packages fuzz doc build extension system-packages clean
 
 demo:
 	$(CARGO) run --release --quiet -p reshard-cli -- demo
@@ -47,8 +49,7 @@ test-python: extension
 	$(PY) -m pytest -q python/tests
 
 test-browser: system-packages $(PY_READY)
-	$(CARGO) build -p reshard-cli --example sample_report
-	$(PY) -m pytest -q crates/cli/tests/browser
+	scripts/test-browser
 
 test-torch:
 	$(MAKE) test-python TORCH=$(TORCH) VENV=.venv-torch-$(TORCH) RESHARD_PYTHON=
@@ -62,7 +63,7 @@ $(PY_READY):
 
 # The extension is built in place, so that tests run on what is in the tree.
 extension: $(PY_READY)
-	PYO3_PYTHON=$(PY) scripts/build-extension
+	PROFILE=$(EXTENSION_PROFILE) PYO3_PYTHON=$(PY) scripts/build-extension
 
 # MPI and a browser, where the system's package manager can give them; tests that need them say so when they are absent.
 system-packages:
@@ -89,11 +90,17 @@ types-check: $(PY_READY)
 
 # ---- the rest -----------------------------------------------------------------------------------------------------------
 
-bench: extension build
+bench bench-check: EXTENSION_PROFILE = release
+
+bench: extension build bench-packages
 	$(PY) bench/run.py
 
-bench-check: extension build
+bench-check: extension build bench-packages
 	$(PY) bench/run.py --check
+
+# Plots, and PyTorch's way to an object store; without them rows say what is missing.
+bench-packages: $(PY_READY)
+	$(PY) -m pip install --quiet --disable-pip-version-check -r bench/requirements.txt || echo "note: no plots, and PyTorch is not measured on object stores"
 
 fuzz:
 	FUZZ_SECONDS=$(FUZZ_SECONDS) scripts/fuzz
