@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,18 +54,32 @@ def theirs(_rank: int, _size: int, source: str, target: str, kind: str, sync: bo
 
 
 def measured(command: list[str]) -> tuple[float, float]:
-    """Seconds of a whole process, and the most megabytes it held."""
-    import time
+    """Seconds of a whole process, and the most megabytes it held.
 
+    Resource usage would count what this process held when it forked, so the process is asked while it runs.
+    """
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    errors = process.stderr.read()
-    _, status, usage = os.wait4(process.pid, 0)
+    most, done = [0], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.005):
+            try:
+                with open(f"/proc/{process.pid}/status") as status:
+                    if Path(f"/proc/{process.pid}/exe").resolve() == Path(command[0]).resolve():
+                        most[0] = max([most[0], *(int(line.split()[1]) for line in status if line.startswith("VmHWM:"))])
+            except OSError:
+                return
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    _, errors = process.communicate()
     seconds = time.perf_counter() - start
-    process.returncode = os.waitstatus_to_exitcode(status)
+    done.set()
+    watcher.join()
     if process.returncode != 0:
-        raise RuntimeError(f"{' '.join(map(str, command))}: {errors}")
-    return seconds, usage.ru_maxrss / 1e3
+        raise RuntimeError(f"{' '.join(command)}: {errors}")
+    return seconds, most[0] / 1e3
 
 
 def rows(bench: Bench) -> Iterator[Row]:

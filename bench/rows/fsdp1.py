@@ -11,7 +11,7 @@ from rows import models, pytorch
 
 
 class Collectives:
-    """Counts collectives on tensors, and their bytes, on the calling thread."""
+    """Counts collectives on the calling thread: those that carry floating-point tensors, and messages of bytes and sizes."""
 
     def __init__(self) -> None:
         import torch
@@ -19,15 +19,19 @@ class Collectives:
         from torch.utils._pytree import tree_leaves
 
         outer = self
-        self.count, self.bytes = 0, 0
+        self.tensors, self.messages, self.bytes = 0, 0, 0
 
         class Mode(TorchDispatchMode):
             def __torch_dispatch__(self, func, types, args=(), kwargs=None):
                 # Waiting for one, and barriers, move nothing.
                 name = str(func)
                 if func.namespace in ("c10d", "_c10d_functional") and "wait" not in name and "barrier" not in name and "monitored" not in name:
-                    outer.count += 1
-                    outer.bytes += sum(leaf.nbytes for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+                    carried = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+                    outer.bytes += sum(tensor.nbytes for tensor in carried)
+                    if any(tensor.is_floating_point() for tensor in carried):
+                        outer.tensors += 1
+                    else:
+                        outer.messages += 1
                 return func(*args, **(kwargs or {}))
 
         self._mode = Mode()
@@ -64,7 +68,7 @@ STEPS = {"out": ("get", "save"), "in": ("get", "load", "set")}
 def work(rank: int, size: int, folder: str, quick: bool, rounds: int, original: bool, way: str, names: list[str]):
     model = models.fsdp1(quick, original)
     optimizer = models.adam(model)
-    found: dict[str, list[float]] = {f"{name} {step}": [] for name in names for step in (*STEPS[way], "peak", "collectives", "moved")}
+    found: dict[str, list[float]] = {f"{name} {step}": [] for name in names for step in (*STEPS[way], "peak", "collectives", "messages", "moved")}
 
     def once(family: Family, counted: bool, place: str) -> dict[str, float]:
         seconds = {}
@@ -83,7 +87,7 @@ def work(rank: int, size: int, folder: str, quick: bool, rounds: int, original: 
             with Collectives() as collectives:
                 for step in STEPS[way]:
                     steps[step]()
-            return {"collectives": collectives.count, "moved": collectives.bytes / 1e6}
+            return {"collectives": collectives.tensors, "messages": collectives.messages, "moved": collectives.bytes / 1e6}
         with Peak() as peak:
             for step in STEPS[way]:
                 seconds[step] = ranks.together(steps[step])
@@ -105,12 +109,24 @@ def work(rank: int, size: int, folder: str, quick: bool, rounds: int, original: 
     return found
 
 
-def rows(bench: Bench) -> Iterator[Row]:
+def unavailable() -> str:
+    """Why the state-dict family cannot be measured, if it cannot."""
     import reshard.torch as rt
+    from torch import nn
 
-    there = hasattr(rt, "get_state_dict") and hasattr(rt, "set_state_dict")
-    names = ["torch", "ours"] if there else ["torch"]
-    skipped = "" if there else "not available: this build of reshard.torch has no get_state_dict"
+    if not hasattr(rt, "get_state_dict") or not hasattr(rt, "set_state_dict"):
+        return "not available: this reshard.torch has no get_state_dict"
+    try:
+        model = nn.Linear(2, 2)
+        rt.get_state_dict(model, models.adam(model))
+    except AttributeError as error:
+        return f"not available: the extension is older than the package ({error})"
+    return ""
+
+
+def rows(bench: Bench) -> Iterator[Row]:
+    skipped = unavailable()
+    names = ["torch"] if skipped else ["torch", "ours"]
     rounds = min(bench.rounds, 3)
     for original in (False, True):
         kind, slug = ("original", "orig") if original else ("flat", "flat")
@@ -128,15 +144,17 @@ def rows(bench: Bench) -> Iterator[Row]:
             yield Row(prefix, about + title, sums.get("ours", []), sums["torch"], skipped=skipped)
             for step in STEPS[way]:
                 name = {"get": "get_state_dict", "set": "set_state_dict"}.get(step, step)
-                yield Row(f"{prefix}-{step}", f"{about}{name} of these", **sides(step), skipped=skipped)
-            yield Row(f"{prefix}-peak", about + "memory of a rank above its state, at the most", **sides("peak"), unit="MB", skipped=skipped)
-            moved = ", ".join(f"{name} {found[f'{name} moved'][0]:.1f} MB" for name in names)
+                yield Row(f"{prefix}-{step}", f"{about}{name}, {size} ranks", **sides(step), skipped=skipped)
+            yield Row(f"{prefix}-peak", f"{about}peak memory of a rank above its state, {size} ranks", **sides("peak"), unit="MB", skipped=skipped)
+            moved = "; ".join(
+                f"{name} also {found[f'{name} messages'][0]:.0f} messages of bytes, {found[f'{name} moved'][0]:.1f} MB in all" for name in names
+            )
             yield Row(
                 f"{prefix}-collectives",
-                about + "tensor collectives of one rank",
+                f"{about}tensor collectives of a rank, {size} ranks",
                 **sides("collectives"),
                 unit="",
-                note=f"bytes in them: {moved}".replace("torch", "PyTorch"),
+                note=moved.replace("torch", "PyTorch").replace("ours", "reshard"),
                 skipped=skipped,
             )
         remove(folder)
