@@ -40,9 +40,9 @@ mod _reshard {
     #[pymodule_export]
     use crate::save::{AsyncSaver, SaveHandle, save};
     #[pymodule_export]
-    use crate::tools::{latest, steps, verify};
-    #[pymodule_export]
     use crate::state::{StateModel, full_slots, optimizer_state, optimizer_to_load, plan_optimizer};
+    #[pymodule_export]
+    use crate::tools::{latest, steps, verify};
     #[pymodule_export]
     use crate::tree::unflatten;
     #[pymodule_export]
