@@ -9,6 +9,7 @@ pub mod demo;
 mod elements;
 mod failure;
 mod human;
+mod interrupt;
 mod meaning;
 mod printer;
 mod progress;

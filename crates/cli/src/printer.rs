@@ -113,23 +113,23 @@ impl Printer {
     /// A remark that is not data.
     pub(crate) fn note(&mut self, text: impl AsRef<str>) {
         if !self.quiet {
-            self.to_stderr(&format!("{}\n", text.as_ref()));
+            self.tell(&format!("{}\n", text.as_ref()));
         }
     }
 
     /// A warning.
     pub(crate) fn warn(&mut self, text: impl AsRef<str>) {
         let label = if self.error_color { "\x1b[1;33mwarning:\x1b[0m" } else { "warning:" };
-        self.to_stderr(&format!("{label} {}\n", text.as_ref()));
+        self.tell(&format!("{label} {}\n", text.as_ref()));
     }
 
     /// Tells of a failure.
     pub(crate) fn failure(&mut self, failure: &Failure) {
         let text = failure.text(self.error_color);
-        self.to_stderr(&text);
+        self.tell(&text);
     }
 
-    fn to_stderr(&mut self, text: &str) {
+    fn tell(&mut self, text: &str) {
         // Data first, so that a terminal shows things in their order. A stderr that is gone has no reader to miss it.
         drop(self.out.flush());
         drop(io::stderr().write_all(text.as_bytes()));

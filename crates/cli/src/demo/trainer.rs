@@ -31,6 +31,9 @@ pub(super) fn parameter_count() -> u64 {
     SHAPES.iter().map(|s| s[0] * s[1]).sum()
 }
 
+/// One of a piece's three buffers.
+type SlotOf = fn(&Piece) -> &Vec<f32>;
+
 /// A mesh of data × tensor parallel ranks, and how each parameter is cut over it.
 pub(super) struct Layout {
     pub(super) name: &'static str,
@@ -117,7 +120,7 @@ impl<'g, G: Group> Trainer<'g, G> {
     /// Every tensor whole: parameters and moments.
     pub(super) fn whole_tensors(&self) -> Result<Vec<(String, Vec<f32>)>> {
         let mut all = Vec::new();
-        let slots: [(&str, fn(&Piece) -> &Vec<f32>); 3] =
+        let slots: [(&str, SlotOf); 3] =
             [("model.", |p| &p.weight), ("exp_avg of ", |p| &p.exp_avg), ("exp_avg_sq of ", |p| &p.exp_avg_sq)];
         for (prefix, slot) in slots {
             for (name, values) in NAMES.iter().zip(self.gather(slot)?) {
@@ -128,7 +131,7 @@ impl<'g, G: Group> Trainer<'g, G> {
     }
 
     /// Assembles whole tensors from everyone's pieces.
-    fn gather(&self, slot: impl Fn(&Piece) -> &Vec<f32>) -> Result<Vec<Vec<f32>>> {
+    fn gather(&self, slot: SlotOf) -> Result<Vec<Vec<f32>>> {
         let mut message = Vec::new();
         for piece in &self.pieces {
             for (at, value) in elements(&piece.region).zip(slot(piece)) {

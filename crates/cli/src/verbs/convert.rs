@@ -6,6 +6,7 @@ use serde::Serialize;
 use crate::args::ConvertArgs;
 use crate::failure::Result;
 use crate::human;
+use crate::interrupt;
 use crate::meaning;
 use crate::printer::{Paint, Printer};
 use crate::progress::Progress;
@@ -26,6 +27,7 @@ pub(crate) fn run(context: &mut Context, args: &ConvertArgs) -> Result<Outcome> 
     let destination = Destination::parse(&args.destination, target, &context.open.store)?;
     context.check_free(&destination, options.overwrite)?;
     let report = {
+        interrupt::cancels(&options.control);
         let _bar = Progress::watch(&context.printer, "convert", &options.control);
         convert(&source, &destination, target, &options)?
     };

@@ -8,6 +8,7 @@ use serde_json::Value as Json;
 use crate::args::EditArgs;
 use crate::failure::{Failure, Result};
 use crate::human;
+use crate::interrupt;
 use crate::meaning;
 use crate::printer::Paint;
 use crate::progress::Progress;
@@ -29,6 +30,7 @@ pub(crate) fn run(context: &mut Context, args: &EditArgs) -> Result<Outcome> {
     options.set = settings.into_iter().map(|(key, value)| (key.clone(), path(&source, &key), value)).collect();
     let store = context.store(&args.destination)?;
     let report = {
+        interrupt::cancels(&options.control);
         let _bar = Progress::watch(&context.printer, "edit", &options.control);
         edit(&source, &store, &options).map_err(|error| match error.kind() {
             ErrorKind::AlreadyExists => {

@@ -6,6 +6,7 @@ use serde::Serialize;
 use crate::args::MergeArgs;
 use crate::failure::Result;
 use crate::human;
+use crate::interrupt;
 use crate::meaning;
 use crate::progress::Progress;
 use crate::verbs::{Context, Outcome};
@@ -25,6 +26,7 @@ pub(crate) fn run(context: &mut Context, args: &MergeArgs) -> Result<Outcome> {
     let destination = Destination::parse(&args.output, target, &context.open.store)?;
     context.check_free(&destination, options.overwrite)?;
     let report = {
+        interrupt::cancels(&options.control);
         let _bar = Progress::watch(&context.printer, "merge", &options.control);
         merge(&sources.iter().collect::<Vec<_>>(), &args.weights, &destination, target, &options)?
     };

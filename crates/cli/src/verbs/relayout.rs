@@ -6,6 +6,7 @@ use reshard::{Layout, relayout};
 use super::convert::{Converted, print};
 use crate::args::RelayoutArgs;
 use crate::failure::{Failure, Result};
+use crate::interrupt;
 use crate::meaning;
 use crate::progress::Progress;
 use crate::verbs::{Context, Outcome};
@@ -16,6 +17,7 @@ pub(crate) fn run(context: &mut Context, args: &RelayoutArgs) -> Result<Outcome>
     let source = context.open(&args.source)?;
     let store = context.store(&args.destination)?;
     let report = {
+        interrupt::cancels(&options.control);
         let _bar = Progress::watch(&context.printer, "relayout", &options.control);
         relayout(&source, &store, &layout, &options)?
     };

@@ -26,30 +26,31 @@ const CORNER: u64 = 8;
 const CHUNKS: usize = 16;
 
 #[derive(Debug, Serialize)]
-#[serde(tag = "kind", rename_all = "lowercase")]
-enum Shown<'a> {
-    Tensor {
-        schema: u32,
-        path: &'a str,
-        key: &'a str,
-        dtype: &'static str,
-        shape: &'a [u64],
-        bytes: u64,
-        requires_grad: bool,
-        layout: &'static str,
-        grid: Option<Vec<u64>>,
-        slice: String,
-        values: Option<Json>,
-        stats: Option<Numbers>,
-        chunks: Vec<ChunkRow<'a>>,
-    },
-    Value {
-        schema: u32,
-        path: &'a str,
-        key: &'a str,
-        value: Option<Json>,
-        class: Option<String>,
-    },
+struct ShownTensor<'a> {
+    kind: &'static str,
+    schema: u32,
+    path: &'a str,
+    key: &'a str,
+    dtype: &'static str,
+    shape: &'a [u64],
+    bytes: u64,
+    requires_grad: bool,
+    layout: &'static str,
+    grid: Option<Vec<u64>>,
+    slice: String,
+    values: Option<Json>,
+    stats: Option<Numbers>,
+    chunks: Vec<ChunkRow<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct ShownValue<'a> {
+    kind: &'static str,
+    schema: u32,
+    path: &'a str,
+    key: &'a str,
+    value: Option<Json>,
+    class: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -106,7 +107,7 @@ fn show_value(context: &mut Context, args: &ShowArgs, checkpoint: &Checkpoint) -
             LoadedValue::Opaque { class, .. } => (None, Some(class)),
             _ => (None, None),
         };
-        context.printer.json(&Shown::Value { schema: 1, path: checkpoint.place(), key: &args.key, value, class })?;
+        context.printer.json(&ShownValue { kind: "value", schema: 1, path: checkpoint.place(), key: &args.key, value, class })?;
         return Ok(Outcome::Fine);
     }
     match value {
@@ -151,7 +152,8 @@ fn show_tensor(
             true => Some(nested(&elements::read(checkpoint, &args.key, region)?, &meaning.shape)),
             false => None,
         };
-        context.printer.json(&Shown::Tensor {
+        context.printer.json(&ShownTensor {
+            kind: "tensor",
             schema: 1,
             path: checkpoint.place(),
             key: &args.key,

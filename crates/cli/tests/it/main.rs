@@ -4,6 +4,7 @@ mod broken;
 mod command;
 mod conversions;
 mod corpus;
+mod interrupt;
 mod python;
 #[cfg(feature = "cloud")]
 mod s3;
