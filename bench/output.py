@@ -119,9 +119,9 @@ def table(found: list[Row]) -> str:
     return "\n".join(out)
 
 
-def document(found: list[Row], quick: bool, seconds: float) -> dict[str, Any]:
+def document(found: list[Row], quick: bool, whole: bool, seconds: float) -> dict[str, Any]:
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    about = {"when": now, "quick": quick, "seconds": round(seconds, 1), "caches": CACHES, "machine": machine()}
+    about = {"when": now, "quick": quick, "whole": whole, "seconds": round(seconds, 1), "caches": CACHES, "machine": machine()}
     return {**about, "rows": [row.to_dict() for row in found]}
 
 
@@ -211,11 +211,10 @@ td:not(:first-child) {{ font-variant-numeric: tabular-nums; }} svg, img {{ max-w
 """
 
 
-def write(found: list[Row], folder: Path, quick: bool, seconds: float) -> list[Path]:
-    """JSON, PNG and page. Results of a trial go beside those of a whole run, never over them."""
+def write(found: list[Row], folder: Path, about: dict[str, Any]) -> list[Path]:
+    """JSON, PNG and page. Results of a trial or of some groups go beside those of a whole run, never over them."""
     folder.mkdir(parents=True, exist_ok=True)
-    stem = "scratch/quick" if quick else "latest"
-    about = document(found, quick, seconds)
+    stem = "scratch/quick" if about["quick"] else "latest" if about["whole"] else "scratch/some"
     paths = [folder / f"{stem}.{suffix}" for suffix in ("json", "png", "html")]
     paths[0].parent.mkdir(parents=True, exist_ok=True)
     paths[0].write_text(json.dumps(about, indent=1, ensure_ascii=False, allow_nan=False) + "\n")

@@ -18,7 +18,7 @@ def _forks() -> Any:
     if _context is None:
         here = os.path.dirname(os.path.abspath(__file__))
         package = os.path.join(os.path.dirname(here), "python")
-        paths = [here, package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        paths = [here, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), package]
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
         _context = multiprocessing.get_context("forkserver")
         _context.set_forkserver_preload(["torch", "torch.distributed.tensor", "torch.distributed.fsdp", "reshard.torch", "harness"])

@@ -136,18 +136,20 @@ def main() -> int:
             remove(folder)
         seconds = time.monotonic() - start
         print(output.table(found))
-        about = output.document(found, options.quick, seconds)
-        # A part of the groups is not the latest run of everything.
-        partial = options.quick or options.only is not None
-        for path in output.write(found, HERE / "results", partial, seconds):
+        whole = numbers == groups.NUMBERS and not broken
+        about = output.document(found, options.quick, whole, seconds)
+        for path in output.write(found, HERE / "results", about):
             print(f"wrote {os.path.relpath(path)}", file=sys.stderr)
         print(f"{seconds:.0f} s; {output.CACHES}", file=sys.stderr)
     status = 0
     for line in broken:
         print(f"error: group {line}", file=sys.stderr)
         status = 2
+    if about["quick"] and (options.check or options.write_readme):
+        print("error: these are results of a trial with tiny sizes", file=sys.stderr)
+        return 2
     if options.write_readme:
-        if options.only or broken:
+        if not about["whole"]:
             print("error: the README is written from a whole run without failures", file=sys.stderr)
             return 2
         output.write_readme(ROOT / "README.md", about)

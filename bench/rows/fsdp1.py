@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import ranks
-from harness import Bench, Peak, Row, remove, take_turns
+from harness import Bench, Peak, Row, raw_read, raw_write, remove, take_turns, view
 from rows import models, pytorch
 
 
@@ -101,9 +101,29 @@ def work(rank: int, size: int, folder: str, quick: bool, rounds: int, original: 
                 found[f"{name} {step}"].append(value)
         return 0.0
 
+    # The limit: as many bytes as this rank's parameters and slots have, written or read by every rank at once.
+    memory = [view(parameter) for parameter in model.parameters() if parameter.numel()]
+    memory += [view(slot) for slots in optimizer.state.values() for slot in slots.values() if slot.numel() > 1]
+    path = Path(folder) / f"raw-{size}-{rank}"
+    found["limit"] = []
+
+    def raw() -> float:
+        models.on_rank_0(rank, Path(folder) / "nothing")
+        if way == "out":
+            remove(path)
+            found["limit"].append(ranks.together(lambda: raw_write(path, memory, sync=True, threads=1, clear=False)))
+        else:
+            # Into other memory: the model is live.
+            found["limit"].append(ranks.together(lambda: raw_read(path, room, threads=1)))
+        return 0.0
+
+    if way == "in":
+        room = [memoryview(bytearray(len(part))) for part in memory]
+        raw_write(path, memory, sync=False, threads=1, clear=False)
     for name in names:
         side(name, counted=False, keep=False)
-    take_turns(rounds, {name: (lambda name=name: side(name, counted=False)) for name in names}, warm=False)
+    sides = {"limit": raw, **{name: (lambda name=name: side(name, counted=False)) for name in names}}
+    take_turns(rounds, sides, warm=False)
     for name in names:
         side(name, counted=True)
     return found
@@ -141,10 +161,12 @@ def rows(bench: Bench) -> Iterator[Row]:
                 return {"ours": found.get(f"ours {step}", []), "other": found[f"torch {step}"]}
 
             prefix, about = f"fsdp1-{slug}/{way}", f"FSDP1 {kind}: "
-            yield Row(prefix, about + title, sums.get("ours", []), sums["torch"], skipped=skipped)
+            limit_name = "raw write + fsync by 4 processes" if way == "out" else "raw preadv by 3 processes"
+            limit = {"limit": found["limit"], "limit_name": limit_name}
+            yield Row(prefix, about + title, sums.get("ours", []), sums["torch"], skipped=skipped, **limit)
             for step in STEPS[way]:
                 name = {"get": "get_state_dict", "set": "set_state_dict"}.get(step, step)
-                yield Row(f"{prefix}-{step}", f"{about}{name}, {size} ranks", **sides(step), skipped=skipped)
+                yield Row(f"{prefix}-{step}", f"{about}{name}, {size} ranks", **sides(step), skipped=skipped, **(limit if step in ("save", "load") else {}))
             yield Row(f"{prefix}-peak", f"{about}peak memory of a rank above its state, {size} ranks", **sides("peak"), unit="MB", skipped=skipped)
             moved = "; ".join(
                 f"{name} also {found[f'{name} messages'][0]:.0f} messages of bytes, {found[f'{name} moved'][0]:.1f} MB in all" for name in names

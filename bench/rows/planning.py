@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy
 import torch
 from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -18,7 +19,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.storage import WriteResult
 
 import ranks
-from harness import Bench, Row, cleared, remove, take_turns, timed
+from harness import Bench, Row, cleared, memcpy, raw_write, remove, take_turns, timed, view
 from programs import Missing, program
 
 TENSORS = 500
@@ -134,6 +135,12 @@ def save_plans(bench: Bench) -> Iterator[Row]:
         found = measured.get(f"plan + commit {size:,} ranks × {TENSORS}")
         if found:
             row.ours = [found["ours_ms"] / 1e3]
+            written = re.search(r"\.metadata ([\d.]+) MB", found["note"])
+            if written:
+                source = numpy.ones(int(float(written[1]) * 1e6), dtype=numpy.uint8)
+                target = source.copy()
+                row.limit = [memcpy([source], [target], threads=1) for _ in range(3)]
+                row.limit_name = "memcpy of the .metadata"
             row.note = "ours with every rank's local plan: " + found["note"]
         elif not reason:
             row.skipped = f"the benchmark bars printed no such row (it has {', '.join(measured) or 'none'})"
@@ -177,7 +184,15 @@ def saves(rank: int, size: int, folder: str, tensors: int, rounds: int) -> dict:
         where = place("ours")
         return ranks.together(lambda: cached_behind.append(saver.save(state, where).result().plan_cached))
 
-    sides = {"torch": theirs, "ours": ours, "behind": behind}
+    data = [view(torch.cat([tensor.to_local() for tensor in state.values()]))]
+
+    def raw() -> float:
+        place("nothing")
+        path = Path(folder) / f"raw{rank}"
+        remove(path)
+        return ranks.together(lambda: raw_write(path, data, sync=True, threads=1, clear=False))
+
+    sides = {"limit": raw, "torch": theirs, "ours": ours, "behind": behind}
     first = {f"{name} first": seconds for name, seconds in take_turns(1, sides, warm=False).items()}
     again = take_turns(rounds, sides, warm=False)
     flags = {"cached": [float(flag) for flag in cached], "cached behind": [float(flag) for flag in cached_behind]}
@@ -190,9 +205,10 @@ def cached_plan(bench: Bench) -> Iterator[Row]:
     folder.mkdir(parents=True, exist_ok=True)
     seconds = ranks.slowest(ranks.run(4, saves, str(folder), tensors, bench.rounds))
     what = f"{tensors:,} sharded tensors of 2 KiB, 4 ranks"
-    yield Row("planning/first", f"first save of {what}", seconds["ours first"], seconds["torch first"])
+    limit = {"limit": seconds["limit"], "limit_name": "raw write + fsync by 4 processes"}
+    yield Row("planning/first", f"first save of {what}", seconds["ours first"], seconds["torch first"], **limit)
     for side, flags, key, how in (("ours", "cached", "again", ""), ("behind", "cached behind", "again-async", ", by an AsyncSaver until durable")):
         hits = int(sum(seconds[flags][1:]))
         note = f"the plan was taken from the cache in {hits} of {bench.rounds} saves; PyTorch with enable_plan_caching"
-        yield Row(f"planning/{key}", f"second save of {what}{how}", seconds[side], seconds["torch"], note=note)
+        yield Row(f"planning/{key}", f"second save of {what}{how}", seconds[side], seconds["torch"], note=note, **limit)
     remove(folder)
