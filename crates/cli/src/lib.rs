@@ -1,7 +1,7 @@
 //! What the `reshard` binary is made of, as a library, so that examples and tests can use its parts.
 //!
-//! [`args`] is what was typed; every file of [`verbs`] turns it into what it means and does it. Data goes to stdout through
-//! [`printer`], all the rest to stderr; [`failure`] is how errors are told; the exit code is 0 when fine, 1 when something
+//! `args` is what was typed; every file of `verbs` turns it into what it means and does it. Data goes to stdout through
+//! `printer`, all the rest to stderr; `failure` is how errors are told; the exit code is 0 when fine, 1 when something
 //! was checked and found bad, 2 when the command could not run.
 
 mod args;

@@ -118,7 +118,7 @@ fn keys_cannot_write_to_the_terminal() {
 fn a_file_that_may_not_be_read_is_told() {
     use std::os::unix::fs::PermissionsExt;
     let (folder, at) = damaged(|at| {
-        std::fs::set_permissions(at.join(".metadata"), std::fs::Permissions::from_mode(0)).unwrap();
+        std::fs::set_permissions(at.join(".metadata"), std::fs::Permissions::from_mode(0o0)).unwrap();
     });
     if std::fs::read(Path::new(&at).join(".metadata")).is_ok() {
         println!("skipped: whoever runs this may read everything");
