@@ -123,9 +123,10 @@ def make(layout, variant="", seed=7, hidden=10, n=6):
         common = dict(device_id=torch.device("cpu"), use_orig_params="orig" in layout, **extra)
         if "ac" in layout.split("_"):
             net.second = checkpoint_wrapper(net.second)
-        net.first = FSDP(net.first, **common)
-        if variant != "tied" or "orig" in layout or True:
-            net.norm = FSDP(net.norm, **common)
+        if variant != "tied":
+            # A parameter can not be shared between two FSDP modules.
+            net.first = FSDP(net.first, **common)
+        net.norm = FSDP(net.norm, **common)
         return FSDP(net, **common)
     if layout == "hsdp":
         mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("rep", "shard"))
@@ -136,7 +137,7 @@ def make(layout, variant="", seed=7, hidden=10, n=6):
         mesh = both["dp"]
     else:
         mesh = init_device_mesh("cpu", (world,))
-    for block in (net.first, net.second, net.norm):
+    for block in (net.first, net.second, net.norm) if variant != "tied" else (net.second, net.norm):
         fully_shard(block, mesh=mesh)
     fully_shard(net, mesh=mesh)
     return net

@@ -94,6 +94,10 @@ def costs(rank, size, place, layout):
         rt.load(state, place)
         rt.set_state_dict(other, second, model_state_dict=state["model"], optim_state_dict=state["optim"])
     assert loading.calls == [] and loading.bytes < data / 20, (loading.calls, loading.bytes)
+    # What was loaded into is what the optimizer has now.
+    loaded = {v.base.data_ptr() for slots in state["optim"]["state"].values() for v in slots.values() if isinstance(v, rt.ShardView)}
+    taken = {v.data_ptr() for slots in second.state.values() for v in slots.values() if v.dim()}
+    assert taken and taken <= loaded
     # The largest memory that was made is a slot of the rank's own shard.
     assert largest.bytes <= shard, (largest.bytes, shard)
     found = rt.get_state_dict(other, second)

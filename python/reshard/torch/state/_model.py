@@ -97,12 +97,14 @@ class LiveModel:
         self.extra: dict[str, nn.Module] = {}
         #: Original parameters behind which a flat one is: their own shape is that of this rank's part.
         self._managed: set[int] = set()
+        self._handles: dict[int, Any] = {}
         for module in model.modules():
             handle = _handle_of(module)
             if handle is not None:
                 # Between forward and backward some strategies keep parameters whole, and original ones unregistered.
                 Flat("", handle).reshard()
                 param = handle.flat_param
+                self._handles[id(param)] = handle
                 self._managed.update(id(p) for p in (*(param._params or ()), *(param._shared_params or ())))
         self.inner = _reshard.StateModel(self._module(model, "", None))
         self._parameters: dict[str, tuple[int, Any]] | None = None
@@ -178,10 +180,9 @@ class LiveModel:
         return "fsdp2" if isinstance(module, _FSDP2) else None
 
     def _flat(self, name: str, param: Any) -> tuple[Any, ...]:
-        for module in self.model.modules():
-            handle = _handle_of(module)
-            if handle is not None and handle.flat_param is param:
-                return self._flat_description(name, handle)
+        handle = self._handles.get(id(param))
+        if handle is not None:
+            return self._flat_description(name, handle)
         raise StateError(f"{name!r} is a flat parameter of no FSDP module; is the model the root module?", keys=[name])
 
     def _flat_description(self, name: str, handle: Any) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from ... import _reshard
 from .._leaf import ShardView
-from ._errors import InvalidInput, StateMismatch
+from ._errors import StateMismatch
 from ._model import LiveModel
 from ._options import StateDictOptions
 from ._pieces import (
@@ -26,10 +26,9 @@ from ._pieces import (
     local_of,
     pieces_of,
     regions_of,
-    same_memory,
 )
 from ._stream import full_tensor
-from ._template import OptimizerStateDict, Slots, fresh, is_fresh
+from ._template import OptimizerStateDict, Slots, fresh_base, is_fresh
 
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer]
 
@@ -263,10 +262,10 @@ def _adoptable(copies: list[Any], dtype: torch.dtype, shape: tuple[int, ...]) ->
     """Memory that was made for exactly this slot and holds it already."""
     base: torch.Tensor | None = None
     for source, start, box, at, sizes, into, into_box, into_at in copies:
-        owner = source._base if source._base is not None else source
+        owner = fresh_base(source)
         if base is None:
             base = owner
-        if owner is not base or start or any(at) or any(into_at) or tuple(box) != tuple(sizes) or tuple(into_box) != tuple(sizes):
+        if owner is None or owner is not base or start or any(at) or any(into_at) or tuple(box) != tuple(sizes) or tuple(into_box) != tuple(sizes):
             return None
         if source.dtype != dtype or not source.is_contiguous() or source.storage_offset() - base.storage_offset() != into:
             return None
@@ -327,21 +326,3 @@ def give(live: LiveModel, optimizer: Any, load: Any) -> None:
         if isinstance(before, torch.Tensor) and after is not None and after is not before:
             before.detach().copy_(torch.as_tensor(after))
             group["lr"] = before
-
-
-__all__ = [
-    "Applied",
-    "InvalidInput",
-    "Optimizers",
-    "as_tuple",
-    "fill",
-    "fresh",
-    "give",
-    "live_groups",
-    "member_view",
-    "plan",
-    "read",
-    "same_layout",
-    "same_memory",
-    "slots_of",
-]

@@ -90,7 +90,10 @@ class Slots:
             base = self._base(layout, slot, dtype)
             offset = 0 if base.numel() == layout.base.numel() else _first(layout)
             places = [(offsets, tensor.shape, _start(layout, tensor) - offset) for offsets, tensor in layout.pieces]
-            return FlatView(base, shape, places, layout.home)
+            view = FlatView(base, shape, places, layout.home)
+            for _, tensor in view.pieces:
+                tensor._reshard_base = base  # type: ignore[attr-defined]
+            return view
         if isinstance(layout, ShardView):
             pieces = [(offsets, torch.zeros(tensor.shape, dtype=dtype, device=tensor.device)) for offsets, tensor in layout.pieces]
             return ShardView(dtype, shape, pieces)
@@ -134,6 +137,12 @@ def fresh(tensor: torch.Tensor) -> torch.Tensor:
     """Marks memory that was made for a slot and that nobody else uses: an optimizer may take it as its own."""
     tensor._reshard_fresh = True  # type: ignore[attr-defined]
     return tensor
+
+
+def fresh_base(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The memory made for a slot that a tensor is a part of."""
+    base: torch.Tensor | None = getattr(tensor, "_reshard_base", None)
+    return base
 
 
 def is_fresh(tensor: torch.Tensor) -> bool:
