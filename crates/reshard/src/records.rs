@@ -216,10 +216,8 @@ pub fn publish_records(
     store.publish(&side_name, &encoded, Publish::Create).doing(|| format!("writing {side_name}"))?;
     let mode = if options.overwrite { Publish::Replace } else { Publish::Create };
     let name = metadata_name.unwrap_or(METADATA_FILE);
-    if let Err(error) = store.publish(name, metadata, mode).doing(|| format!("publishing {name}")) {
-        let _ = store.delete(&side_name);
-        return Err(error);
-    }
+    // On an error the side file stays: the metadata may have got its name all the same, and if not, the next save sweeps it.
+    store.publish(name, metadata, mode).doing(|| format!("publishing {name}"))?;
     if metadata_name.is_some() {
         // Metadata of one rank among several: the other ranks' files are not ours to judge.
         return Ok(Vec::new());

@@ -291,15 +291,17 @@ fn assign(table: Vec<TableEntry>, items: Vec<Item>, holders: &[(u32, u32, u32)],
     }
     let mut assigned: Vec<Vec<Assigned>> = vec![Vec::new(); ranks];
     let mut values: Vec<Vec<Assigned>> = vec![Vec::new(); ranks];
+    let mut tensor_bytes = vec![0u64; ranks];
     for (item, winner) in items.into_iter().zip(winner) {
         let (rank, local, piece) = holders[winner];
         let list = if item.region.is_some() { &mut assigned } else { &mut values };
+        tensor_bytes[rank as usize] += if item.region.is_some() { item.bytes } else { 0 };
         list[rank as usize].push(Assigned { key: item.key, local, piece, region: item.region });
     }
     for (tensors, values) in assigned.iter_mut().zip(values) {
         tensors.extend(values);
     }
-    Ok(GlobalPlan { table, assigned, loads })
+    Ok(GlobalPlan { table, assigned, loads: tensor_bytes })
 }
 
 fn id(position: usize) -> Result<u32> {
