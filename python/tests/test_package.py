@@ -18,13 +18,13 @@ def run_python(code):
 
 def test_importing_reshard_imports_neither_torch_nor_numpy_and_is_fast():
     code = (
-        "import sys, time; before = set(sys.modules); start = time.perf_counter(); import reshard; "
-        "took = time.perf_counter() - start; import json; "
+        "import sys, time; before = set(sys.modules); start = time.process_time(); import reshard; "
+        "took = time.process_time() - start; import json; "
         "print(json.dumps([took, sorted(m for m in ('torch', 'numpy') if m in sys.modules)]))"
     )
     runs = [json.loads(run_python(code)) for _ in range(5)]
     assert all(modules == [] for _, modules in runs)
-    # The best of several: what is measured is the package, not what else the machine does.
+    # Processor time, and the best of several: what is measured is the package, not what else the machine does.
     assert min(took for took, _ in runs) < 0.05
 
 
