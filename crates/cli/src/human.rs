@@ -2,25 +2,24 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// `17.9 KiB`: three digits and a binary unit, as on the report page; exact below 1024.
+/// `17.9 kB`: three digits and a decimal unit; exact below 1000.
 pub(crate) fn bytes(count: u64) -> String {
-    scaled(count, 1024, &["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"])
+    scaled(count, &["B", "kB", "MB", "GB", "TB", "PB", "EB"])
 }
 
-/// `4.21 M`: three digits, for things that have no unit.
+/// `4.21 M`: like [`bytes`], for things that have no unit.
 pub(crate) fn amount(count: u64) -> String {
-    scaled(count, 1000, &["", "k", "M", "B", "T", "P", "E"]).trim_end().to_owned()
+    scaled(count, &["", "k", "M", "B", "T", "P", "E"]).trim_end().to_owned()
 }
 
-fn scaled(count: u64, base: u16, units: &[&str; 7]) -> String {
-    let base = f64::from(base);
-    if (count as f64) < base {
+fn scaled(count: u64, units: &[&str; 7]) -> String {
+    if count < 1000 {
         return format!("{count} {}", units[0]);
     }
     let mut value = count as f64;
     let mut unit = 0;
-    while value >= base - 0.5 && unit + 1 < units.len() {
-        value /= base;
+    while value >= 999.5 && unit + 1 < units.len() {
+        value /= 1000.0;
         unit += 1;
     }
     let digits = if value >= 99.95 {
@@ -147,14 +146,9 @@ mod tests {
 
     #[test]
     fn bytes_keep_three_digits() {
-        for (count, text) in [
-            (0, "0 B"),
-            (1023, "1023 B"),
-            (1024, "1.00 KiB"),
-            (18_350, "17.9 KiB"),
-            (1_048_500, "1.00 MiB"),
-            (u64::MAX, "16.0 EiB"),
-        ] {
+        for (count, text) in
+            [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (17_912, "17.9 kB"), (999_600, "1.00 MB"), (u64::MAX, "18.4 EB")]
+        {
             assert_eq!(bytes(count), text);
         }
         assert_eq!((amount(12), amount(4_210_000)), ("12".to_owned(), "4.21 M".to_owned()));
