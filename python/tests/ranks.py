@@ -34,7 +34,11 @@ def _rank_main(function: Callable[..., Any], rank: int, size: int, store: str, c
     except BaseException as error:
         connection.send((False, f"rank {rank}: {type(error).__name__}: {error}\n{traceback.format_exc()}"))
     finally:
-        connection.close()
+        # A rank that leaves early breaks the group under those that still connect to it, so all stay until all have answered.
+        try:
+            connection.poll(None)
+        except OSError:
+            pass
         # Nothing to clean up is worth waiting for: a peer may have been killed on purpose.
         os._exit(0)
 
@@ -59,7 +63,7 @@ class Ranks:
             store = os.path.join(folder, "store")
             processes, connections = [], []
             for rank in range(size):
-                mine, theirs = self._context.Pipe(duplex=False)
+                mine, theirs = self._context.Pipe()
                 process = self._context.Process(target=_rank_main, args=(function, rank, size, store, theirs, arguments), daemon=True)
                 process.start()
                 theirs.close()
@@ -83,6 +87,8 @@ class Ranks:
                 results.append(result)
                 if not fine:
                     failures.append(result)
+            for connection in connections:
+                connection.close()
             for process in processes:
                 process.join(1.0)
                 if process.is_alive():

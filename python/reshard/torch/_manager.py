@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
 from typing import Any, Mapping, MutableMapping
 
 from .. import _reshard
@@ -86,6 +87,7 @@ class CheckpointManager:
         self._save_options = save_options
         self._saver = AsyncSaver(staging_budget) if async_ else None
         self._pending: AsyncSaveHandle | None = None
+        self._tidied = threading.Event()
         #: What could not be removed, and why.
         self.warnings: list[str] = []
 
@@ -121,15 +123,18 @@ class CheckpointManager:
             return report
         handle = self._saver.save(whole, self.place(step), **options)
         self._pending = handle
-        handle.durable.add_done_callback(lambda future: None if future.exception() else self._retire(step))
+        # A future wakes those who wait for it before it calls back: whoever waits for the manager waits for this too.
+        self._tidied.clear()
+        handle.durable.add_done_callback(lambda future: self._tidy_up(step, saved=future.exception() is None))
         return handle
 
     def wait(self) -> None:
-        """Waits for the save under way; raises what went wrong with it."""
+        """Waits for the save under way and the removal of what it replaces; raises what went wrong with it."""
         pending, self._pending = self._pending, None
         if pending is not None:
             asked = pending._asked
             error = pending.exception()
+            self._tidied.wait()
             if error is not None and not asked:
                 raise error
 
@@ -216,6 +221,13 @@ class CheckpointManager:
         return int(number) if found else None
 
     # ---- removing -----------------------------------------------------------------------------------------------------
+
+    def _tidy_up(self, step: int, saved: bool) -> None:
+        try:
+            if saved:
+                self._retire(step)
+        finally:
+            self._tidied.set()
 
     def _retire(self, saved: int) -> None:
         """Removes what is no longer wanted; the first rank does."""
