@@ -209,13 +209,35 @@ pub(crate) struct FileIndexRef<'a> {
     pub(crate) ranks: u32,
     pub(crate) files: u32,
     pub(crate) table: Vec<&'a TableEntry>,
-    pub(crate) records: Vec<IndexedRecord>,
+    pub(crate) records: Vec<IndexedRecordRef<'a>>,
+}
+
+#[derive(Serialize)]
+pub(crate) struct IndexedRecordRef<'a> {
+    pub(crate) key: u32,
+    pub(crate) region: Option<OffsetsAndSizes<'a>>,
+    pub(crate) sum: RecordSum,
+}
+
+/// Both, as one list.
+pub(crate) struct OffsetsAndSizes<'a>(pub(crate) &'a [u64], pub(crate) &'a [u64]);
+
+impl Serialize for OffsetsAndSizes<'_> {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.iter().chain(self.1))
+    }
 }
 
 impl FileIndexRef<'_> {
     /// The bytes that end the file.
     pub(crate) fn encode(&self) -> Result<Vec<u8>, SideFileError> {
         encode_index(self)
+    }
+
+    /// How many they are.
+    pub(crate) fn encoded_len(&self) -> Result<u64, SideFileError> {
+        let body = postcard::serialize_with_flavor(self, postcard::ser_flavors::Size::default());
+        Ok(body.map_err(|e| SideFileError::Content(e.to_string()))? as u64 + INDEX_TAIL)
     }
 }
 

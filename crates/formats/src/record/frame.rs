@@ -93,13 +93,17 @@ impl RecordFrame {
 
     /// Everything after the data, given the data's CRC-32 (IEEE, as in zip).
     pub fn tail(&self, crc32: u32) -> Vec<u8> {
-        let note = self.note.as_deref();
-        let mut out = Vec::with_capacity(TAIL_CAPACITY + note.map_or(0, |note| note.len() + 128));
+        let mut out = Vec::with_capacity(TAIL_CAPACITY + self.note.as_ref().map_or(0, |note| note.len() + 128));
+        self.push_tail(crc32, &mut out);
+        out
+    }
+
+    /// Appends [`RecordFrame::tail`].
+    pub fn push_tail(&self, crc32: u32, out: &mut Vec<u8>) {
         let mut entries = self.entries;
         entries[4].crc32 = if self.data_len() == 0 { 0 } else { crc32 };
-        entries[4].push_descriptor(&mut out);
-        self.closing.push(&mut out, &entries, NAMES_WITH_DATA, note);
-        out
+        entries[4].push_descriptor(out);
+        self.closing.push(out, &entries, NAMES_WITH_DATA, self.note.as_deref());
     }
 }
 

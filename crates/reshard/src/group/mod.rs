@@ -13,6 +13,7 @@ mod threads;
 pub use callback::{Callback, Collectives};
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 pub use solo::Solo;
 pub use threads::{Threads, run_threads};
@@ -127,6 +128,23 @@ pub(crate) fn at_root(
         Envelope::Fine(bytes) => Ok(bytes),
         Envelope::Failed(failures) => Err(own_or_remote(group.rank(), own_error, failures)),
     }
+}
+
+/// [`at_root`] with what the bytes stand for. A rank that is alone encodes nothing.
+pub(crate) fn asking_root<T, A>(group: &dyn Group, local: Result<T>, answer: impl FnOnce(Vec<T>) -> Result<Vec<A>>) -> Result<A>
+where
+    T: Serialize + DeserializeOwned,
+    A: Serialize + DeserializeOwned,
+{
+    if group.size() == 1 {
+        let mut answers = answer(vec![local?])?;
+        return answers.pop().ok_or_else(|| Error::invalid("the planning rank has no answer for itself"));
+    }
+    let bytes = at_root(group, local.and_then(|local| encode(&local)), |all| {
+        let all = all.iter().map(|bytes| decode(bytes)).collect::<Result<Vec<T>>>()?;
+        answer(all)?.iter().map(encode).collect()
+    })?;
+    decode(&bytes)
 }
 
 /// Every rank gives its bytes or its error; every rank gets everyone's bytes, or everyone's errors.

@@ -1,5 +1,6 @@
 //! From wanted keys to stored ones, and every difference between them.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 
 use reshard_formats::PathSegment;
@@ -47,47 +48,65 @@ pub(super) fn resolve<'c>(
     options: &LoadOptions,
 ) -> Resolution<'c> {
     let entries = &checkpoint.catalog.entries;
-    let mut resolution = Resolution { found: Vec::new(), differences: Vec::new(), casts: Vec::new() };
-    let mut used: HashSet<&str> = HashSet::new();
+    let mut resolution = Resolution { found: Vec::with_capacity(state.leaves.len()), differences: Vec::new(), casts: Vec::new() };
+    let mut used = vec![false; entries.len()];
     for (wanted, (key, entry)) in state.leaves.iter().enumerate() {
         let Some(name) = stored_name(key, entry, rank, options) else { continue };
-        let Some((name, stored)) = entries.get_key_value(&name) else {
+        let Some((position, name, stored)) = entries.get_full(name.as_ref()) else {
             let near = near_names(&name, entries.keys().map(String::as_str));
             resolution.differences.push(Difference::Missing { key: key.clone(), near });
             continue;
         };
-        used.insert(name);
+        used[position] = true;
         match difference(key, entry, stored, options, &mut resolution.casts) {
             Some(difference) => resolution.differences.push(difference),
             None => resolution.found.push(Resolved { wanted, key: name, stored }),
         }
     }
-    let parts: HashSet<String> = used.iter().filter_map(|key| entries.get(*key).map(|e| part(key, e))).collect();
-    for (key, entry) in entries {
-        let counts = options.expected.as_ref().is_none_or(|expected| expected(key));
-        if !used.contains(key.as_str()) && counts && parts.contains(&part(key, entry)) && !other_ranks(entry, state) {
-            resolution.differences.push(Difference::Unexpected { key: key.clone() });
-        }
+    if used.contains(&false) {
+        resolution.differences.extend(unexpected(checkpoint, state, &used, options));
     }
     resolution
 }
 
-fn stored_name(key: &str, entry: &LoadEntry<'_>, rank: usize, options: &LoadOptions) -> Option<String> {
+/// Stored keys that are not wanted, in those parts of the tree of which something is.
+fn unexpected(checkpoint: &Checkpoint, state: &LoadState<'_>, used: &[bool], options: &LoadOptions) -> Vec<Difference> {
+    let entries = &checkpoint.catalog.entries;
+    let parts: HashSet<Part<'_>> =
+        entries.iter().zip(used).filter(|(_, used)| **used).map(|((key, e), _)| part(key, e)).collect();
+    let unused = entries.iter().zip(used).filter(|(_, used)| !**used).map(|(entry, _)| entry);
+    unused
+        .filter(|(key, _)| options.expected.as_ref().is_none_or(|expected| expected(key)))
+        .filter(|(key, entry)| parts.contains(&part(key, entry)) && !other_ranks(entry, state))
+        .map(|(key, _)| Difference::Unexpected { key: key.clone() })
+        .collect()
+}
+
+fn stored_name<'k>(key: &'k str, entry: &LoadEntry<'_>, rank: usize, options: &LoadOptions) -> Option<Cow<'k, str>> {
     let name = match &options.key_map {
-        Some(map) => map(key)?,
-        None => key.to_owned(),
+        Some(map) => Cow::Owned(map(key)?),
+        None => Cow::Borrowed(key),
     };
     Some(match entry.scope {
         Scope::Shared => name,
-        Scope::PerRank => per_rank_key(&name, rank),
+        Scope::PerRank => Cow::Owned(per_rank_key(&name, rank)),
     })
 }
 
-/// The top-level part of the tree in which a key sits. A key that is a part by itself stands for itself alone.
-fn part(key: &str, entry: &CatalogEntry) -> String {
+/// A top-level part of the tree.
+#[derive(PartialEq, Eq, Hash)]
+enum Part<'c> {
+    /// Everything below a key of the tree.
+    Below(&'c str),
+    /// A key that is a part by itself stands for itself alone.
+    Alone(&'c str),
+}
+
+/// The top-level part in which a key sits.
+fn part<'c>(key: &'c str, entry: &'c CatalogEntry) -> Part<'c> {
     match entry.path.as_deref() {
-        Some([PathSegment::Key(first), _, ..]) => format!("{first}."),
-        _ => key.to_owned(),
+        Some([PathSegment::Key(first), _, ..]) => Part::Below(first),
+        _ => Part::Alone(key),
     }
 }
 

@@ -17,10 +17,20 @@ pub(crate) struct CachedPlan {
     pub(crate) local_hash: u128,
     /// The hash over all ranks' parts and the options that matter: equal on all ranks that took part.
     pub(crate) id: u128,
-    /// What this rank writes.
-    pub(crate) assigned: Vec<Assigned>,
+    /// What this rank was told to write; the planning rank has it in the whole plan.
+    pub(crate) told: Vec<Assigned>,
     /// On the planning rank: all of it, and every rank's hash.
     pub(crate) global: Option<(Vec<u128>, Arc<GlobalPlan>)>,
+}
+
+impl CachedPlan {
+    /// What this rank writes.
+    pub(crate) fn assigned(&self) -> &[Assigned] {
+        match &self.global {
+            Some((_, global)) => global.assigned.first().map_or(&[], Vec::as_slice),
+            None => &self.told,
+        }
+    }
 }
 
 impl PlanCache {

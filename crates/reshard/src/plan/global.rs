@@ -1,11 +1,12 @@
 //! Who writes each distinct region: the least loaded of its holders, ties by rank.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use reshard_layout::{Region, coverage};
 
-use super::local::{Holdings, TableEntry, dtype_of, take_region};
+use super::local::{Holdings, TableEntry, dtype_of, region_of};
 use crate::error::{Error, Result};
 
 /// What the planning rank knows of one rank.
@@ -26,6 +27,8 @@ pub(crate) struct Assigned {
     pub(crate) local: u32,
     /// Which of the writer's pieces; unused for a value.
     pub(crate) piece: u32,
+    /// Whether the region is the whole piece.
+    pub(crate) whole: bool,
     /// What of the tensor, `None` for a value.
     pub(crate) region: Option<Region>,
 }
@@ -34,7 +37,7 @@ pub(crate) struct Assigned {
 #[derive(Debug, Clone)]
 pub(crate) struct GlobalPlan {
     /// Every key once, in the order of first appearance by rank.
-    pub(crate) table: Vec<TableEntry>,
+    pub(crate) table: Arc<Vec<TableEntry>>,
     /// What each rank writes, in table order: tensors first, then values.
     pub(crate) assigned: Vec<Vec<Assigned>>,
     /// Bytes of tensor data that each rank writes.
@@ -51,9 +54,11 @@ pub(crate) struct PlanOptions {
 /// A value's share of the load: a record's fixed cost.
 const VALUE_BYTES: u64 = 1024;
 
-#[derive(Debug)]
-struct Held {
-    region: Region,
+/// One rank's piece of a tensor, or its copy of a value.
+#[derive(Debug, Clone, Copy)]
+struct Held<'p> {
+    /// Offsets then sizes, as they came; their order is that of regions. Nothing for a value.
+    numbers: &'p [u64],
     rank: u32,
     local: u32,
     piece: u32,
@@ -64,121 +69,146 @@ struct Held {
 struct Item {
     key: u32,
     region: Option<Region>,
+    /// Whether that is all of the holders' pieces.
+    whole: bool,
     bytes: u64,
-    /// (rank, position in its table, piece)
-    holders: std::ops::Range<usize>,
+    /// Positions in the list of holders.
+    holders: Range<usize>,
 }
 
 /// Plans a save from what every rank holds.
 pub(crate) fn plan(ranks: &[RankPlan], options: PlanOptions) -> Result<GlobalPlan> {
-    let (table, mut held, value_holders) = collect(ranks)?;
-    let mut holders: Vec<(u32, u32, u32)> = Vec::new();
-    let mut items: Vec<Item> = Vec::with_capacity(held.iter().map(Vec::len).sum());
-    for (key, entry) in table.iter().enumerate() {
+    let keys = Keys::of(ranks)?;
+    let (mut held, starts) = keys.collect(ranks)?;
+    let mut items: Vec<Item> = Vec::with_capacity(held.len());
+    let mut distinct: Vec<Region> = Vec::new();
+    let mut ranges: Vec<Range<usize>> = Vec::new();
+    for (key, entry) in keys.table.iter().enumerate() {
         let key_id = id(key)?;
-        match &entry.tensor {
-            Some(tensor) => {
-                let element = dtype_of(tensor.dtype)?.size();
-                let held = &mut held[key];
-                held.sort_by(|a, b| a.region.cmp(&b.region).then(a.rank.cmp(&b.rank)));
-                let whole_is_empty = tensor.shape.contains(&0);
-                let mut distinct = Vec::new();
-                let mut start = 0;
-                while start < held.len() {
-                    let mut end = start + 1;
-                    while end < held.len() && held[end].region == held[start].region {
-                        end += 1;
-                    }
-                    let same = &held[start..end];
-                    start = end;
-                    let region = &same[0].region;
-                    // An empty piece of a tensor that has elements says nothing; an empty tensor keeps one record.
-                    if region.is_empty() && !(whole_is_empty && distinct.is_empty()) {
-                        continue;
-                    }
-                    check_replicas(&entry.key, same)?;
-                    let range = holders.len()..holders.len() + same.len();
-                    holders.extend(same.iter().map(|h| (h.rank, h.local, h.piece)));
-                    distinct.push(region.clone());
-                    for part in split(region, element, same.len(), options.split_above)? {
-                        let bytes = part.volume().saturating_mul(element);
-                        items.push(Item { key: key_id, region: Some(part), bytes, holders: range.clone() });
-                    }
-                }
-                check_coverage(&entry.key, &tensor.shape, &distinct, held)?;
+        let own = starts[key]..starts[key + 1];
+        let Some(tensor) = &entry.tensor else {
+            check_values(&entry.key, &held[own.clone()])?;
+            items.push(Item { key: key_id, region: None, whole: true, bytes: VALUE_BYTES, holders: own });
+            continue;
+        };
+        let element = dtype_of(tensor.dtype)?.size();
+        held[own.clone()].sort_by(|a, b| a.numbers.cmp(b.numbers).then(a.rank.cmp(&b.rank)));
+        let whole_is_empty = tensor.shape.contains(&0);
+        distinct.clear();
+        ranges.clear();
+        let mut start = own.start;
+        for same in held[own.clone()].chunk_by(|a, b| a.numbers == b.numbers) {
+            let range = start..start + same.len();
+            start = range.end;
+            let region = region_of(same[0].numbers)?;
+            // An empty piece of a tensor that has elements says nothing; an empty tensor keeps one record.
+            if region.is_empty() && !(whole_is_empty && distinct.is_empty()) {
+                continue;
             }
-            None => {
-                let same = &value_holders[key];
-                if let Some(first) = same.first()
-                    && let Some(other) = same.iter().find(|h| h.content != first.content)
-                {
-                    return Err(differs(&entry.key, first.rank, other.rank, "value"));
-                }
-                let range = holders.len()..holders.len() + same.len();
-                holders.extend(same.iter().map(|h| (h.rank, h.local, 0)));
-                items.push(Item { key: key_id, region: None, bytes: VALUE_BYTES, holders: range });
+            check_replicas(&entry.key, &region, same)?;
+            distinct.push(region);
+            ranges.push(range);
+        }
+        check_coverage(&entry.key, &tensor.shape, &distinct, &held[own])?;
+        for (region, holders) in distinct.drain(..).zip(ranges.drain(..)) {
+            let bytes = region.volume().saturating_mul(element);
+            if holders.len() < 2 || bytes <= options.split_above || options.split_above == 0 {
+                items.push(Item { key: key_id, region: Some(region), whole: true, bytes, holders });
+                continue;
+            }
+            for part in split(&region, bytes, holders.len(), options.split_above)? {
+                let (whole, bytes) = (part == region, part.volume().saturating_mul(element));
+                items.push(Item { key: key_id, region: Some(part), whole, bytes, holders: holders.clone() });
             }
         }
     }
-    assign(table, items, &holders, ranks.len())
+    assign(keys.table, items, &held, ranks.len())
 }
 
-/// The global table, and for each of its keys who holds what.
-#[allow(clippy::type_complexity)]
-fn collect(ranks: &[RankPlan]) -> Result<(Vec<TableEntry>, Vec<Vec<Held>>, Vec<Vec<Held>>)> {
-    let mut table: Vec<TableEntry> = Vec::new();
-    let mut by_key: HashMap<String, usize> = HashMap::new();
-    let mut held: Vec<Vec<Held>> = Vec::new();
-    let mut values: Vec<Vec<Held>> = Vec::new();
-    let mut previous: Option<(&Arc<Vec<TableEntry>>, Vec<usize>)> = None;
-    for (rank, plan) in ranks.iter().enumerate() {
-        let positions = match &previous {
-            Some((table, positions)) if Arc::ptr_eq(table, &plan.table) => positions.clone(),
-            _ => {
-                let mut positions = Vec::with_capacity(plan.table.len());
-                for entry in plan.table.iter() {
-                    let position = match by_key.get(&entry.key) {
-                        Some(&position) => {
-                            check_same(&table[position], entry, rank)?;
-                            position
-                        }
-                        None => {
-                            by_key.insert(entry.key.clone(), table.len());
-                            table.push(entry.clone());
-                            held.push(Vec::with_capacity(if entry.tensor.is_some() { ranks.len() } else { 0 }));
-                            values.push(Vec::new());
-                            table.len() - 1
-                        }
-                    };
-                    positions.push(position);
-                }
-                positions
-            }
+/// The keys of all ranks.
+struct Keys {
+    /// Every key once.
+    table: Arc<Vec<TableEntry>>,
+    /// For each rank where its own keys are in that table; `None` when its table is that table.
+    positions: Vec<Option<Arc<Vec<usize>>>>,
+}
+
+impl Keys {
+    fn of(ranks: &[RankPlan]) -> Result<Keys> {
+        let Some(first) = ranks.first().map(|rank| &rank.table) else {
+            return Err(Error::invalid("there are no ranks to plan for"));
         };
-        let rank_id = id(rank)?;
-        let mut numbers = plan.holdings.numbers.as_slice();
-        let mut counts = plan.holdings.counts.iter();
-        let mut contents = plan.contents.as_ref().map(|c| c.iter().copied());
-        let mut next_content = || contents.as_mut().and_then(Iterator::next);
-        for (local, (entry, &position)) in plan.table.iter().zip(&positions).enumerate() {
-            let local = id(local)?;
-            match &entry.tensor {
-                Some(tensor) => {
-                    let count = *counts.next().ok_or_else(|| Error::invalid(format!("the plan of rank {rank} ends early")))?;
-                    for piece in 0..count {
-                        let region = take_region(&mut numbers, tensor.shape.len())?;
-                        held[position].push(Held { region, rank: rank_id, local, piece, content: next_content() });
-                    }
+        if ranks.iter().all(|rank| Arc::ptr_eq(&rank.table, first)) {
+            return Ok(Keys { table: Arc::clone(first), positions: vec![None; ranks.len()] });
+        }
+        let mut table: Vec<TableEntry> = Vec::new();
+        let mut by_key: HashMap<&str, usize> = HashMap::new();
+        let mut known: Vec<(&Arc<Vec<TableEntry>>, Arc<Vec<usize>>)> = Vec::new();
+        let mut positions = Vec::with_capacity(ranks.len());
+        for (rank, plan) in ranks.iter().enumerate() {
+            // Ranks whose table is that of rank 0 come as one; others are rarely alike.
+            if let Some((_, same)) = known.first().filter(|(table, _)| Arc::ptr_eq(table, &plan.table)) {
+                positions.push(Some(Arc::clone(same)));
+                continue;
+            }
+            let mut own = Vec::with_capacity(plan.table.len());
+            for entry in plan.table.iter() {
+                let position = *by_key.entry(&entry.key).or_insert(table.len());
+                match table.get(position) {
+                    Some(known) => check_same(known, entry, rank)?,
+                    None => table.push(entry.clone()),
                 }
-                None => {
-                    let region = Region::whole(&[])?;
-                    values[position].push(Held { region, rank: rank_id, local, piece: 0, content: next_content() });
+                own.push(position);
+            }
+            let own = Arc::new(own);
+            known.push((&plan.table, Arc::clone(&own)));
+            positions.push(Some(own));
+        }
+        Ok(Keys { table: Arc::new(table), positions })
+    }
+
+    /// Everything that is held, by key, and where each key's part of it starts.
+    fn collect<'p>(&self, ranks: &'p [RankPlan]) -> Result<(Vec<Held<'p>>, Vec<usize>)> {
+        let mut starts = vec![0usize; self.table.len() + 1];
+        self.each(ranks, |key, _| starts[key + 1] += 1)?;
+        for key in 0..self.table.len() {
+            starts[key + 1] += starts[key];
+        }
+        let nothing = Held { numbers: &[], rank: 0, local: 0, piece: 0, content: None };
+        let mut held = vec![nothing; starts.last().copied().unwrap_or(0)];
+        let mut next = starts.clone();
+        self.each(ranks, |key, piece| {
+            held[next[key]] = piece;
+            next[key] += 1;
+        })?;
+        Ok((held, starts))
+    }
+
+    /// Every piece and value of every rank, with the position of its key.
+    fn each<'p>(&self, ranks: &'p [RankPlan], mut each: impl FnMut(usize, Held<'p>)) -> Result<()> {
+        for (rank, (plan, positions)) in ranks.iter().zip(&self.positions).enumerate() {
+            let early = || Error::invalid(format!("the plan of rank {rank} ends early"));
+            let rank_id = id(rank)?;
+            let mut numbers = plan.holdings.numbers.as_slice();
+            let mut counts = plan.holdings.counts.iter();
+            let mut contents = plan.contents.as_ref().map(|c| c.iter().copied());
+            let mut next_content = || contents.as_mut().and_then(Iterator::next);
+            for (local, entry) in plan.table.iter().enumerate() {
+                let position = positions.as_ref().map_or(local, |positions| positions[local]);
+                let local = id(local)?;
+                let Some(tensor) = &entry.tensor else {
+                    each(position, Held { numbers: &[], rank: rank_id, local, piece: 0, content: next_content() });
+                    continue;
+                };
+                for piece in 0..*counts.next().ok_or_else(early)? {
+                    let (own, rest) = numbers.split_at_checked(2 * tensor.shape.len()).ok_or_else(early)?;
+                    numbers = rest;
+                    each(position, Held { numbers: own, rank: rank_id, local, piece, content: next_content() });
                 }
             }
         }
-        previous = Some((&plan.table, positions));
+        Ok(())
     }
-    Ok((table, held, values))
 }
 
 fn check_same(known: &TableEntry, entry: &TableEntry, rank: usize) -> Result<()> {
@@ -197,12 +227,24 @@ fn check_same(known: &TableEntry, entry: &TableEntry, rank: usize) -> Result<()>
     }
 }
 
-fn check_replicas(key: &str, same: &[Held]) -> Result<()> {
-    let Some(first) = same.first() else { return Ok(()) };
-    match same.iter().find(|h| h.content != first.content) {
-        Some(other) => Err(differs(key, first.rank, other.rank, &format!("region {}", first.region))),
+fn check_replicas(key: &str, region: &Region, same: &[Held<'_>]) -> Result<()> {
+    match drifted(same) {
+        Some((first, other)) => Err(differs(key, first, other, &format!("region {region}"))),
         None => Ok(()),
     }
+}
+
+fn check_values(key: &str, same: &[Held<'_>]) -> Result<()> {
+    match drifted(same) {
+        Some((first, other)) => Err(differs(key, first, other, "value")),
+        None => Ok(()),
+    }
+}
+
+/// The first rank, and one whose content is another.
+fn drifted(same: &[Held<'_>]) -> Option<(u32, u32)> {
+    let first = same.first()?;
+    same.iter().find(|held| held.content != first.content).map(|other| (first.rank, other.rank))
 }
 
 fn differs(key: &str, first: u32, other: u32, what: &str) -> Error {
@@ -212,7 +254,7 @@ fn differs(key: &str, first: u32, other: u32, what: &str) -> Error {
     ))
 }
 
-fn check_coverage(key: &str, shape: &[u64], distinct: &[Region], held: &[Held]) -> Result<()> {
+fn check_coverage(key: &str, shape: &[u64], distinct: &[Region], held: &[Held<'_>]) -> Result<()> {
     if let [only] = distinct
         && only.sizes() == shape
     {
@@ -227,7 +269,7 @@ fn check_coverage(key: &str, shape: &[u64], distinct: &[Region], held: &[Held]) 
             "no rank holds {gap} of {key:?} (shape {shape:?}); every element must be held by some rank"
         )));
     }
-    let holder = |region: &Region| held.iter().find(|h| h.region == *region).map_or(0, |h| h.rank);
+    let holder = |region: &Region| held.iter().find(|h| region_of(h.numbers).ok().as_ref() == Some(region)).map_or(0, |h| h.rank);
     match found.overlaps.first() {
         Some(overlap) => {
             let (a, b) = (&distinct[overlap.first], &distinct[overlap.second]);
@@ -242,11 +284,7 @@ fn check_coverage(key: &str, shape: &[u64], distinct: &[Region], held: &[Held]) 
 }
 
 /// Cuts a large replicated region into parts of whole rows, so that several holders share the writing.
-fn split(region: &Region, element: u64, holders: usize, above: u64) -> Result<Vec<Region>> {
-    let bytes = region.volume().saturating_mul(element);
-    if holders < 2 || bytes <= above || above == 0 {
-        return Ok(vec![region.clone()]);
-    }
+fn split(region: &Region, bytes: u64, holders: usize, above: u64) -> Result<Vec<Region>> {
     let Some(dim) = region.sizes().iter().position(|&size| size > 1) else {
         return Ok(vec![region.clone()]);
     };
@@ -267,7 +305,7 @@ fn split(region: &Region, element: u64, holders: usize, above: u64) -> Result<Ve
     Ok(cut)
 }
 
-fn assign(table: Vec<TableEntry>, items: Vec<Item>, holders: &[(u32, u32, u32)], ranks: usize) -> Result<GlobalPlan> {
+fn assign(table: Arc<Vec<TableEntry>>, items: Vec<Item>, holders: &[Held<'_>], ranks: usize) -> Result<GlobalPlan> {
     let mut loads = vec![0u64; ranks];
     // What only one rank holds is not a choice: it is the load on which the rest is balanced, large to small.
     let mut choices: Vec<usize> = Vec::new();
@@ -275,8 +313,8 @@ fn assign(table: Vec<TableEntry>, items: Vec<Item>, holders: &[(u32, u32, u32)],
     for (i, item) in items.iter().enumerate() {
         match &holders[item.holders.clone()] {
             [] => return Err(Error::invalid("a planned item has no holder")),
-            [(rank, ..)] => {
-                loads[*rank as usize] += item.bytes;
+            [only] => {
+                loads[only.rank as usize] += item.bytes;
                 winner[i] = item.holders.start;
             }
             _ => choices.push(i),
@@ -285,18 +323,18 @@ fn assign(table: Vec<TableEntry>, items: Vec<Item>, holders: &[(u32, u32, u32)],
     choices.sort_by_key(|&i| std::cmp::Reverse(items[i].bytes));
     for i in choices {
         let range = items[i].holders.clone();
-        let best = range.min_by_key(|&h| (loads[holders[h].0 as usize], holders[h].0)).unwrap_or(items[i].holders.start);
-        loads[holders[best].0 as usize] += items[i].bytes;
+        let best = range.min_by_key(|&h| (loads[holders[h].rank as usize], holders[h].rank)).unwrap_or(items[i].holders.start);
+        loads[holders[best].rank as usize] += items[i].bytes;
         winner[i] = best;
     }
     let mut assigned: Vec<Vec<Assigned>> = vec![Vec::new(); ranks];
     let mut values: Vec<Vec<Assigned>> = vec![Vec::new(); ranks];
     let mut tensor_bytes = vec![0u64; ranks];
     for (item, winner) in items.into_iter().zip(winner) {
-        let (rank, local, piece) = holders[winner];
+        let Held { rank, local, piece, .. } = holders[winner];
         let list = if item.region.is_some() { &mut assigned } else { &mut values };
         tensor_bytes[rank as usize] += if item.region.is_some() { item.bytes } else { 0 };
-        list[rank as usize].push(Assigned { key: item.key, local, piece, region: item.region });
+        list[rank as usize].push(Assigned { key: item.key, local, piece, whole: item.whole, region: item.region });
     }
     for (tensors, values) in assigned.iter_mut().zip(values) {
         tensors.extend(values);

@@ -3,6 +3,8 @@
 //! Names, paths, dtypes and shapes (the *table*) are the same on nearly all ranks, so a rank whose table equals that of
 //! rank 0 sends only its regions. A hash of both tells whether a cached plan still fits.
 
+use std::sync::Arc;
+
 use reshard_formats::{DType, KeyPath, PathSegment};
 use reshard_layout::{Dims, Region};
 use serde::{Deserialize, Serialize};
@@ -47,13 +49,12 @@ pub(crate) struct Holdings {
 /// What one rank holds.
 #[derive(Debug, Clone)]
 pub(crate) struct LocalPlan {
-    pub(crate) table: Vec<TableEntry>,
+    pub(crate) table: Arc<Vec<TableEntry>>,
     pub(crate) holdings: Holdings,
     pub(crate) table_hash: u128,
     pub(crate) hash: u128,
 }
 
-/// The pieces of a planned tensor by position in the save state, so that an assignment finds its memory.
 impl LocalPlan {
     pub(crate) fn of(state: &SaveState<'_>, rank: usize) -> Result<LocalPlan> {
         let mut table = Vec::with_capacity(state.leaves.len());
@@ -87,7 +88,38 @@ impl LocalPlan {
         let mut both = XxHash3_128::new();
         both.write(&table_hash.to_le_bytes());
         both.write(&holdings_hash.to_le_bytes());
-        Ok(LocalPlan { table, holdings, table_hash, hash: both.finish_128() })
+        Ok(LocalPlan { table: Arc::new(table), holdings, table_hash, hash: both.finish_128() })
+    }
+}
+
+/// Where a rank's pieces are among its numbers.
+pub(crate) struct Pieces<'p> {
+    /// For each key: where its first piece starts, and how many numbers a piece has.
+    places: Vec<(usize, usize)>,
+    numbers: &'p [u64],
+}
+
+impl LocalPlan {
+    pub(crate) fn pieces(&self) -> Pieces<'_> {
+        let mut places = Vec::with_capacity(self.table.len());
+        let mut counts = self.holdings.counts.iter();
+        let mut start = 0;
+        for entry in self.table.iter() {
+            let width = entry.tensor.as_ref().map_or(0, |tensor| 2 * tensor.shape.len());
+            places.push((start, width));
+            let count = if entry.tensor.is_some() { counts.next().copied().unwrap_or(0) } else { 0 };
+            start += width * count as usize;
+        }
+        Pieces { places, numbers: &self.holdings.numbers }
+    }
+}
+
+impl<'p> Pieces<'p> {
+    /// The offsets and sizes of a piece.
+    pub(crate) fn get(&self, local: u32, piece: u32) -> Option<&'p [u64]> {
+        let (start, width) = *self.places.get(local as usize)?;
+        let start = start.checked_add(width.checked_mul(piece as usize)?)?;
+        self.numbers.get(start..start.checked_add(width)?)
     }
 }
 
@@ -135,13 +167,9 @@ pub(crate) fn dtype_of(code: u8) -> Result<DType> {
     DType::ALL.get(usize::from(code)).copied().ok_or_else(|| Error::invalid(format!("unknown dtype code {code}")))
 }
 
-/// Reads a region of `ndim` dimensions from the front of `numbers`.
-pub(crate) fn take_region(numbers: &mut &[u64], ndim: usize) -> Result<Region> {
-    let Some((region, rest)) = numbers.split_at_checked(2 * ndim) else {
-        return Err(Error::invalid("a rank's plan ends in the middle of a region"));
-    };
-    *numbers = rest;
-    let (offsets, sizes) = region.split_at(ndim);
+/// A region from its offsets and sizes.
+pub(crate) fn region_of(numbers: &[u64]) -> Result<Region> {
+    let (offsets, sizes) = numbers.split_at(numbers.len() / 2);
     Ok(Region::new(offsets, sizes)?)
 }
 

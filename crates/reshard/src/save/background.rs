@@ -307,21 +307,13 @@ fn finish(
     clock.enter("write");
     let workers = Workers::background();
     let written = staged.and_then(|staged| {
-        let Staged { jobs, memory, mut writing, written } = staged;
-        let all = written..jobs.tensors.len();
-        let result = match writing.put(&jobs, all, store, options, workers) {
-            Ok(()) => writing.finish(&jobs, &prepared, store, options, workers),
-            Err(error) => {
-                writing.abort();
-                Err(error)
-            }
-        };
+        let Staged { jobs, memory, writing, written } = staged;
+        let result = writing.fill(&jobs, written..jobs.tensors.len(), &prepared, store, options, workers);
         drop(jobs);
         pool.give(memory);
         result
     });
-    clock.enter("commit");
-    let outcome = commit::commit(group, &prepared, written, store, options);
+    let outcome = commit::commit(group, &prepared, written, store, options, workers, &mut clock);
     let mut phases = before;
     phases.steps.extend(clock.finish().steps);
     commit::report(outcome, &prepared, phases, store)

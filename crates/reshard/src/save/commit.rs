@@ -1,7 +1,8 @@
 //! Publishing: the only step that makes a save visible.
 //!
-//! When every rank's files are written and synced, rank 0 publishes the side file, then `.metadata`, each atomically. Before
-//! the second of these a reader finds what was there before, after it the new checkpoint, complete. Only then are the
+//! When every rank has written, rank 0 learns where everything lies and writes the side file beside its own data, while
+//! everyone's data goes to the disk. When all of that is synced, rank 0 publishes `.metadata`, atomically. Before this a
+//! reader finds what was there before, after it the new checkpoint, complete. Only then are the
 //! files of the old one removed; a crash before that leaves files that no `.metadata` names, which the next save to the
 //! place sweeps. Data files never have the name of a file that was there, so nothing old is ever overwritten.
 
@@ -14,15 +15,16 @@ use serde::{Deserialize, Serialize};
 
 use super::SaveOptions;
 use super::prepare::{Decision, Prepared};
-use super::write::{Written, discard};
+use super::write::{Unsynced, Written, discard};
 use crate::error::{Error, RankFailure, Result, StorageContext};
-use crate::group::{Group, at_root, decode, encode};
+use crate::group::{Group, asking_root};
 use crate::layout_names::{METADATA_FILE, data_file, is_save_file};
 use crate::plan::files::{FrameSizes, lay_out};
 use crate::plan::global::GlobalPlan;
 use crate::plan::local::{dims, dtype_of};
-use crate::report::{Phases, SaveReport};
+use crate::report::{PhaseClock, Phases, SaveReport};
 use crate::sums::{RecordSum, SideFile, SideFileEntry, Sums, side_file_name};
+use crate::workers::Workers;
 
 /// What a rank tells of its writing.
 #[derive(Serialize, Deserialize)]
@@ -33,7 +35,7 @@ struct RankResults {
 }
 
 /// What rank 0 tells everyone at the end.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 enum Answer {
     Published(Outcome),
     /// Publishing failed, and `.metadata` may be the new one all the same: both the old and the new files must stay.
@@ -41,7 +43,7 @@ enum Answer {
 }
 
 /// What every rank learns of a save that was published.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Outcome {
     total_bytes: u64,
     files: u64,
@@ -53,66 +55,148 @@ pub(crate) struct Outcome {
 pub(crate) fn commit(
     group: &dyn Group,
     prepared: &Prepared,
-    written: Result<Written>,
+    written: Result<(Written, Unsynced)>,
     store: &dyn Store,
     options: &SaveOptions,
+    workers: &Workers,
+    clock: &mut PhaseClock,
 ) -> Result<Outcome> {
-    let own_files = written.as_ref().map_or_else(|_| Vec::new(), |w| w.files.clone());
-    let results = written
-        .and_then(|w| options.control.check("publishing").map(|()| w))
-        .and_then(|w| encode(&RankResults { files: w.files, tensors: w.tensors, values: w.values }));
-    let answer = at_root(group, results, |all| {
-        let results: Vec<RankResults> = all.iter().map(|bytes| decode(bytes)).collect::<Result<_>>()?;
-        let Some(global) = prepared.global() else {
+    let outcome = try_commit(group, prepared, written, store, options, workers, clock);
+    if let (Err(_), Some(cache)) = (&outcome, &options.plan_cache) {
+        cache.clear();
+    }
+    outcome
+}
+
+fn try_commit(
+    group: &dyn Group,
+    prepared: &Prepared,
+    written: Result<(Written, Unsynced)>,
+    store: &dyn Store,
+    options: &SaveOptions,
+    workers: &Workers,
+    clock: &mut PhaseClock,
+) -> Result<Outcome> {
+    clock.enter("sync");
+    let (results, mut unsynced) = match written {
+        Ok((w, unsynced)) => (Ok(RankResults { files: w.files, tensors: w.tensors, values: w.values }), Some(unsynced)),
+        Err(error) => (Err(error), None),
+    };
+    let mut own_files: Vec<String> = Vec::new();
+    if let Ok(results) = &results {
+        own_files.extend(results.files.iter().map(|(name, _)| name.clone()));
+    }
+    // What will be published is made while the disk is still busy with the data.
+    let results = results.and_then(|results| options.control.check("publishing").map(|()| results));
+    let mut gathered = None;
+    let told = asking_root(group, results, |all| {
+        gathered = Some(all);
+        Ok(vec![(); group.size()])
+    });
+    if let Err(error) = told {
+        // Without this rank nobody publishes anything.
+        unsynced.into_iter().for_each(Unsynced::abort);
+        return Err(error);
+    }
+    let draft = gathered.map(|results| {
+        let draft = Draft::of(prepared, &results, store, options)?;
+        own_files.push(draft.side_name.clone());
+        match &mut unsynced {
+            Some(unsynced) => unsynced.add(&draft.side_name, &draft.side, store).map(|()| draft),
+            None => Ok(draft),
+        }
+    });
+    let (draft, drafted) = match draft {
+        None => (None, Ok(())),
+        Some(Ok(draft)) => (Some(draft), Ok(())),
+        Some(Err(error)) => (None, Err(error)),
+    };
+    let finished = match (drafted, unsynced) {
+        (Ok(()), Some(unsynced)) => unsynced.finish(store, options, workers),
+        (Ok(()), None) => Ok(()),
+        (Err(error), unsynced) => {
+            unsynced.into_iter().for_each(Unsynced::abort);
+            Err(error)
+        }
+    };
+    clock.enter("commit");
+    let answer = asking_root(group, finished, |_| {
+        let Some(draft) = draft else {
             return Err(Error::invalid("the planning rank has lost its plan"));
         };
-        let answer = publish_all(global, &results, &prepared.decision, store, options)?;
-        Ok(vec![encode(&answer)?; group.size()])
+        Ok(vec![draft.publish(store, options)?; group.size()])
     });
-    let failure = match answer.and_then(|bytes| decode(&bytes)) {
-        Ok(Answer::Published(outcome)) => return Ok(outcome),
-        Ok(Answer::Unclear(failures)) => Error::Remote { failures },
+    match answer {
+        Ok(Answer::Published(outcome)) => Ok(outcome),
+        Ok(Answer::Unclear(failures)) => Err(Error::Remote { failures }),
         Err(error) => {
             // A rank that lost contact cannot know whether its files are in use; if not, the next save sweeps them.
             if !matches!(error, Error::Group { .. }) {
                 discard(&own_files, store);
             }
-            error
+            Err(error)
         }
-    };
-    if let Some(cache) = &options.plan_cache {
-        cache.clear();
     }
-    Err(failure)
 }
 
-/// Rank 0's part. An error means that nothing was published.
-fn publish_all(
-    global: &GlobalPlan,
-    results: &[RankResults],
-    decision: &Decision,
-    store: &dyn Store,
-    options: &SaveOptions,
-) -> Result<Answer> {
-    let old = old_files(store);
-    let (metadata, side) = assemble(global, results, decision, options)?;
-    if let Some(error) = publish(store, &metadata, &side, options)? {
-        return Ok(Answer::Unclear(error.to_failures(0)));
+/// What rank 0 is about to publish.
+struct Draft {
+    metadata: Metadata,
+    encoded: Vec<u8>,
+    side: Vec<u8>,
+    side_name: String,
+    save_id: String,
+    /// The files of the checkpoint that is there.
+    old: Vec<String>,
+    /// Bytes of tensor data that each rank wrote.
+    loads: Vec<u64>,
+}
+
+impl Draft {
+    fn of(prepared: &Prepared, results: &[RankResults], store: &dyn Store, options: &SaveOptions) -> Result<Draft> {
+        let Some(global) = prepared.global() else {
+            return Err(Error::invalid("the planning rank has lost its plan"));
+        };
+        let (metadata, side) = assemble(global, results, &prepared.decision, options)?;
+        let encoded = metadata.encode()?;
+        let side_name = side_file_name(&side.save_id);
+        let (side, save_id) = (encode_side(&side)?, side.save_id);
+        Ok(Draft { metadata, encoded, side, side_name, save_id, old: old_files(store), loads: global.loads.clone() })
     }
-    let warnings = sweep(store, &metadata, &decision.save_id, old);
-    let total_bytes = global.loads.iter().sum();
-    let mean = total_bytes as f64 / global.loads.len().max(1) as f64;
-    let most = global.loads.iter().copied().max().unwrap_or(0) as f64;
-    let imbalance = if mean > 0.0 { most / mean } else { 1.0 };
-    Ok(Answer::Published(Outcome { total_bytes, files: metadata.files.len() as u64, imbalance, warnings }))
+
+    /// Publishes. `Err` when nothing was.
+    fn publish(self, store: &dyn Store, options: &SaveOptions) -> Result<Answer> {
+        let mode = if options.overwrite { Publish::Replace } else { Publish::Create };
+        options.control.check("publishing")?;
+        if let Err(error) = store.publish(METADATA_FILE, &self.encoded, mode).doing(|| "publishing .metadata".into()) {
+            // A publication may fail after the new file got its name (the folder could not be synced, the answer got
+            // lost). Only when the file is seen not to be ours may our data go.
+            return match store.read(METADATA_FILE, crate::checkpoint::MAX_METADATA_BYTES) {
+                Ok(found) if found != self.encoded => Err(error),
+                Err(StorageError::NotFound { .. }) => Err(error),
+                _ => Ok(Answer::Unclear(error.to_failures(0))),
+            };
+        }
+        let files = self.metadata.files.len() as u64;
+        let warnings = sweep(store, &self.metadata, &self.save_id, self.old);
+        let total_bytes = self.loads.iter().sum();
+        let mean = total_bytes as f64 / self.loads.len().max(1) as f64;
+        let most = self.loads.iter().copied().max().unwrap_or(0) as f64;
+        let imbalance = if mean > 0.0 { most / mean } else { 1.0 };
+        Ok(Answer::Published(Outcome { total_bytes, files, imbalance, warnings }))
+    }
+}
+
+fn encode_side(side: &SideFile) -> Result<Vec<u8>> {
+    side.encode().map_err(|e| Error::invalid(format!("the side file cannot be written: {e}")))
 }
 
 /// The report of a finished save.
 pub(crate) fn report(outcome: Result<Outcome>, prepared: &Prepared, phases: Phases, store: &dyn Store) -> Result<SaveReport> {
     let outcome = outcome?;
-    let records = prepared.plan.assigned.len() as u64;
+    let records = prepared.plan.assigned().len() as u64;
     let mut bytes = 0;
-    for assigned in &prepared.plan.assigned {
+    for assigned in prepared.plan.assigned() {
         if let (Some(region), Some(tensor)) = (&assigned.region, &prepared.table[assigned.local as usize].tensor) {
             bytes += region.volume() * dtype_of(tensor.dtype)?.size();
         }
@@ -229,36 +313,13 @@ pub(crate) fn offline_metadata(global: &GlobalPlan, options: &SaveOptions) -> Re
         })
         .collect();
     let (metadata, side) = assemble(global, &results, &Decision::default(), options)?;
-    side.encode().map_err(|e| Error::invalid(format!("the side file cannot be written: {e}")))?;
+    encode_side(&side)?;
     Ok(metadata.encode()?.len() as u64)
 }
 
 /// How many of a rank's files before `file` hold something.
 fn position(ids: &[Option<FileId>], file: u32) -> usize {
     ids[..file as usize].iter().flatten().count()
-}
-
-/// Publishes. `Err` when nothing was; an error inside `Ok` when it cannot be told whether it was.
-fn publish(store: &dyn Store, metadata: &Metadata, side: &SideFile, options: &SaveOptions) -> Result<Option<Error>> {
-    let encoded = metadata.encode()?;
-    let sums = side.encode().map_err(|e| Error::invalid(format!("the side file cannot be written: {e}")))?;
-    let name = side_file_name(&side.save_id);
-    let mode = if options.overwrite { Publish::Replace } else { Publish::Create };
-    let result = store
-        .publish(&name, &sums, Publish::Create)
-        .doing(|| format!("writing {name}"))
-        .and_then(|()| options.control.check("publishing"))
-        .and_then(|()| store.publish(METADATA_FILE, &encoded, mode).doing(|| "publishing .metadata".into()));
-    let Err(error) = result else { return Ok(None) };
-    // A publication may fail after the new file got its name (the folder could not be synced, the answer got lost). Only
-    // when the file is seen not to be ours may our data go.
-    match store.read(METADATA_FILE, crate::checkpoint::MAX_METADATA_BYTES) {
-        Ok(found) if found != encoded => {}
-        Err(StorageError::NotFound { .. }) => {}
-        _ => return Ok(Some(error)),
-    }
-    let _ = store.delete(&name);
-    Err(error)
 }
 
 /// The files that the checkpoint already there names, as far as it can be read.

@@ -1,7 +1,7 @@
 //! Saving: agree on who writes what, write, publish.
 //!
 //! [`prepare`] is the only step in which ranks plan together; [`write`] moves bytes and talks to nobody; [`commit`] gathers
-//! what was written and publishes `.metadata` last. An asynchronous save runs the same three, with a copy in between.
+//! what was written, waits until all of it is durable and publishes `.metadata` last. An asynchronous save runs the same three, with a copy in between.
 
 mod background;
 pub(crate) mod commit;
@@ -32,9 +32,11 @@ pub fn save(group: &dyn Group, state: &SaveState<'_>, store: &Arc<dyn Store>, op
     clock.enter("plan");
     let prepared = prepare::prepare(group, state, store.as_ref(), options)?;
     clock.enter("write");
-    let written = write::jobs(state, &prepared, options.files_per_rank)
-        .and_then(|jobs| write::write(&jobs, &prepared, store.as_ref(), options, Workers::normal()));
-    clock.enter("commit");
-    let outcome = commit::commit(group, &prepared, written, store.as_ref(), options);
+    let workers = Workers::normal();
+    let written = write::jobs(state, &prepared, options.files_per_rank).and_then(|jobs| {
+        let writing = write::Writing::open(&jobs, &prepared, store.as_ref(), options)?;
+        writing.fill(&jobs, 0..jobs.tensors.len(), &prepared, store.as_ref(), options, workers)
+    });
+    let outcome = commit::commit(group, &prepared, written, store.as_ref(), options, workers, &mut clock);
     commit::report(outcome, &prepared, clock.finish(), store.as_ref())
 }

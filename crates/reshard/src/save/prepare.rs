@@ -3,19 +3,18 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use reshard_layout::Region;
 use reshard_storage::Store;
 use serde::{Deserialize, Serialize};
 
 use super::SaveOptions;
 use super::write::content_hashes;
 use crate::error::{Error, Result, StorageContext};
-use crate::group::{Group, at_root, decode, encode};
+use crate::group::{Group, asking_root, decode, encode};
 use crate::layout_names::{DATA_PREFIX, METADATA_FILE};
 use crate::leaf::SaveState;
 use crate::plan::cache::CachedPlan;
 use crate::plan::global::{Assigned, GlobalPlan, PlanOptions, RankPlan, plan};
-use crate::plan::local::{Holdings, LocalPlan, TableEntry, hash};
+use crate::plan::local::{Holdings, LocalPlan, TableEntry, hash, region_of};
 
 /// A save that all ranks agreed on.
 #[derive(Debug)]
@@ -24,7 +23,7 @@ pub(crate) struct Prepared {
     pub(crate) rank: usize,
     pub(crate) ranks: usize,
     /// This rank's own table; assignments point into it.
-    pub(crate) table: Vec<TableEntry>,
+    pub(crate) table: Arc<Vec<TableEntry>>,
     pub(crate) plan: Arc<CachedPlan>,
     pub(crate) plan_cached: bool,
 }
@@ -48,9 +47,16 @@ struct Hello {
 
 #[derive(Serialize, Deserialize)]
 struct Part {
-    table: Option<Vec<TableEntry>>,
+    table: Option<Arc<Vec<TableEntry>>>,
     holdings: Holdings,
     contents: Option<Vec<u64>>,
+}
+
+/// What a rank is told to write.
+#[derive(Serialize, Deserialize)]
+struct Told {
+    id: u128,
+    list: Vec<WireAssigned>,
 }
 
 /// An assignment as it travels: the writer knows its own pieces, so a region is sent only when it is a part of one.
@@ -58,7 +64,6 @@ struct Part {
 struct WireAssigned {
     local: u32,
     piece: u32,
-    /// `None` for a value.
     kind: WireKind,
 }
 
@@ -85,20 +90,18 @@ fn try_prepare(group: &dyn Group, state: &SaveState<'_>, store: &dyn Store, opti
     let cached = cache.and_then(|c| c.get(local_hash));
     let hello = local.as_ref().map_err(copy_of).and_then(|l| {
         options.control.check("planning")?;
-        encode(&Hello { hash: l.hash, cached: cached.as_ref().map(|c| c.id) })
+        Ok(Hello { hash: l.hash, cached: cached.as_ref().map(|c| c.id) })
     });
     let mut hashes = Vec::new();
-    let decision = at_root(group, hello, |hellos| {
-        let hellos: Vec<Hello> = hellos.iter().map(|h| decode(h)).collect::<Result<_>>()?;
+    let decision = asking_root(group, hello, |hellos| {
         hashes = hellos.iter().map(|h| h.hash).collect();
         let use_cached = cached.as_ref().is_some_and(|own| {
             let known = own.global.as_ref().is_some_and(|(known, _)| *known == hashes);
             known && hellos.iter().all(|h| h.cached == Some(own.id))
         });
         let decision = decide(store, options, use_cached, local.as_ref().map_or(0, |l| l.table_hash))?;
-        Ok(vec![encode(&decision)?; group.size()])
+        Ok(vec![decision; group.size()])
     })?;
-    let decision: Decision = decode(&decision)?;
     let local = local?;
     let (rank, ranks) = (group.rank(), group.size());
     if let (true, Some(plan)) = (decision.use_cached, cached) {
@@ -106,23 +109,22 @@ fn try_prepare(group: &dyn Group, state: &SaveState<'_>, store: &dyn Store, opti
     }
     let same_table = decision.table_hash == local.table_hash && rank != 0;
     let contents = if options.check_replicas { content_hashes(state).map(Some) } else { Ok(None) };
-    let part = contents.and_then(|contents| {
-        let table = (!same_table).then(|| local.table.clone());
-        encode(&Part { table, holdings: local.holdings.clone(), contents })
+    let part = contents.map(|contents| {
+        let table = (!same_table).then(|| Arc::clone(&local.table));
+        Part { table, holdings: local.holdings.clone(), contents }
     });
     let mut global = None;
-    let answer = at_root(group, part, |parts| {
-        let plans = rank_plans(&parts)?;
+    let answer = asking_root(group, part, |parts| {
+        let plans = rank_plans(parts)?;
         let planned = plan(&plans, PlanOptions { split_above: options.split_replicated_above })?;
         // Every rank learns the plan's id, so that all of them recognise it at the next save.
         let id = hash(&encode(&(&hashes, ranks))?);
-        let answers = (0..ranks).map(|r| wire(id, &planned.assigned[r], &plans[r])).collect::<Result<Vec<_>>>()?;
+        let answers = planned.assigned.iter().enumerate().map(|(r, assigned)| Told::of(id, r, assigned)).collect();
         global = Some(Arc::new(planned));
         Ok(answers)
     })?;
-    let (id, assigned) = unwire(&answer, &local)?;
     let global = global.map(|global| (hashes, global));
-    let plan = Arc::new(CachedPlan { local_hash: local.hash, id, assigned, global });
+    let plan = Arc::new(CachedPlan { local_hash: local.hash, id: answer.id, told: answer.assigned(&local)?, global });
     if let Some(cache) = &options.plan_cache {
         cache.put(Arc::clone(&plan));
     }
@@ -140,10 +142,10 @@ pub(crate) fn offline_parts(state: &SaveState<'_>, rank: usize, first_table: Opt
 
 /// What the planning rank makes of all parts, answers included.
 pub(crate) fn offline_plan(parts: &[Vec<u8>], options: &SaveOptions) -> Result<GlobalPlan> {
-    let plans = rank_plans(parts)?;
+    let plans = rank_plans(parts.iter().map(|part| decode(part)).collect::<Result<_>>()?)?;
     let planned = plan(&plans, PlanOptions { split_above: options.split_replicated_above })?;
-    for (assigned, rank) in planned.assigned.iter().zip(&plans) {
-        wire(0, assigned, rank)?;
+    for (rank, assigned) in planned.assigned.iter().enumerate() {
+        encode(&Told::of(0, rank, assigned))?;
     }
     Ok(planned)
 }
@@ -168,13 +170,12 @@ pub(crate) fn new_save_id() -> String {
     format!("{nanos:016x}{:08x}", random as u32)
 }
 
-fn rank_plans(parts: &[Vec<u8>]) -> Result<Vec<RankPlan>> {
+fn rank_plans(parts: Vec<Part>) -> Result<Vec<RankPlan>> {
     let mut plans: Vec<RankPlan> = Vec::with_capacity(parts.len());
     let mut first: Option<Arc<Vec<TableEntry>>> = None;
-    for (rank, bytes) in parts.iter().enumerate() {
-        let part: Part = decode(bytes)?;
+    for (rank, part) in parts.into_iter().enumerate() {
         let table = match (part.table, &first) {
-            (Some(table), _) => Arc::new(table),
+            (Some(table), _) => table,
             (None, Some(first)) => Arc::clone(first),
             (None, None) => return Err(Error::invalid(format!("rank {rank} sent no table"))),
         };
@@ -184,67 +185,33 @@ fn rank_plans(parts: &[Vec<u8>]) -> Result<Vec<RankPlan>> {
     Ok(plans)
 }
 
-fn wire(id: u128, assigned: &[Assigned], rank: &RankPlan) -> Result<Vec<u8>> {
-    let pieces = pieces_of(&rank.table, &rank.holdings)?;
-    let list: Vec<WireAssigned> = assigned
-        .iter()
-        .map(|a| {
-            let kind = match &a.region {
-                None => WireKind::Value,
-                Some(region) if pieces.get(a.local, a.piece) == Some(region) => WireKind::WholePiece,
-                Some(region) => WireKind::Part(region.offsets().iter().chain(region.sizes()).copied().collect()),
-            };
-            WireAssigned { local: a.local, piece: a.piece, kind }
-        })
-        .collect();
-    encode(&(id, list))
-}
-
-fn unwire(bytes: &[u8], local: &LocalPlan) -> Result<(u128, Vec<Assigned>)> {
-    let pieces = pieces_of(&local.table, &local.holdings)?;
-    let (id, list): (u128, Vec<WireAssigned>) = decode(bytes)?;
-    let assigned = list
-        .into_iter()
-        .map(|a| {
-            let region = match a.kind {
-                WireKind::Value => None,
-                WireKind::WholePiece => pieces.get(a.local, a.piece).cloned(),
-                WireKind::Part(numbers) => {
-                    let (offsets, sizes) = numbers.split_at(numbers.len() / 2);
-                    Some(Region::new(offsets, sizes)?)
-                }
-            };
-            Ok(Assigned { key: 0, local: a.local, piece: a.piece, region })
-        })
-        .collect::<Result<_>>()?;
-    Ok((id, assigned))
-}
-
-/// A rank's pieces by position in its table.
-struct Pieces {
-    starts: Vec<usize>,
-    regions: Vec<Region>,
-}
-
-impl Pieces {
-    fn get(&self, local: u32, piece: u32) -> Option<&Region> {
-        self.regions.get(self.starts.get(local as usize)? + piece as usize)
+impl Told {
+    /// What rank `rank` is told; the planning rank has the whole plan and tells itself nothing.
+    fn of(id: u128, rank: usize, assigned: &[Assigned]) -> Told {
+        let assigned = if rank == 0 { &[] } else { assigned };
+        let kind = |a: &Assigned| match &a.region {
+            None => WireKind::Value,
+            Some(_) if a.whole => WireKind::WholePiece,
+            Some(region) => WireKind::Part(region.offsets().iter().chain(region.sizes()).copied().collect()),
+        };
+        Told { id, list: assigned.iter().map(|a| WireAssigned { local: a.local, piece: a.piece, kind: kind(a) }).collect() }
     }
-}
 
-fn pieces_of(table: &[TableEntry], holdings: &Holdings) -> Result<Pieces> {
-    let mut pieces = Pieces { starts: Vec::with_capacity(table.len()), regions: Vec::new() };
-    let mut numbers = holdings.numbers.as_slice();
-    let mut counts = holdings.counts.iter();
-    for entry in table {
-        pieces.starts.push(pieces.regions.len());
-        if let Some(tensor) = &entry.tensor {
-            for _ in 0..counts.next().copied().unwrap_or(0) {
-                pieces.regions.push(crate::plan::local::take_region(&mut numbers, tensor.shape.len())?);
-            }
-        }
+    fn assigned(self, local: &LocalPlan) -> Result<Vec<Assigned>> {
+        let pieces = local.pieces();
+        self.list
+            .into_iter()
+            .map(|a| {
+                let unknown = || Error::invalid("the planning rank names a piece that this rank does not hold");
+                let (whole, region) = match a.kind {
+                    WireKind::Value => (true, None),
+                    WireKind::WholePiece => (true, Some(region_of(pieces.get(a.local, a.piece).ok_or_else(unknown)?)?)),
+                    WireKind::Part(numbers) => (false, Some(region_of(&numbers)?)),
+                };
+                Ok(Assigned { key: 0, local: a.local, piece: a.piece, whole, region })
+            })
+            .collect()
     }
-    Ok(pieces)
 }
 
 /// The error for the group, while the rank keeps its own.

@@ -16,7 +16,7 @@ use crate::leaf::{SaveLeaf, SaveState};
 use crate::memory::Source;
 use crate::plan::files::{FrameSizes, Placed, frame, lay_out};
 use crate::plan::local::TableEntry;
-use crate::sums::{FileIndexRef, IndexedRecord, RecordSum, Summer, Sums};
+use crate::sums::{FileIndexRef, IndexedRecordRef, OffsetsAndSizes, RecordSum, SideFileError, Summer, Sums};
 use crate::workers::Workers;
 
 /// Records smaller than this are gathered in a buffer and written together.
@@ -74,7 +74,7 @@ pub(crate) struct Written {
 pub(crate) fn jobs<'a>(state: &SaveState<'a>, prepared: &Prepared, files: u32) -> Result<Jobs<'a>> {
     let mut tensors = Vec::new();
     let mut values = Vec::new();
-    for assigned in &prepared.plan.assigned {
+    for assigned in prepared.plan.assigned() {
         let Some((key, entry)) = state.leaves.get_index(assigned.local as usize) else {
             return Err(Error::invalid("the plan names a key that this rank does not have"));
         };
@@ -139,7 +139,7 @@ pub(crate) fn content_hashes(state: &SaveState<'_>) -> Result<Vec<u64>> {
     Ok(hashes)
 }
 
-/// Writes everything this rank was assigned. On an error nothing of it stays.
+/// Writes all jobs and makes them durable. On an error nothing of it stays.
 pub(crate) fn write(
     jobs: &Jobs<'_>,
     prepared: &Prepared,
@@ -147,14 +147,9 @@ pub(crate) fn write(
     options: &SaveOptions,
     workers: &Workers,
 ) -> Result<Written> {
-    let mut writing = Writing::open(jobs, prepared, store, options)?;
-    match writing.put(jobs, 0..jobs.tensors.len(), store, options, workers) {
-        Ok(()) => writing.finish(jobs, prepared, store, options, workers),
-        Err(error) => {
-            writing.abort();
-            Err(error)
-        }
-    }
+    let (written, unsynced) =
+        Writing::open(jobs, prepared, store, options)?.fill(jobs, 0..jobs.tensors.len(), prepared, store, options, workers)?;
+    unsynced.finish(store, options, workers).map(|()| written)
 }
 
 /// The files of one rank while they are being written.
@@ -196,7 +191,7 @@ impl Writing {
         let count = files.len() as u32;
         for file in &mut files {
             let values: u64 = if file.values { jobs.values.iter().map(|v| v.bytes.len() as u64).sum() } else { 0 };
-            file.length = file.end + values + file.index(jobs, prepared, count, options, None)?.len() as u64;
+            file.length = file.end + values + file.with_index(jobs, prepared, count, options, None, |i| i.encoded_len())?;
         }
         options.control.expect(jobs.tensors.iter().map(|j| j.placed.data_length).sum());
         let mut writing = Writing { files, writers: Vec::new(), sums: vec![None; jobs.tensors.len()] };
@@ -249,42 +244,37 @@ impl Writing {
         Ok(())
     }
 
-    /// Writes values and indexes, closes and syncs. On an error nothing stays.
-    pub(crate) fn finish(
+    /// Writes the tensor jobs at these positions and everything else; see [`Writing::put`] and [`Writing::complete`].
+    pub(crate) fn fill(
         mut self,
         jobs: &Jobs<'_>,
+        wanted: std::ops::Range<usize>,
         prepared: &Prepared,
         store: &dyn Store,
         options: &SaveOptions,
         workers: &Workers,
-    ) -> Result<Written> {
+    ) -> Result<(Written, Unsynced)> {
+        match self.put(jobs, wanted, store, options, workers) {
+            Ok(()) => self.complete(jobs, prepared, options),
+            Err(error) => {
+                self.abort();
+                Err(error)
+            }
+        }
+    }
+
+    /// Writes values and indexes: all bytes are given to the store then, and none need be durable. On an error nothing stays.
+    pub(crate) fn complete(mut self, jobs: &Jobs<'_>, prepared: &Prepared, options: &SaveOptions) -> Result<(Written, Unsynced)> {
         if let Err(error) = self.put_ends(jobs, prepared, options) {
             self.abort();
             return Err(error);
         }
-        let Writing { files, writers, sums: tensors } = self;
-        // Every file is closed even when one fails, so that nothing stays open or half synced.
-        let finished: Vec<Result<()>> = workers.run(|| {
-            writers
-                .into_par_iter()
-                .zip(&files)
-                .map(|(writer, file)| writer.finish(options.sync).doing(|| format!("closing {}", file.name)))
-                .collect()
-        })?;
-        let synced = finished.into_iter().collect::<Result<()>>().and_then(|()| match options.sync {
-            true => store.sync().doing(|| "making the data files' names durable".into()),
-            false => Ok(()),
-        });
         let values =
             jobs.values.iter().map(|v| (v.bytes.len() as u64, options.checksums.then(|| Summer::of(&v.bytes)))).collect();
-        let written = Written { files: files.into_iter().map(|f| (f.name, f.length)).collect(), tensors, values };
-        match synced {
-            Ok(()) => Ok(written),
-            Err(error) => {
-                discard(&written.files, store);
-                Err(error)
-            }
-        }
+        let files: Vec<(String, u64)> = self.files.into_iter().map(|f| (f.name, f.length)).collect();
+        let names = files.iter().map(|(name, _)| name.clone());
+        let unsynced = Unsynced { writers: names.zip(self.writers).collect() };
+        Ok((Written { files, tensors: self.sums, values }, unsynced))
     }
 
     fn put_ends(&mut self, jobs: &Jobs<'_>, prepared: &Prepared, options: &SaveOptions) -> Result<()> {
@@ -296,7 +286,7 @@ impl Writing {
             if file.values {
                 jobs.values.iter().for_each(|value| end.extend_from_slice(&value.bytes));
             }
-            let index = file.index(jobs, prepared, count, options, Some(&self.sums))?;
+            let index = file.with_index(jobs, prepared, count, options, Some(&self.sums), |index| index.encode())?;
             writer
                 .write_at(at, &[IoSlice::new(&end), IoSlice::new(&index)])
                 .doing(|| format!("writing the end of {}", file.name))?;
@@ -312,9 +302,56 @@ impl Writing {
     }
 }
 
+/// Files that have all their bytes, and are not yet closed and synced.
+pub(crate) struct Unsynced {
+    writers: Vec<(String, Box<dyn Writer>)>,
+}
+
+impl Unsynced {
+    /// One more file, whole.
+    pub(crate) fn add(&mut self, name: &str, bytes: &[u8], store: &dyn Store) -> Result<()> {
+        let writing = || format!("writing {name}");
+        let writer = store.create_writer(name, &WriteOptions::with_length(bytes.len() as u64)).doing(writing)?;
+        match writer.write_at(0, &[IoSlice::new(bytes)]).doing(writing) {
+            Ok(()) => {
+                self.writers.push((name.to_owned(), writer));
+                Ok(())
+            }
+            Err(error) => {
+                writer.abort();
+                Err(error)
+            }
+        }
+    }
+
+    /// Closes and syncs all of them, and the folder. On an error nothing stays.
+    pub(crate) fn finish(self, store: &dyn Store, options: &SaveOptions, workers: &Workers) -> Result<()> {
+        let names: Vec<String> = self.writers.iter().map(|(name, _)| name.clone()).collect();
+        // Every file is closed even when one fails, so that nothing stays open or half synced.
+        let finished: Vec<Result<()>> = workers.run(|| {
+            let close =
+                |(name, writer): (String, Box<dyn Writer>)| writer.finish(options.sync).doing(|| format!("closing {name}"));
+            self.writers.into_par_iter().map(close).collect()
+        })?;
+        let synced = finished.into_iter().collect::<Result<()>>().and_then(|()| match options.sync {
+            true => store.sync().doing(|| "making the data files' names durable".into()),
+            false => Ok(()),
+        });
+        if synced.is_err() {
+            discard(&names, store);
+        }
+        synced
+    }
+
+    /// Gives up and removes what was written.
+    pub(crate) fn abort(self) {
+        self.writers.into_iter().for_each(|(_, writer)| writer.abort());
+    }
+}
+
 /// Removes files of a save that failed. Best effort: what stays is swept by the next save.
-pub(crate) fn discard(files: &[(String, u64)], store: &dyn Store) {
-    for (name, _) in files {
+pub(crate) fn discard(files: &[String], store: &dyn Store) {
+    for name in files {
         if let Err(error) = store.delete(name) {
             tracing::warn!(file = name, %error, "a file of a failed save could not be removed");
         }
@@ -350,14 +387,20 @@ fn write_batch(jobs: &Jobs<'_>, batch: &[usize], writer: &dyn Writer, options: &
     let length: u64 = batch.iter().map(|&i| jobs.tensors[i].placed.length).sum();
     let mut buffer = Vec::with_capacity(length as usize);
     let mut all = Vec::with_capacity(batch.len());
+    // Neighbours are often alike, and then so are their frames.
+    let mut last: Option<(&TensorJob<'_>, RecordFrame)> = None;
     for &i in batch {
         let job = &jobs.tensors[i];
-        let frame = job.frame()?;
+        let frame = match last.take().filter(|(other, _)| job.is_framed_like(other)) {
+            Some((_, frame)) => frame,
+            None => job.frame()?,
+        };
+        let frame = &last.insert((job, frame)).1;
         buffer.extend_from_slice(&frame.head);
         let start = buffer.len();
         job.each_block(|bytes| buffer.extend_from_slice(bytes))?;
         let sums = options.checksums.then(|| Summer::of(&buffer[start..]));
-        buffer.extend_from_slice(&frame.tail(sums.map_or(0, Sums::crc32)));
+        frame.push_tail(sums.map_or(0, Sums::crc32), &mut buffer);
         all.push(sums);
         options.control.advance(job.placed.data_length);
     }
@@ -419,6 +462,10 @@ impl TensorJob<'_> {
         frame(self.dtype, self.requires_grad, &self.sizes)
     }
 
+    fn is_framed_like(&self, other: &TensorJob<'_>) -> bool {
+        self.dtype == other.dtype && self.requires_grad == other.requires_grad && self.sizes == other.sizes
+    }
+
     /// Gives the record's data in row-major order, in blocks.
     pub(crate) fn each_block(&self, sink: impl FnMut(&[u8])) -> Result<()> {
         each_block(self.memory, &self.layout, &self.offsets, &self.sizes, self.dtype, sink)
@@ -435,9 +482,15 @@ fn each_block(
     dtype: DType,
     mut sink: impl FnMut(&[u8]),
 ) -> Result<()> {
+    let bytes = memory.bytes();
+    // The whole of packed memory: most pieces.
+    if sizes == layout.shape() && layout.is_contiguous() {
+        let whole = bytes.get(layout.base() as usize..layout.end() as usize);
+        whole.ok_or_else(|| Error::invalid("a piece reaches outside its memory"))?.chunks(BLOCK).for_each(sink);
+        return Ok(());
+    }
     let packed = ByteLayout::contiguous(sizes, dtype.size())?;
     let zero = Dims::from_elem(0, sizes.len());
-    let bytes = memory.bytes();
     // Runs come in the order of their source, and the order wanted here is that of the packed box.
     let runs = runs(sizes, &packed, &zero, layout, offsets)?;
     let outside = || Error::invalid("a piece reaches outside its memory");
@@ -465,15 +518,16 @@ fn each_block(
 }
 
 impl File {
-    /// The index that ends this file; without checksums it has the same length.
-    fn index(
+    /// Gives the index that ends this file; without checksums it has the same length.
+    fn with_index<T>(
         &self,
         jobs: &Jobs<'_>,
         prepared: &Prepared,
         count: u32,
         options: &SaveOptions,
         sums: Option<&[Option<Sums>]>,
-    ) -> Result<Vec<u8>> {
+        give: impl FnOnce(&FileIndexRef<'_>) -> std::result::Result<T, SideFileError>,
+    ) -> Result<T> {
         let zero = options.checksums.then_some(Sums::ZERO);
         let values = if self.values { jobs.values.as_slice() } else { &[] };
         let mut table: Vec<&TableEntry> = Vec::new();
@@ -488,21 +542,21 @@ impl File {
         let mut records = Vec::with_capacity(self.tensors.len() + values.len());
         for &i in &self.tensors {
             let job = &jobs.tensors[i];
-            let region = job.global_offsets.iter().chain(&job.sizes).copied().collect();
+            let region = OffsetsAndSizes(&job.global_offsets, &job.sizes);
             let Placed { offset, length, data_offset, data_length, .. } = job.placed;
             let sum = RecordSum { offset, length, data_offset, data_length, sums: sums.map_or(zero, |sums| sums[i]) };
-            records.push(IndexedRecord { key: position(job.local), region: Some(region), sum });
+            records.push(IndexedRecordRef { key: position(job.local), region: Some(region), sum });
         }
         let mut at = self.end;
         for value in values {
             let length = value.bytes.len() as u64;
             let sums = options.checksums.then(|| if sums.is_some() { Summer::of(&value.bytes) } else { Sums::ZERO });
             let sum = RecordSum { offset: at, length, data_offset: 0, data_length: length, sums };
-            records.push(IndexedRecord { key: position(value.local), region: None, sum });
+            records.push(IndexedRecordRef { key: position(value.local), region: None, sum });
             at += length;
         }
         let (rank, ranks) = (prepared.rank as u32, prepared.ranks as u32);
         let index = FileIndexRef { save_id: &prepared.decision.save_id, rank, ranks, files: count, table, records };
-        index.encode().map_err(|e| Error::invalid(format!("the index of {} cannot be written: {e}", self.name)))
+        give(&index).map_err(|e| Error::invalid(format!("the index of {} cannot be written: {e}", self.name)))
     }
 }
