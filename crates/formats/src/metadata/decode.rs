@@ -1,6 +1,6 @@
 //! From a pickle to proven metadata: the whole, its planner data and its storage meta.
 
-use super::entries::read_entries;
+use super::entries::{Names, read_entries};
 use super::error::MetadataError;
 use super::fields::{Fields, describe, state_of, wrong_type};
 use super::storage::read_storage;
@@ -84,13 +84,13 @@ fn read_metadata(document: &Document<'_>) -> Result<Metadata> {
     let (entries, names) = read_entries(document, &classes, entries)?;
     metadata.entries = entries;
     read_storage(document, &classes, storage, &names, &mut metadata)?;
-    read_planner_data(document, planner, &mut metadata)?;
+    read_planner_data(document, planner, &names, &mut metadata)?;
     metadata.storage_meta = read_storage_meta(document, &classes, meta)?;
     metadata.version = optional_str(document, version, || "metadata, `version`".into())?;
     Ok(metadata)
 }
 
-fn read_planner_data(document: &Document<'_>, node: Node, metadata: &mut Metadata) -> Result<()> {
+fn read_planner_data(document: &Document<'_>, node: Node, names: &Names<'_>, metadata: &mut Metadata) -> Result<()> {
     let pairs = match (node == Node::ABSENT, document.view(node)) {
         (true, _) | (_, View::None) => {
             metadata.planner_data = PlannerData::None;
@@ -104,14 +104,15 @@ fn read_planner_data(document: &Document<'_>, node: Node, metadata: &mut Metadat
     };
     metadata.planner_data = PlannerData::Paths;
     let mut unstored = std::collections::HashSet::new();
-    for [key, path] in pairs {
+    for [key_node, path] in pairs {
         let place = || "key of `planner_data`".to_owned();
-        let key = document.as_str(*key).ok_or_else(|| wrong_type(document, *key, place, "a str"))?;
+        let key = document.as_str(*key_node).ok_or_else(|| wrong_type(document, *key_node, place, "a str"))?;
         let path = read_path(document, key, *path)?;
         let duplicate = || MetadataError::DuplicateKey { key: key.into(), place: "`planner_data`".into() };
-        match metadata.entries.get_mut(key) {
-            Some(entry) if entry.path.is_some() => return Err(duplicate()),
-            Some(entry) => entry.path = Some(path),
+        let number = names.get(document.raw(*key_node));
+        match number.and_then(|number| metadata.entries.get_index_mut(*number as usize)) {
+            Some((_, entry)) if entry.path.is_some() => return Err(duplicate()),
+            Some((_, entry)) => entry.path = Some(path),
             None if unstored.insert(key) => metadata.unstored_paths.push((key.to_owned(), path)),
             None => return Err(duplicate()),
         }

@@ -17,7 +17,7 @@ use crate::pickle::{Document, Node, View};
 type Result<T> = std::result::Result<T, MetadataError>;
 
 /// Number of an entry by the bytes of its key.
-pub(super) type Names<'d> = HashMap<&'d [u8], u32>;
+pub(super) type Names<'d> = HashMap<&'d [u8], u32, foldhash::quality::RandomState>;
 
 /// The entries, their storage infos still unset.
 pub(super) fn read_entries<'d>(
@@ -36,7 +36,7 @@ pub(super) fn read_entries<'d>(
         sizes: Dims::new(),
     };
     let mut entries = IndexMap::with_capacity(pairs.len());
-    let mut names = Names::with_capacity(pairs.len());
+    let mut names = Names::with_capacity_and_hasher(pairs.len(), foldhash::quality::RandomState::default());
     for [key_node, value] in pairs {
         let Some(key) = document.as_str(*key_node) else {
             return Err(wrong_type(document, *key_node, || "key of `state_dict_metadata`".into(), "a str"));

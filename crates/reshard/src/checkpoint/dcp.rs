@@ -12,6 +12,7 @@ use super::{Checkpoint, MAX_METADATA_BYTES};
 use crate::error::{Error, Result, StorageContext};
 use crate::layout_names::METADATA_FILE;
 use crate::sums::{MAX_SIDE_BYTES, SideFile, side_file_name};
+use crate::workers::Workers;
 
 pub(super) fn open(store: Arc<dyn Store>) -> Result<Checkpoint> {
     open_as(store, METADATA_FILE)
@@ -30,15 +31,14 @@ fn open_as(store: Arc<dyn Store>, name: &str) -> Result<Checkpoint> {
     let metadata = Metadata::decode(&bytes).map_err(|e| Error::format(&place, name, "DCP metadata", e))?;
     drop(bytes);
     let save_id = metadata.storage_meta.as_ref().and_then(|m| m.save_id.clone());
-    let side = match &save_id {
-        Some(id) => read_side_file(store.as_ref(), id)?,
-        None => None,
-    };
-    let writer = match &side {
-        Some(side) => format!("reshard, {} rank{}", side.ranks, if side.ranks == 1 { "" } else { "s" }),
-        None => "torch.distributed.checkpoint".into(),
-    };
-    let catalog = catalog(metadata, save_id, writer);
+    let id = save_id.clone();
+    let side = || id.map_or(Ok(None), |id| read_side_file(store.as_ref(), &id));
+    let writer = "torch.distributed.checkpoint".into();
+    let (mut catalog, side) = Workers::normal().run(|| rayon::join(|| catalog(metadata, save_id, writer), side))?;
+    let side = side?;
+    if let Some(side) = &side {
+        catalog.writer = format!("reshard, {} rank{}", side.ranks, if side.ranks == 1 { "" } else { "s" });
+    }
     Ok(Checkpoint::new(store, place, catalog, side))
 }
 

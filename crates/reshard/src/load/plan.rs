@@ -76,7 +76,7 @@ pub(super) fn plan(
     let mut plan = ReadPlan::default();
     let mut waves: Vec<Vec<PlannedMove>> = Vec::new();
     // The pieces that fill a stretch of memory, to find memory that is wanted twice.
-    let mut filled: HashMap<usize, usize> = HashMap::new();
+    let mut filled: HashMap<usize, usize, foldhash::fast::RandomState> = HashMap::default();
     let mut jobs: Vec<(usize, u32, &Resolved<'_>, &CatalogTensor, usize)> = Vec::new();
     for resolved in found {
         let CatalogKind::Tensor(stored) = &resolved.stored.kind else { continue };

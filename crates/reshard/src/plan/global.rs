@@ -143,11 +143,11 @@ impl Keys {
         }
         let mut table: Vec<TableEntry> = Vec::new();
         let mut by_key: HashMap<&str, usize> = HashMap::new();
-        let mut known: Vec<(&Arc<Vec<TableEntry>>, Arc<Vec<usize>>)> = Vec::new();
+        let mut of_first: Option<Arc<Vec<usize>>> = None;
         let mut positions = Vec::with_capacity(ranks.len());
         for (rank, plan) in ranks.iter().enumerate() {
             // Ranks whose table is that of rank 0 come as one; others are rarely alike.
-            if let Some((_, same)) = known.first().filter(|(table, _)| Arc::ptr_eq(table, &plan.table)) {
+            if let Some(same) = of_first.as_ref().filter(|_| Arc::ptr_eq(first, &plan.table)) {
                 positions.push(Some(Arc::clone(same)));
                 continue;
             }
@@ -161,7 +161,7 @@ impl Keys {
                 own.push(position);
             }
             let own = Arc::new(own);
-            known.push((&plan.table, Arc::clone(&own)));
+            of_first.get_or_insert_with(|| Arc::clone(&own));
             positions.push(Some(own));
         }
         Ok(Keys { table: Arc::new(table), positions })

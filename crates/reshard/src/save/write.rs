@@ -229,10 +229,17 @@ impl Writing {
                     let last = file.tensors.partition_point(|&job| job < wanted.end);
                     let tensors = &file.tensors[first..last];
                     let batches = batches(jobs, tensors);
-                    let write = |batch: &&[usize]| write_batch(jobs, batch, writer.as_ref(), options);
+                    let write =
+                        |buffer: &mut Vec<u8>, batch: &[usize]| write_batch(jobs, batch, writer.as_ref(), options, buffer);
+                    // Buffers are used again: fresh memory costs more than what is copied into it.
                     let sums: Vec<Vec<Option<Sums>>> = match ordered {
-                        true => batches.iter().map(write).collect::<Result<_>>()?,
-                        false => batches.par_iter().map(write).collect::<Result<_>>()?,
+                        true => {
+                            let mut buffer = Vec::new();
+                            batches.iter().map(|batch| write(&mut buffer, batch)).collect::<Result<_>>()?
+                        }
+                        false => {
+                            batches.par_iter().map_init(Vec::new, |buffer, batch| write(buffer, batch)).collect::<Result<_>>()?
+                        }
                     };
                     Ok(tensors.iter().copied().zip(sums.into_iter().flatten()).collect())
                 })
@@ -378,14 +385,21 @@ fn batches<'j>(jobs: &Jobs<'_>, tensors: &'j [usize]) -> Vec<&'j [usize]> {
     batches
 }
 
-fn write_batch(jobs: &Jobs<'_>, batch: &[usize], writer: &dyn Writer, options: &SaveOptions) -> Result<Vec<Option<Sums>>> {
+fn write_batch(
+    jobs: &Jobs<'_>,
+    batch: &[usize],
+    writer: &dyn Writer,
+    options: &SaveOptions,
+    buffer: &mut Vec<u8>,
+) -> Result<Vec<Option<Sums>>> {
     options.control.check("writing")?;
     let first = &jobs.tensors[batch[0]];
     if batch.len() == 1 && first.placed.length > SMALL {
         return Ok(vec![write_large(first, writer, options)?]);
     }
     let length: u64 = batch.iter().map(|&i| jobs.tensors[i].placed.length).sum();
-    let mut buffer = Vec::with_capacity(length as usize);
+    buffer.clear();
+    buffer.reserve(length as usize);
     let mut all = Vec::with_capacity(batch.len());
     // Neighbours are often alike, and then so are their frames.
     let mut last: Option<(&TensorJob<'_>, RecordFrame)> = None;
@@ -400,11 +414,11 @@ fn write_batch(jobs: &Jobs<'_>, batch: &[usize], writer: &dyn Writer, options: &
         let start = buffer.len();
         job.each_block(|bytes| buffer.extend_from_slice(bytes))?;
         let sums = options.checksums.then(|| Summer::of(&buffer[start..]));
-        frame.push_tail(sums.map_or(0, Sums::crc32), &mut buffer);
+        frame.push_tail(sums.map_or(0, Sums::crc32), buffer);
         all.push(sums);
         options.control.advance(job.placed.data_length);
     }
-    writer.write_at(first.placed.offset, &[IoSlice::new(&buffer)]).doing(|| format!("writing records to {}", writer.path()))?;
+    writer.write_at(first.placed.offset, &[IoSlice::new(buffer)]).doing(|| format!("writing records to {}", writer.path()))?;
     Ok(all)
 }
 

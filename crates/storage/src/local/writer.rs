@@ -28,8 +28,9 @@ pub(super) struct LocalWriter {
     cached: AtomicU64,
 }
 
-/// How much goes to the page cache between two starts of writing it back.
-const WRITEBACK_STEP: u64 = 32 << 20;
+/// How much goes to the page cache between two starts of writing it back: small enough that a save of some ten megabytes
+/// gains from it, large enough that starting costs nothing.
+const WRITEBACK_STEP: u64 = 8 << 20;
 
 /// The store's settings for its writers.
 #[derive(Clone, Copy, Debug)]
