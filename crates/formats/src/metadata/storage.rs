@@ -37,7 +37,7 @@ pub(super) fn read_storage(
         names,
         names_cache: NodeCache::new(),
         files: Vec::new(),
-        file_ids: HashMap::new(),
+        file_ids: Names::default(),
         files_cache: NodeCache::new(),
         info_fields: Fields::new(["relative_path", "offset", "length", "transform_descriptors"]),
         last_transforms: None,
@@ -194,7 +194,7 @@ struct StorageReader<'d, 'a> {
     names: &'d Names<'d>,
     names_cache: NodeCache,
     files: Vec<String>,
-    file_ids: HashMap<&'d [u8], u32>,
+    file_ids: Names<'d>,
     files_cache: NodeCache,
     info_fields: Fields<4>,
     /// The last list of transforms that was read: all chunks usually have the same.
@@ -255,6 +255,13 @@ impl StorageReader<'_, '_> {
 
     fn file(&mut self, fqn: Node, node: Node) -> Result<FileId> {
         let document = self.document;
+        // Chunks are many and files are few: most names were proven before.
+        if document.is_str(node)
+            && let Some(id) = self.file_ids.get(document.raw(node))
+        {
+            self.files_cache.put(node, *id);
+            return Ok(FileId(*id));
+        }
         let Some(path) = document.as_str(node) else {
             if node == Node::ABSENT {
                 let place = format!("`{}`, storage info", key_text(document, fqn));
@@ -266,16 +273,10 @@ impl StorageReader<'_, '_> {
         if let Some(reason) = path_problem(path) {
             return Err(MetadataError::PathEscapes { key: key_text(document, fqn), path: path.into(), reason });
         }
-        let id = match self.file_ids.get(document.raw(node)) {
-            Some(id) => *id,
-            None => {
-                let limit = MetadataError::Limit { what: "files", limit: u64::from(u32::MAX) };
-                let id = u32::try_from(self.files.len()).ok().filter(|id| *id != FileId::UNSET.0).ok_or(limit)?;
-                self.files.push(path.to_owned());
-                self.file_ids.insert(document.raw(node), id);
-                id
-            }
-        };
+        let limit = MetadataError::Limit { what: "files", limit: u64::from(u32::MAX) };
+        let id = u32::try_from(self.files.len()).ok().filter(|id| *id != FileId::UNSET.0).ok_or(limit)?;
+        self.files.push(path.to_owned());
+        self.file_ids.insert(document.raw(node), id);
         self.files_cache.put(node, id);
         Ok(FileId(id))
     }

@@ -346,6 +346,12 @@ impl<'a> Document<'a> {
         }
     }
 
+    /// Whether it is a string.
+    #[inline]
+    pub(crate) fn is_str(&self, node: Node) -> bool {
+        matches!(node.tag(), Tag::Str | Tag::SideStr)
+    }
+
     /// Bytes of a string, bytes object or bytearray; empty for anything else.
     #[inline]
     pub(crate) fn raw(&self, node: Node) -> &[u8] {
