@@ -24,7 +24,7 @@ THREADS = 2
 
 CACHES = (
     "Both sides write to the same disk. Before a timed save, dirty pages are written back and the place is empty; loads read "
-    "files of the same run from the page cache into touched memory. Sides take turns; one warm-up round is dropped."
+    "files of the same run from the page cache into touched memory. Sides take turns; where a row is short, one warm-up round is dropped."
 )
 
 
