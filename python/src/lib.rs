@@ -40,11 +40,11 @@ mod _reshard {
     #[pymodule_export]
     use crate::save::{AsyncSaver, SaveHandle, save};
     #[pymodule_export]
-    use crate::state::{StateModel, full_slots, optimizer_state, optimizer_to_load, plan_optimizer};
+    use crate::state::{StateModel, broadcast_steps, full_slots, optimizer_state, optimizer_to_load, plan_optimizer};
     #[pymodule_export]
     use crate::tools::{latest, steps, verify};
     #[pymodule_export]
-    use crate::tree::unflatten;
+    use crate::tree::{key_types, unflatten};
     #[pymodule_export]
     use crate::value::is_plain;
 

@@ -6,7 +6,7 @@ use reshard_formats::{DType, Value};
 use reshard_layout::Dims;
 
 use crate::optimizer::same_tensor;
-use crate::optimizer_load::{match_groups, value_text};
+use crate::optimizer_load::{match_groups, share_user_state, value_text};
 use crate::slot::copies_for;
 use crate::{
     BoxCopy, Dict, FlatModel, FlatParameter, Identity, Key, LiveOptimizer, Names, OptimizerState, ParamGroup, Phase,
@@ -88,7 +88,7 @@ pub fn optim_state_to_load<T: TensorLike>(
     let mut members: Vec<Vec<Vec<String>>> = Vec::new();
     let mut keys: Vec<Vec<Key>> = Vec::new();
     for optimizer in live {
-        let mut load = FlatLoad { state: IndexMap::new(), user_state: given.user_state.clone(), param_groups: Vec::new() };
+        let mut load = FlatLoad { state: IndexMap::new(), user_state: Dict::new(), param_groups: Vec::new() };
         let mut own_members = Vec::new();
         let mut own_keys = Vec::new();
         for (id, identity) in (0_i64..).zip(optimizer.members()) {
@@ -129,6 +129,11 @@ pub fn optim_state_to_load<T: TensorLike>(
     if options.strict && !report.missing.is_empty() {
         let (missing, unexpected) = (report.missing.clone(), report.unexpected.clone());
         crate::Differences { missing, unexpected, ..Default::default() }.into_result(true)?;
+    }
+    let (user_states, unclaimed) = share_user_state(given.user_state, given.owned_state, &members, names);
+    report.unexpected.extend(unclaimed);
+    for (load, user_state) in loads.iter_mut().zip(user_states) {
+        load.user_state = user_state;
     }
     timings.measure(Phase::Rekey, || -> Result<(), StateError> {
         let whole: Vec<LiveOptimizer<SlotTensor<T>>> = live.iter().map(with_whole_options).collect();
@@ -254,11 +259,11 @@ fn flatten_slot<T: TensorLike>(
     let Some((first, value)) = present.first().copied() else {
         return Ok(FlatSlot::Keep(Tree::Value(Value::None)));
     };
-    let kind = |index: usize, value: &Tree<SlotTensor<T>>| class(value, &flat.members()[index].shape);
+    let kind = |index: usize, value: &Tree<SlotTensor<T>>| class(value, flat.members()[index].whole_shape());
     let any_tensor = present.iter().any(|(index, value)| kind(*index, value) == Class::Tensor);
     // A parameter without dimensions has slots without dimensions; beside others it is one element of a flat slot.
     let kind = |index: usize, value: &Tree<SlotTensor<T>>| match kind(index, value) {
-        Class::Scalar if any_tensor && flat.members()[index].shape.is_empty() => Class::Tensor,
+        Class::Scalar if any_tensor && flat.members()[index].whole_shape().is_empty() => Class::Tensor,
         other => other,
     };
     let expected = kind(first, value);
@@ -284,12 +289,12 @@ fn flatten_slot<T: TensorLike>(
             report.zero_filled.push((member.name.clone(), slot.to_owned()));
             continue;
         };
-        if tensor.shape() != member.shape.as_slice() {
+        if tensor.shape() != member.whole_shape().as_slice() {
             return Err(StateError::SlotShape {
                 param: member.name.clone(),
                 slot: slot.to_owned(),
                 found: tensor.shape().to_vec(),
-                expected: member.shape.to_vec(),
+                expected: member.whole_shape().to_vec(),
             });
         }
         match dtype {
@@ -332,7 +337,7 @@ fn shard_member<T: TensorLike>(
     let length = held.map_or(0, |held| held.range.end - held.range.start);
     for (slot, value) in *slots {
         let made = match value {
-            Tree::Tensor(tensor) if !tensor.shape().is_empty() && tensor.shape() == member.shape.as_slice() => {
+            Tree::Tensor(tensor) if !tensor.shape().is_empty() && tensor.shape() == member.whole_shape().as_slice() => {
                 let pieces = tensor.pieces().map_err(StateError::layout(&member.name))?;
                 let regions = flat.member_regions(index, rank)?;
                 let mut copies = Vec::new();
@@ -347,7 +352,7 @@ fn shard_member<T: TensorLike>(
                     param: member.name.clone(),
                     slot: slot.to_string(),
                     found: tensor.shape().to_vec(),
-                    expected: member.shape.to_vec(),
+                    expected: member.whole_shape().to_vec(),
                 });
             }
             other => FlatSlot::Keep(other.clone()),

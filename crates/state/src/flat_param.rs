@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use reshard_formats::DType;
-use reshard_layout::{Dims, FlatPiece, flat_pieces};
+use reshard_layout::{Dims, FlatPiece, Region, flat_pieces};
 
 use crate::{StateError, numel};
 
@@ -29,18 +29,42 @@ pub enum ShardingStrategy {
 pub struct FlatMember {
     /// Its name.
     pub name: String,
-    /// Its shape.
+    /// The shape in which it lies in the flat parameter.
     pub shape: Dims,
+    /// Where that lies in the parameter, if it is only a slice of it: tensor parallelism below FSDP.
+    pub slice: Option<MemberSlice>,
     /// Whether it is trained.
     pub requires_grad: bool,
     /// Other names of the same parameter, where it is shared; it lies in the flat parameter once.
     pub aliases: Vec<String>,
 }
 
+/// Which slice of a parameter lies in a flat one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberSlice {
+    /// Shape of the parameter.
+    pub whole: Dims,
+    /// Where in it the slice begins.
+    pub offsets: Dims,
+}
+
 impl FlatMember {
     /// A trained member.
     pub fn new(name: &str, shape: &[u64]) -> FlatMember {
-        FlatMember { name: name.to_owned(), shape: Dims::from_slice(shape), requires_grad: true, aliases: Vec::new() }
+        let shape = Dims::from_slice(shape);
+        FlatMember { name: name.to_owned(), shape, slice: None, requires_grad: true, aliases: Vec::new() }
+    }
+
+    /// The same member as a slice of a larger parameter.
+    #[must_use]
+    pub fn slice_of(mut self, whole: &[u64], offsets: &[u64]) -> FlatMember {
+        self.slice = Some(MemberSlice { whole: Dims::from_slice(whole), offsets: Dims::from_slice(offsets) });
+        self
+    }
+
+    /// Shape of the parameter: what a state dict has under its name.
+    pub fn whole_shape(&self) -> &Dims {
+        self.slice.as_ref().map_or(&self.shape, |slice| &slice.whole)
     }
 }
 
@@ -141,6 +165,10 @@ impl FlatParameter {
                     let shape = member.shape.as_slice();
                     return Err(invalid(format!("'{}' of shape {shape:?} takes {} elements", member.name, extent.numel)));
                 }
+                if let Some(slice) = &member.slice {
+                    let region = Region::new(&slice.offsets, &member.shape).map_err(StateError::layout(&member.name))?;
+                    region.check_inside(&slice.whole).map_err(StateError::layout(&member.name))?;
+                }
                 starts.push(total);
             }
             total = total
@@ -212,11 +240,19 @@ impl FlatParameter {
         (from < to).then(|| MemberRange { range: from - start..to - start, in_shard: from - shard.start })
     }
 
-    /// The regions of a member that a rank holds; `start` of each is its place inside what the rank holds of the member.
+    /// The regions of a member's parameter that a rank holds; `start` of each is its place inside what the rank holds of the
+    /// member.
     pub fn member_regions(&self, member: usize, rank: u64) -> Result<Vec<FlatPiece>, StateError> {
         match (self.members.get(member), self.member_range(member, rank)) {
             (Some(info), Some(held)) => {
-                flat_pieces(&info.shape, held.range.start, held.range.end).map_err(StateError::layout(&info.name))
+                let pieces = flat_pieces(&info.shape, held.range.start, held.range.end);
+                let mut pieces = pieces.map_err(StateError::layout(&info.name))?;
+                if let Some(slice) = &info.slice {
+                    for piece in &mut pieces {
+                        piece.region = piece.region.translated(&slice.offsets).map_err(StateError::layout(&info.name))?;
+                    }
+                }
+                Ok(pieces)
             }
             _ => Ok(Vec::new()),
         }

@@ -69,7 +69,7 @@ pub fn sharded_optim_state<T: TensorLike>(
     timings: &mut PhaseTimings,
 ) -> Result<OptimizerState<SlotTensor<T>>, StateError> {
     let (members, by_id) = timings.measure(Phase::Preprocess, || (live.members().collect::<Vec<_>>(), raw.is_keyed_by_id()));
-    let mut result = OptimizerState::default();
+    let mut result = OptimizerState { owned_state: owned_as_parts(raw.owned_state), ..OptimizerState::default() };
     timings.measure(Phase::Flatten, || -> Result<(), StateError> {
         for (key, value) in raw.state {
             let owner = owner(&key, &members, by_id, names, flats)?;
@@ -117,6 +117,11 @@ pub fn sharded_optim_state<T: TensorLike>(
     Ok(result)
 }
 
+fn owned_as_parts<T>(owned: IndexMap<String, Dict<T>>) -> IndexMap<String, Dict<SlotTensor<T>>> {
+    let parts = |own: Dict<T>| own.into_iter().map(|(key, value)| (key, value.map(&mut SlotTensor::Whole))).collect();
+    owned.into_iter().map(|(name, own)| (name, parts(own))).collect()
+}
+
 /// The slots of one member. `own` says whether the slots are the member's own or those of the whole flat parameter.
 fn member_slots<T: TensorLike>(
     flat: &FlatParameter,
@@ -141,7 +146,7 @@ fn member_slots<T: TensorLike>(
                 };
                 Tree::Tensor(SlotTensor::Sharded {
                     dtype: tensor.dtype(),
-                    shape: member.shape.clone(),
+                    shape: member.whole_shape().clone(),
                     pieces: regions.iter().map(piece).collect(),
                 })
             }

@@ -84,7 +84,7 @@ impl Names {
                             name: join(name, &canonical_below(module, below)),
                             member: Some(index),
                             requires_grad: member.requires_grad,
-                            facts: Some(TensorFacts::new(flat.dtype(), &member.shape)),
+                            facts: Some(TensorFacts::new(flat.dtype(), member.whole_shape())),
                             ..leaf.clone()
                         })?;
                     }

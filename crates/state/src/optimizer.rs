@@ -12,6 +12,9 @@ pub const STATE: &str = "state";
 pub const PARAM_GROUPS: &str = "param_groups";
 /// The key of a group's members.
 pub const PARAMS: &str = "params";
+/// The key of state that belongs to no parameter, by a member of the optimizer that it belongs to: there if several
+/// optimizers share a tree. One alone keeps such state beside its parameters'.
+pub const USER_STATE: &str = "user_state";
 /// The key under which newer optimizers list their members' names beside their ids.
 pub const PARAM_NAMES: &str = "param_names";
 
@@ -31,11 +34,13 @@ pub struct RawOptimizer<T> {
     pub state: Dict<T>,
     /// The groups, members as in `state`.
     pub param_groups: Vec<ParamGroup<Key, T>>,
+    /// User-defined state of optimizers that share the tree, by a member of each.
+    pub owned_state: IndexMap<String, Dict<T>>,
 }
 
 impl<T> Default for RawOptimizer<T> {
     fn default() -> Self {
-        RawOptimizer { state: Dict::new(), param_groups: Vec::new() }
+        RawOptimizer { state: Dict::new(), param_groups: Vec::new(), owned_state: IndexMap::new() }
     }
 }
 
@@ -58,15 +63,17 @@ impl<T> LiveOptimizer<T> {
 pub struct OptimizerState<T> {
     /// Slots by parameter; never an empty dict.
     pub state: IndexMap<String, Dict<T>>,
-    /// State that belongs to no parameter.
+    /// State that belongs to no parameter, of the only optimizer or of nobody knows which.
     pub user_state: Dict<T>,
+    /// State that belongs to no parameter, of several optimizers: by the name of a parameter that each of them trains.
+    pub owned_state: IndexMap<String, Dict<T>>,
     /// The groups, members by name.
     pub param_groups: Vec<ParamGroup<String, T>>,
 }
 
 impl<T> Default for OptimizerState<T> {
     fn default() -> Self {
-        OptimizerState { state: IndexMap::new(), user_state: Dict::new(), param_groups: Vec::new() }
+        OptimizerState { state: IndexMap::new(), user_state: Dict::new(), owned_state: IndexMap::new(), param_groups: Vec::new() }
     }
 }
 
@@ -93,8 +100,13 @@ impl<T> RawOptimizer<T> {
                 return Err(invalid(format!("'param_groups' is {}, not a list", other.kind())));
             }
         };
+        let owned_state = match dict.shift_remove(&Key::from(USER_STATE)) {
+            Some(Tree::Dict(owners)) => owners.into_iter().map(owned).collect::<Result<_, _>>()?,
+            None => IndexMap::new(),
+            Some(other) => return Err(invalid(format!("'user_state' is {}, not a dict", other.kind()))),
+        };
         let param_groups = groups.into_iter().enumerate().map(|(index, group)| raw_group(index, group));
-        Ok(RawOptimizer { state, param_groups: param_groups.collect::<Result<_, _>>()? })
+        Ok(RawOptimizer { state, param_groups: param_groups.collect::<Result<_, _>>()?, owned_state })
     }
 
     /// The tree of it, members last in every group as PyTorch writes them.
@@ -103,7 +115,7 @@ impl<T> RawOptimizer<T> {
             let params = group.params.into_iter().map(|key| Tree::Value(key.to_value())).collect();
             group_tree(group.options, params)
         });
-        Tree::dict_of([(STATE, Tree::Dict(self.state)), (PARAM_GROUPS, Tree::List(groups.collect()))])
+        whole_tree(self.state, groups.collect(), self.owned_state)
     }
 
     /// Whether parameters go by id. Numbers that went through a flattened tree come back as digits, and count.
@@ -113,6 +125,21 @@ impl<T> RawOptimizer<T> {
             return members.all(|key| id_of(key).is_some());
         }
         !self.state.is_empty() && self.state.keys().all(|key| id_of(key).is_some())
+    }
+}
+
+fn whole_tree<T>(state: Dict<T>, groups: Vec<Tree<T>>, owned_state: IndexMap<String, Dict<T>>) -> Tree<T> {
+    let mut entries = vec![(STATE, Tree::Dict(state)), (PARAM_GROUPS, Tree::List(groups))];
+    if !owned_state.is_empty() {
+        entries.push((USER_STATE, Tree::dict_of(owned_state.into_iter().map(|(name, own)| (name, Tree::Dict(own))))));
+    }
+    Tree::dict_of(entries)
+}
+
+fn owned<T>((key, value): (Key, Tree<T>)) -> Result<(String, Dict<T>), StateError> {
+    match (key, value) {
+        (Key::Str(name), Tree::Dict(own)) => Ok((name, own)),
+        (key, other) => Err(invalid(format!("'user_state' has {} under '{key}', not a dict under a name", other.kind()))),
     }
 }
 
@@ -159,12 +186,13 @@ impl<T> OptimizerState<T> {
             let params = group.params.into_iter().map(|name| Tree::Value(Value::Str(name))).collect();
             group_tree(group.options, params)
         });
-        Tree::dict_of([(STATE, Tree::Dict(state)), (PARAM_GROUPS, Tree::List(groups.collect()))])
+        whole_tree(state, groups.collect(), self.owned_state)
     }
 
     /// Reads state by names. What `names` does not know and no group lists is user-defined state.
     pub fn from_named(raw: RawOptimizer<T>, names: &Names) -> Result<OptimizerState<T>, StateError> {
-        let mut result = OptimizerState::default();
+        let owned_state = raw.owned_state.into_iter().map(|(name, own)| (canonical(&name, names), own)).collect();
+        let mut result = OptimizerState { owned_state, ..OptimizerState::default() };
         for group in raw.param_groups {
             let params = group.params.into_iter().map(|key| match key {
                 Key::Str(name) => Ok(canonical(&name, names)),
@@ -240,7 +268,7 @@ pub(crate) fn by_given_ids<T>(
 ) -> Result<OptimizerState<T>, StateError> {
     let resolve =
         |key: &Key| id_of(key).and_then(name_of).ok_or_else(|| invalid(format!("there is no parameter with the id {key}")));
-    let mut result = OptimizerState::default();
+    let mut result = OptimizerState { owned_state: raw.owned_state, ..OptimizerState::default() };
     for (key, value) in raw.state {
         match (id_of(&key), value) {
             (Some(_), Tree::Dict(slots)) => result.insert_slots(resolve(&key)?, slots)?,
@@ -266,7 +294,7 @@ pub fn by_ids<T>(state: OptimizerState<T>, live: &LiveOptimizer<T>, names: &Name
             nearest: crate::names::nearest(name, by_id.iter().map(String::as_str)),
         })
     };
-    let mut raw = RawOptimizer::default();
+    let mut raw = RawOptimizer { owned_state: state.owned_state, ..RawOptimizer::default() };
     for (name, slots) in state.state {
         raw.state.insert(id(&name)?, Tree::Dict(slots));
     }
@@ -278,10 +306,12 @@ pub fn by_ids<T>(state: OptimizerState<T>, live: &LiveOptimizer<T>, names: &Name
     Ok(raw)
 }
 
-/// Puts the states of several optimizers over one model into one. A parameter in two of them is an error.
+/// Puts the states of several optimizers over one model into one. A parameter in two of them is an error. What belongs to
+/// no parameter is kept by a parameter of its optimizer, so that each gets its own back.
 pub fn combine<T: TensorLike>(states: Vec<OptimizerState<T>>) -> Result<OptimizerState<T>, StateError> {
     let mut combined = OptimizerState::default();
     let mut owners: IndexMap<String, usize> = IndexMap::new();
+    let several = states.len() > 1;
     for (index, state) in states.into_iter().enumerate() {
         let members = state.param_groups.iter().flat_map(|group| group.params.iter());
         let mut own: indexmap::IndexSet<&String> = members.collect();
@@ -291,7 +321,14 @@ pub fn combine<T: TensorLike>(states: Vec<OptimizerState<T>>) -> Result<Optimize
                 return Err(StateError::SharedBetweenOptimizers { name: name.clone(), first, second: index });
             }
         }
+        combined.owned_state.extend(state.owned_state);
+        let member = state.param_groups.iter().flat_map(|group| &group.params).chain(state.state.keys()).next().cloned();
         combined.state.extend(state.state);
+        if let Some(member) = member.filter(|_| several && !state.user_state.is_empty()) {
+            combined.owned_state.insert(member, state.user_state);
+            combined.param_groups.extend(state.param_groups);
+            continue;
+        }
         for (key, value) in state.user_state {
             if let Some(other) = combined.user_state.get(&key)
                 && !other.same_as(&value, &same_tensor)

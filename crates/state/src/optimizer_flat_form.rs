@@ -5,26 +5,44 @@ use indexmap::{IndexMap, IndexSet};
 
 use crate::edit::below;
 use crate::error::GroupDisagreement;
-use crate::optimizer::{PARAM_GROUPS, STATE, same_tensor};
+use crate::optimizer::{PARAM_GROUPS, STATE, USER_STATE, same_tensor};
 use crate::optimizer_load::value_text;
-use crate::{Dict, Key, LiveOptimizer, Names, OptimizerState, ParamGroup, StateError, TensorLike, Tree};
+use crate::{Dict, Key, KeyTypes, LiveOptimizer, Names, OptimizerState, ParamGroup, StateError, TensorLike, Tree};
 
 /// Optimizer state in its flattened form.
 pub type FlatOptimizer<T> = IndexMap<String, Tree<T>>;
 
-/// Flattens optimizer state. Dicts inside of slots are opened, at any depth; user-defined state stays below `state`.
+/// The key under which the flattened form notes keys that are not text.
+pub const SLOT_KEYS: &str = "slot_keys";
+
+/// Flattens optimizer state. Dicts inside of slots are opened, at any depth; user-defined state stays below `state`, or
+/// below `user_state` where it says which optimizer's it is. Keys that text does not give back are noted in one more entry.
 pub fn flatten_optimizer<T: Clone>(state: &OptimizerState<T>) -> Result<FlatOptimizer<T>, StateError> {
     let mut flat = FlatOptimizer::new();
     for (name, slots) in &state.state {
         open(&format!("{STATE}.{name}"), slots, &mut flat)?;
     }
     open(STATE, &state.user_state, &mut flat)?;
+    for (name, own) in &state.owned_state {
+        open(&format!("{USER_STATE}.{name}"), own, &mut flat)?;
+    }
     for group in &state.param_groups {
         for name in &group.params {
             for (key, value) in &group.options {
                 insert(format!("{PARAM_GROUPS}.{name}.{key}"), value, &mut flat)?;
             }
         }
+    }
+    let mut types = KeyTypes::default();
+    types.note_dotted(STATE, &state.user_state);
+    for (name, slots) in &state.state {
+        types.note_dotted(&format!("{STATE}.{name}"), slots);
+    }
+    for (name, own) in &state.owned_state {
+        types.note_dotted(&format!("{USER_STATE}.{name}"), own);
+    }
+    if !types.is_empty() {
+        insert(SLOT_KEYS.to_owned(), &Tree::from_value(types.to_value()), &mut flat)?;
     }
     Ok(flat)
 }
@@ -67,7 +85,8 @@ pub fn unflatten_optimizer<T: TensorLike>(
         names.leaves().filter(|leaf| leaf.kind == crate::LeafKind::Parameter).map(|leaf| leaf.name.as_str()).collect();
     let mut sorted = sort_keys(flat, &known)?;
     let user_state = std::mem::take(&mut sorted.user_state);
-    let mut result = OptimizerState { user_state, ..OptimizerState::default() };
+    let owned_state = std::mem::take(&mut sorted.owned_state);
+    let mut result = OptimizerState { user_state, owned_state, ..OptimizerState::default() };
     let mut leftovers = FlatLeftovers { unexpected: std::mem::take(&mut sorted.unexpected), missing: Vec::new() };
     let mut placed: IndexSet<&str> = IndexSet::new();
     for optimizer in live {
@@ -124,7 +143,8 @@ pub fn unflatten_optimizer_alone<T: TensorLike>(flat: &FlatOptimizer<T>) -> Resu
     let known: IndexSet<&str> =
         flat.keys().filter_map(|key| below(key, PARAM_GROUPS)?.rsplit_once('.').map(|(name, _)| name)).collect();
     let sorted = sort_keys(flat, &known)?;
-    let mut result = OptimizerState { user_state: sorted.user_state, ..OptimizerState::default() };
+    let (user_state, owned_state) = (sorted.user_state, sorted.owned_state);
+    let mut result = OptimizerState { user_state, owned_state, ..OptimizerState::default() };
     for (name, slots) in sorted.slots {
         result.insert_slots(name, slots)?;
     }
@@ -147,6 +167,7 @@ struct Sorted<T> {
     slots: IndexMap<String, Dict<T>>,
     options: IndexMap<String, Dict<T>>,
     user_state: Dict<T>,
+    owned_state: IndexMap<String, Dict<T>>,
     unexpected: Vec<String>,
 }
 
@@ -158,17 +179,30 @@ impl<T> Sorted<T> {
 
 /// Sorts keys by the parameter they belong to. Names contain dots, so the longest known name counts.
 fn sort_keys<T: Clone>(flat: &FlatOptimizer<T>, known: &IndexSet<&str>) -> Result<Sorted<T>, StateError> {
-    let mut sorted = Sorted { slots: IndexMap::new(), options: IndexMap::new(), user_state: Dict::new(), unexpected: Vec::new() };
+    let mut sorted = Sorted {
+        slots: IndexMap::new(),
+        options: IndexMap::new(),
+        user_state: Dict::new(),
+        owned_state: IndexMap::new(),
+        unexpected: Vec::new(),
+    };
+    let types = key_types(flat)?;
+    let strangers = Strangers::of(flat, known);
     for (key, value) in flat {
         if let Some(rest) = below(key, STATE) {
             match split_name(rest, known) {
                 Some((name, slot)) => {
                     let slots = sorted.slots.entry(name.to_owned()).or_default();
-                    nest(key, slots, slot, value)?;
+                    nest(key, slots, &format!("{STATE}.{name}"), slot, value, &types)?;
                 }
-                // Without a dot there is no slot, hence no parameter: it is the user's own.
-                None if !rest.contains('.') => {
-                    sorted.user_state.insert(Key::from(rest), value.clone());
+                None if strangers.own(rest) => sorted.unexpected.push(key.clone()),
+                None => nest(key, &mut sorted.user_state, STATE, rest, value, &types)?,
+            }
+        } else if let Some(rest) = below(key, USER_STATE) {
+            match split_name(rest, known) {
+                Some((name, inner)) => {
+                    let own = sorted.owned_state.entry(name.to_owned()).or_default();
+                    nest(key, own, &format!("{USER_STATE}.{name}"), inner, value, &types)?;
                 }
                 None => sorted.unexpected.push(key.clone()),
             }
@@ -179,11 +213,45 @@ fn sort_keys<T: Clone>(flat: &FlatOptimizer<T>, known: &IndexSet<&str>) -> Resul
                 }
                 None => sorted.unexpected.push(key.clone()),
             }
-        } else {
+        } else if key != SLOT_KEYS {
             sorted.unexpected.push(key.clone());
         }
     }
     Ok(sorted)
+}
+
+fn key_types<T>(flat: &FlatOptimizer<T>) -> Result<KeyTypes, StateError> {
+    let Some(noted) = flat.get(SLOT_KEYS) else { return Ok(KeyTypes::default()) };
+    noted.to_value().as_ref().and_then(KeyTypes::from_value).ok_or_else(|| {
+        let reason = format!("'{SLOT_KEYS}' is {}, not a list of places and keys", noted.kind());
+        StateError::InvalidOptimizerState { reason }
+    })
+}
+
+/// Parameters that the flattened state knows and nobody here does: those of other stages of a pipeline.
+struct Strangers<'a> {
+    names: IndexSet<&'a str>,
+    /// Without any group there is no telling a parameter from what is the user's own.
+    groups: bool,
+}
+
+impl<'a> Strangers<'a> {
+    fn of<T>(flat: &'a FlatOptimizer<T>, known: &IndexSet<&str>) -> Strangers<'a> {
+        let listed = || flat.keys().filter_map(|key| below(key, PARAM_GROUPS));
+        let strange = listed().filter(|rest| split_name(rest, known).is_none());
+        Strangers {
+            names: strange.filter_map(|rest| Some(rest.rsplit_once('.')?.0)).collect(),
+            groups: listed().next().is_some(),
+        }
+    }
+
+    /// Whether what is left of a key below `state` is a slot of one of them.
+    fn own(&self, rest: &str) -> bool {
+        match self.groups {
+            true => rest.match_indices('.').any(|(dot, _)| self.names.contains(&rest[..dot])),
+            false => rest.contains('.'),
+        }
+    }
 }
 
 fn split_name<'a>(rest: &'a str, known: &IndexSet<&str>) -> Option<(&'a str, &'a str)> {
@@ -192,19 +260,29 @@ fn split_name<'a>(rest: &'a str, known: &IndexSet<&str>) -> Option<(&'a str, &'a
         .find(|(name, slot)| known.contains(name) && !slot.is_empty())
 }
 
-fn nest<T: Clone>(key: &str, slots: &mut Dict<T>, slot: &str, value: &Tree<T>) -> Result<(), StateError> {
+/// Puts a value into a dict at a place, below as many keys as its dotted text stands for.
+fn nest<T: Clone>(
+    key: &str,
+    dict: &mut Dict<T>,
+    place: &str,
+    text: &str,
+    value: &Tree<T>,
+    types: &KeyTypes,
+) -> Result<(), StateError> {
     let conflict = |kind: &str| StateError::PathConflict { key: key.to_owned(), reason: format!("{kind} is in its way") };
-    let mut dict = slots;
-    let mut rest = slot;
-    while let Some((first, after)) = rest.split_once('.') {
-        dict = match dict.entry(Key::from(first)).or_insert_with(Tree::dict) {
+    let (mut dict, mut place, mut text) = (dict, place.to_owned(), text);
+    loop {
+        let (first, below, rest) = types.split_first(&place, text);
+        let Some(rest) = rest else {
+            return match dict.insert(first, value.clone()) {
+                None => Ok(()),
+                Some(other) => Err(conflict(other.kind())),
+            };
+        };
+        dict = match dict.entry(first).or_insert_with(Tree::dict) {
             Tree::Dict(inner) => inner,
             other => return Err(conflict(other.kind())),
         };
-        rest = after;
-    }
-    match dict.insert(Key::from(rest), value.clone()) {
-        None => Ok(()),
-        Some(other) => Err(conflict(other.kind())),
+        (place, text) = (below, rest);
     }
 }

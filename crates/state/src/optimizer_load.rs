@@ -7,7 +7,7 @@ use indexmap::{IndexMap, IndexSet};
 use reshard_formats::Value;
 
 use crate::error::GroupDisagreement;
-use crate::optimizer::{PARAM_NAMES, by_given_ids, id_of, names_by_id, same_tensor};
+use crate::optimizer::{PARAM_NAMES, USER_STATE, by_given_ids, id_of, names_by_id, same_tensor};
 use crate::{
     Dict, Key, LiveOptimizer, Names, OptimizerState, ParamGroup, RawOptimizer, StateDictOptions, StateError, TensorLike, Tree,
 };
@@ -35,7 +35,7 @@ impl<T> OptimizerLoad<T> {
         let param_groups = groups
             .map(|group| ParamGroup { params: group.params.into_iter().map(key).collect(), options: group.options })
             .collect();
-        RawOptimizer { state, param_groups }
+        RawOptimizer { state, param_groups, ..RawOptimizer::default() }
     }
 }
 
@@ -109,11 +109,33 @@ pub fn set_optimizer_state<T: TensorLike>(
             load.param_groups.push(ParamGroup { params, options });
         }
     }
-    // User-defined state belongs to no parameter, so there is no telling which optimizer made it: every one gets it.
-    for load in &mut loads {
-        load.user_state = given.user_state.clone();
+    let (user_states, unclaimed) = share_user_state(given.user_state, given.owned_state, &members, names);
+    report.unexpected.extend(unclaimed);
+    for (load, user_state) in loads.iter_mut().zip(user_states) {
+        load.user_state = user_state;
     }
     Ok((loads, report))
+}
+
+/// User-defined state for each of the live optimizers, whose parameters' names are `members`, and the places of what no
+/// optimizer claims. State that says whose it is goes to that optimizer; of other state there is no telling, so that every
+/// optimizer gets it.
+pub(crate) fn share_user_state<T: Clone>(
+    common: Dict<T>,
+    owned: IndexMap<String, Dict<T>>,
+    members: &[Vec<Vec<String>>],
+    names: &Names,
+) -> (Vec<Dict<T>>, Vec<String>) {
+    let mut shares = vec![common; members.len()];
+    let mut unclaimed = Vec::new();
+    for (name, own) in owned {
+        let owner = members.iter().position(|members| members.iter().flatten().any(|m| names.primary(m) == names.primary(&name)));
+        match owner.and_then(|index| shares.get_mut(index)) {
+            Some(share) => share.extend(own),
+            None => unclaimed.push(format!("{USER_STATE}.{name}")),
+        }
+    }
+    (shares, unclaimed)
 }
 
 /// Options of every group of every optimizer, and the (optimizer, group) pairs that found no counterpart.

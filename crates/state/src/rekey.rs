@@ -33,7 +33,7 @@ pub fn rekey<T>(raw: RawOptimizer<T>, mapping: &IndexMap<Key, Key>) -> Result<Ra
         });
         param_groups.push(ParamGroup { params, options: group.options });
     }
-    Ok(RawOptimizer { state, param_groups })
+    Ok(RawOptimizer { state, param_groups, owned_state: raw.owned_state })
 }
 
 fn unknown(key: &Key) -> StateError {

@@ -53,7 +53,7 @@ impl ParamLayout {
     /// This rank's part of a member of a flat parameter: one dimension, in the order of the flat parameter.
     pub fn flat_member(flat: &FlatParameter, member: usize) -> Result<ParamLayout, StateError> {
         let rank = flat.sharding().rank;
-        let shape = flat.members().get(member).map(|member| member.shape.clone()).unwrap_or_default();
+        let shape = flat.members().get(member).map(|member| member.whole_shape().clone()).unwrap_or_default();
         let pieces: Vec<SlotPiece<()>> = flat
             .member_regions(member, rank)?
             .into_iter()

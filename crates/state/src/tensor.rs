@@ -73,20 +73,32 @@ impl TensorFacts {
     }
 }
 
-impl TensorLike for TensorFacts {
+/// Something that carries its facts with it, and is tensor-like by them.
+pub trait WithFacts: Clone {
+    /// The facts.
+    fn facts(&self) -> &TensorFacts;
+}
+
+impl WithFacts for TensorFacts {
+    fn facts(&self) -> &TensorFacts {
+        self
+    }
+}
+
+impl<T: WithFacts> TensorLike for T {
     fn dtype(&self) -> DType {
-        self.dtype
+        self.facts().dtype
     }
 
     fn shape(&self) -> &[u64] {
-        &self.shape
+        &self.facts().shape
     }
 
     fn device(&self) -> DeviceKind {
-        self.device
+        self.facts().device
     }
 
     fn scalar(&self) -> Option<&[u8]> {
-        self.scalar.as_deref()
+        self.facts().scalar.as_deref()
     }
 }

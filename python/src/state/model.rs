@@ -12,9 +12,10 @@
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
+use reshard::layout::Dims;
 use reshard::state::{
-    Buffer, Extent, FlatMember, FlatModel, FlatParameter, FlatSharding, Identity, LeafKind, ModelEntry, ModuleTree, Names,
-    Parameter, ShardingStrategy, StateError, TensorFacts, Wrapper, canonical_below, get_model_state, set_model_state,
+    Buffer, Extent, FlatMember, FlatModel, FlatParameter, FlatSharding, Identity, LeafKind, MemberSlice, ModelEntry, ModuleTree,
+    Names, Parameter, ShardingStrategy, StateError, TensorFacts, Wrapper, canonical_below, get_model_state, set_model_state,
 };
 
 use super::errors::RaiseState;
@@ -135,7 +136,7 @@ impl StateModel {
 
     fn flat_of<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyTuple>>> {
         let Some((flat, member)) = self.flats.of_member(name) else { return Ok(None) };
-        let shape = flat.members().get(member).map(|member| member.shape.to_vec()).unwrap_or_default();
+        let shape = flat.members().get(member).map(|member| member.whole_shape().to_vec()).unwrap_or_default();
         let pieces = pieces(py, flat, member, flat.sharding().rank)?;
         Ok(Some((flat.name(), member, tuple(py, &shape)?, pieces).into_pyobject(py)?))
     }
@@ -210,9 +211,11 @@ fn flat(object: &Bound<'_, PyAny>) -> PyResult<Option<FlatParameter>> {
     let mut members = Vec::new();
     for member in parts.get_item(2)?.cast::<PyList>()?.iter() {
         let member = member.cast_into::<PyTuple>()?;
+        let slice: Option<(Vec<u64>, Vec<u64>)> = member.get_item(4)?.extract()?;
         members.push(FlatMember {
             name: member.get_item(0)?.extract()?,
             shape: dims(&member.get_item(1)?)?,
+            slice: slice.map(|(whole, offsets)| MemberSlice { whole: Dims::from_vec(whole), offsets: Dims::from_vec(offsets) }),
             requires_grad: member.get_item(2)?.is_truthy()?,
             aliases: member.get_item(3)?.extract()?,
         });

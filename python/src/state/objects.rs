@@ -4,47 +4,32 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use reshard::layout::{Dims, Region};
-use reshard::state::{DeviceKind, Dict, Key, Opaque, SlotPiece, SlotTensor, TensorLike, Tree, key_of};
+use reshard::state::{DeviceKind, Dict, Opaque, SlotPiece, SlotTensor, TensorFacts, Tree, WithFacts};
 use reshard::{DType, Value};
 
 use crate::errors::invalid;
 use crate::leaves::{dims, dtype_of};
+use crate::tree::{key_from, key_object};
 use crate::value::{plain, to_python};
 
 /// A tensor of the program and what is known of it.
 #[derive(Clone)]
 pub(super) struct Handle {
-    object: Arc<Py<PyAny>>,
-    dtype: DType,
-    shape: Dims,
-    device: DeviceKind,
-    scalar: Option<Arc<[u8]>>,
+    inner: Arc<(Py<PyAny>, TensorFacts)>,
 }
 
-impl TensorLike for Handle {
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn shape(&self) -> &[u64] {
-        &self.shape
-    }
-
-    fn device(&self) -> DeviceKind {
-        self.device
-    }
-
-    fn scalar(&self) -> Option<&[u8]> {
-        self.scalar.as_deref()
+impl WithFacts for Handle {
+    fn facts(&self) -> &TensorFacts {
+        &self.inner.1
     }
 }
 
 impl Handle {
     /// The tensor.
     pub(super) fn object<'py>(&self, py: Python<'py>) -> Bound<'py, PyAny> {
-        self.object.bind(py).clone()
+        self.inner.0.bind(py).clone()
     }
 }
 
@@ -108,14 +93,10 @@ impl<'py> Objects<'py> {
         };
         let scalar = match facts.get_item(3)? {
             none if none.is_none() => None,
-            bytes => Some(Arc::from(bytes.cast::<PyBytes>()?.as_bytes())),
+            bytes => Some(bytes.cast::<PyBytes>()?.as_bytes().to_vec()),
         };
         let handle = |object: &Bound<'py, PyAny>, shape: Dims, scalar| Handle {
-            object: Arc::new(object.clone().unbind()),
-            dtype,
-            shape,
-            device,
-            scalar,
+            inner: Arc::new((object.clone().unbind(), TensorFacts { dtype, shape, device, scalar })),
         };
         let pieces = facts.get_item(4)?;
         if pieces.is_none() {
@@ -184,23 +165,6 @@ impl<'py> Objects<'py> {
 /// Numbers as a tuple.
 pub(super) fn tuple<'py>(py: Python<'py>, numbers: &[u64]) -> PyResult<Bound<'py, PyTuple>> {
     PyTuple::new(py, numbers)
-}
-
-/// A dict key.
-pub(super) fn key_from(key: &Bound<'_, PyAny>) -> PyResult<Key> {
-    match plain(key)? {
-        Some(value) => Ok(key_of(value)),
-        None => Err(invalid(key.py(), format!("a {} can not be a key of a state dict", key.get_type().qualname()?))),
-    }
-}
-
-/// The object of a dict key.
-pub(super) fn key_object<'py>(py: Python<'py>, key: &Key) -> PyResult<Bound<'py, PyAny>> {
-    Ok(match key {
-        Key::Str(text) => PyString::new(py, text).into_any(),
-        Key::Int(number) => PyInt::new(py, *number).into_any(),
-        Key::Other(value) => to_python(py, value)?,
-    })
 }
 
 /// Only whole tensors: what a live optimizer holds.

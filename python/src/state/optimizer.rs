@@ -10,18 +10,18 @@ use reshard::layout::{Dims, LocalRegion, Region};
 use reshard::state::{
     BoxCopy, CheckpointEntry, EntryFacts, FlatLoad, FlatLoadReport, FlatSlot, Identity, Inventory, LiveOptimizer, LoadTarget,
     OddSlots, OptimizerState, OptimizerTree, ParamGroup, ParamLayout, PhaseTimings, RawOptimizer, SlotFacts, SlotTensor,
-    adopt_layouts, combine, flatten_optimizer, full_optim_state, inventory, optim_state_to_load, plan_sharded_optimizer,
-    read_optimizer_state, set_optimizer_tree, sharded_optim_state,
+    adopt_layouts, broadcast_plan, combine, flatten_optimizer, full_optim_state, inventory, optim_state_to_load,
+    plan_sharded_optimizer, read_optimizer_state, set_optimizer_tree, sharded_optim_state,
 };
 use reshard::{KeyPath, Value};
 
 use super::errors::RaiseState;
 use super::model::StateModel;
-use super::objects::{Handle, Objects, code, key_object, tuple, value_of, whole, whole_dict};
+use super::objects::{Handle, Objects, code, tuple, value_of, whole, whole_dict};
 use super::options::{options_of, recipients_of};
 use crate::errors::invalid;
 use crate::leaves::dtype_of;
-use crate::tree::key_path;
+use crate::tree::{key_object, key_path};
 use crate::value::to_python;
 
 type Live = LiveOptimizer<Handle>;
@@ -306,6 +306,40 @@ pub(crate) fn full_slots<'py>(
         steps.append((name, slot, code(step.dtype), tuple(py, &step.shape)?, parts))?;
     }
     (steps, plan.values).into_pyobject(py)
+}
+
+/// Regions by key, each as offsets and sizes.
+type WantedRegions = Vec<(String, Vec<(Vec<u64>, Vec<u64>)>)>;
+
+/// Who gets what of the tensors that one rank has, one step for each tensor in the order offered: `(steps, missing)`, a
+/// step `(key, dtype, shape, parts)` with parts `(rank, offsets, sizes)`. `offered` are `(key, dtype, shape)`, `wanted` is
+/// every rank's `(key, regions)`.
+#[pyfunction]
+pub(crate) fn broadcast_steps<'py>(
+    py: Python<'py>,
+    owner: u64,
+    offered: Vec<(String, usize, Vec<u64>)>,
+    wanted: Vec<WantedRegions>,
+) -> PyResult<Bound<'py, PyTuple>> {
+    let offered = offered.into_iter().map(|(key, dtype, shape)| Ok((key, (dtype_of(py, dtype)?, Dims::from_vec(shape)))));
+    let offered = offered.collect::<PyResult<IndexMap<_, _>>>()?;
+    let mut by_key: IndexMap<String, Vec<(u64, Region)>> = IndexMap::new();
+    for (rank, wanted) in (0_u64..).zip(wanted) {
+        for (key, regions) in wanted {
+            let entry = by_key.entry(key).or_default();
+            for (offsets, sizes) in regions {
+                entry.push((rank, Region::new(&offsets, &sizes).map_err(|error| invalid(py, error.to_string()))?));
+            }
+        }
+    }
+    let (plan, missing) = broadcast_plan(owner, &offered, &by_key).or_raise_state(py)?;
+    let steps = PyList::empty(py);
+    for step in &plan.steps {
+        let parts: Vec<(u64, Vec<u64>, Vec<u64>)> =
+            step.to.iter().map(|part| (part.rank, part.region.offsets().to_vec(), part.region.sizes().to_vec())).collect();
+        steps.append((&step.key, code(step.dtype), tuple(py, &step.shape)?, parts))?;
+    }
+    (steps, missing).into_pyobject(py)
 }
 
 /// Key, path below the optimizer, dtype, and shape.

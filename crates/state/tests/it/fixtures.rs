@@ -132,6 +132,7 @@ fn flat_parameter(name: &str, json: &Json) -> FlatParameter {
         let aliases = json["shared"].as_array().unwrap().iter();
         let aliases = aliases.filter(|pair| pair[1].as_str() == Some(&fqn)).map(|pair| pair[0].as_str().unwrap().to_owned());
         FlatMember {
+            slice: None,
             shape: dims(&json["shapes"][index]),
             requires_grad: json["requires_grad"][index].as_bool().unwrap(),
             aliases: aliases.collect(),
@@ -358,6 +359,7 @@ fn hosted_state(state: OptimizerState<SlotTensor<Fx>>, rank: usize) -> Hosted {
             .into_iter()
             .map(|group| ParamGroup { params: group.params, options: dict(group.options) })
             .collect(),
+        ..Default::default()
     }
 }
 
@@ -541,6 +543,7 @@ fn optim_state_dict_to_load_makes_the_same_flat_slots() {
                     .iter()
                     .map(|group| ParamGroup { params: group.params.clone(), options: whole(&group.options) })
                     .collect(),
+                ..Default::default()
             };
             let sharded = hosted_state(case.state(rank), rank);
             for (field, given) in [("to_load", given), ("to_load_sharded", sharded)] {

@@ -63,7 +63,7 @@ fn loaded(load: &FlatLoad<Host>) -> RawOptimizer<Host> {
     };
     let state = load.state.iter().map(|(key, own)| (key.clone(), slots(own))).collect();
     let groups = load.param_groups.iter().map(|own| group(own.params.clone(), &[("lr", float(0.25))]));
-    RawOptimizer { state, param_groups: groups.collect() }
+    RawOptimizer { state, param_groups: groups.collect(), ..Default::default() }
 }
 
 fn sharded(raw: RawOptimizer<Host>, flat: FlatParameter) -> OptimizerState<SlotTensor<Host>> {
@@ -127,6 +127,45 @@ fn loading_and_reading_back_is_the_identity_for_every_strategy() {
             }
         }
     }
+}
+
+/// The flat parameter of one of two ranks of tensor parallelism: columns of one member, all of another, rows of the third.
+fn sliced(tensor_rank: u64, rank: u64, world: u64, orig: bool) -> FlatParameter {
+    let members = vec![
+        FlatMember::new("a.weight", &[3, 2]).slice_of(&[3, 4], &[0, 2 * tensor_rank]),
+        FlatMember::new("a.bias", &[3]),
+        FlatMember::new("b.weight", &[1, 2]).slice_of(&[2, 2], &[tensor_rank, 0]),
+    ];
+    let sharding = FlatSharding { strategy: ShardingStrategy::FullShard, rank, world };
+    FlatParameter::packed("_flat_param", DType::Float32, members, if orig { 4 } else { 0 }, sharding, orig).unwrap()
+}
+
+#[test]
+fn slices_by_tensor_parallelism_inside_of_flat_parameters_are_regions_of_the_whole() {
+    for (world, orig) in [1, 2, 3, 7].into_iter().flat_map(|world| [(world, false), (world, true)]) {
+        let ranks = (0..2).flat_map(|tensor_rank| (0..world).map(move |rank| (tensor_rank, rank)));
+        let states: Vec<_> = ranks
+            .map(|(tensor_rank, rank)| {
+                let flat = || sliced(tensor_rank, rank, world, orig);
+                let (load, _) = load(full_state(), flat(), LoadTarget::Ids).unwrap();
+                sharded(loaded(&load), flat())
+            })
+            .collect();
+        for (name, slots) in full_state().state {
+            for (slot, value) in slots {
+                let Tree::Tensor(SlotTensor::Whole(whole)) = value else { panic!() };
+                let parts: Vec<_> = states.iter().filter_map(|state| state.state.get(&name)?.get(&slot)?.as_tensor()).collect();
+                assert_eq!(assemble(&parts), whole, "{world} {orig} {name} {slot}");
+            }
+        }
+    }
+    let names = Names::of(&model(sliced(1, 0, 2, false))).unwrap();
+    assert_eq!(names.get("a.weight").unwrap().facts.as_ref().unwrap().shape.as_slice(), [3, 4]);
+    let layout = ParamLayout::flat_member(&sliced(1, 0, 1, false), 2).unwrap();
+    assert_eq!((layout.shape.as_slice(), layout.pieces[0].region.offsets()), ([2, 2].as_slice(), [1, 0].as_slice()));
+    let outside = vec![FlatMember::new("w", &[6, 2]).slice_of(&[6, 4], &[0, 3])];
+    let sharding = FlatSharding { strategy: ShardingStrategy::FullShard, rank: 0, world: 2 };
+    assert!(FlatParameter::packed("_flat_param", DType::Float32, outside, 0, sharding, false).is_err());
 }
 
 #[test]
@@ -216,6 +255,7 @@ fn slots_of_the_wrong_size_are_named_when_read() {
     let raw = RawOptimizer {
         state: [(Key::Int(0), Tree::dict_of([("exp_avg", tensor(Host::ramp(&[7], 0.0)))]))].into_iter().collect(),
         param_groups: vec![group(vec![Key::Int(0)], &[])],
+        ..Default::default()
     };
     let (names, flats) = (Names::of(&model).unwrap(), FlatModel::of(&model).unwrap());
     let error = sharded_optim_state(raw, &live(&[&[9]]), &names, &flats, &mut PhaseTimings::default()).unwrap_err();
@@ -229,6 +269,7 @@ fn an_optimizer_by_names_may_call_a_flat_parameter_by_its_own() {
     let raw = RawOptimizer {
         state: [(Key::from("_fsdp_wrapped_module._flat_param"), slots), (Key::from("mine"), float(1.0))].into_iter().collect(),
         param_groups: vec![group(vec![Key::from("_fsdp_wrapped_module._flat_param")], &[])],
+        ..Default::default()
     };
     let state = sharded(raw, rank);
     assert_eq!(state.state.keys().collect::<Vec<_>>(), ["a.weight", "a.bias", "b.weight"]);
@@ -259,6 +300,7 @@ fn ranks_must_agree_about_what_is_the_same_everywhere() {
         let raw = RawOptimizer {
             state: [(Key::Int(0), slots)].into_iter().collect(),
             param_groups: vec![group(vec![Key::Int(0)], &[])],
+            ..Default::default()
         };
         inventory(&sharded(raw, flat(0, 1, ShardingStrategy::NoShard, false)))
     };

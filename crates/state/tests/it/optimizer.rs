@@ -15,7 +15,11 @@ fn names() -> Names {
 }
 
 fn raw(state: &[(i64, Leaf)], groups: Vec<ParamGroup<Key, Host>>) -> RawOptimizer<Host> {
-    RawOptimizer { state: state.iter().map(|(id, slots)| (Key::Int(*id), slots.clone())).collect(), param_groups: groups }
+    RawOptimizer {
+        state: state.iter().map(|(id, slots)| (Key::Int(*id), slots.clone())).collect(),
+        param_groups: groups,
+        ..Default::default()
+    }
 }
 
 fn ids(ids: &[i64]) -> Vec<Key> {
@@ -148,6 +152,7 @@ fn ids_that_became_digits_are_ids_still() {
     let given = RawOptimizer {
         state: [(Key::from("1"), adam_slots(&[2], 0.0, 1.0))].into_iter().collect(),
         param_groups: vec![group(ids(&[0, 1]), &[])],
+        ..Default::default()
     };
     let read = read_optimizer_state(given, &[live(&[&[3, 1]])], &names()).unwrap();
     assert_eq!(read.state.keys().collect::<Vec<_>>(), ["a.weight"]);
@@ -177,6 +182,7 @@ fn user_defined_state_is_carried_through() {
         .into_iter()
         .collect(),
         param_groups: vec![group(ids(&[0]), &[])],
+        ..Default::default()
     };
     let optimizer = live(&[&[1]]);
     let state = by_names(given.clone(), &optimizer, &names).unwrap();
@@ -204,8 +210,95 @@ fn nested_slots_with_keys_that_are_no_strings_survive_both_forms() {
     assert!(flat.contains_key("param_groups.a.weight.lr"));
     let (back, left) = unflatten_optimizer(&flat, &[optimizer], &names).unwrap();
     assert_eq!(left, FlatLeftovers::default());
-    let typed = back.into_tree().with_key_types_of(&state.clone().into_tree());
-    assert!(same(&typed, &state.into_tree()));
+    assert!(same(&back.into_tree(), &state.clone().into_tree()));
+    assert!(same(&unflatten_optimizer_alone(&flat).unwrap().into_tree(), &state.into_tree()));
+}
+
+#[test]
+fn keys_of_every_kind_come_back_as_they_were() {
+    let pair = Key::Other(Value::Tuple(vec![Value::Int(0_i64.into()), Value::Int(1_i64.into())]));
+    let keys = [
+        Key::Int(-3),
+        Key::from("7"),
+        pair,
+        Key::Other(Value::Float(1.5)),
+        Key::Int(1),
+        Key::from("1.5.2"),
+        Key::Other(Value::None),
+        Key::Other(Value::Bool(true)),
+        Key::from("with.a.dot"),
+        Key::from(""),
+    ];
+    let nested: Dict<Host> = keys.iter().zip(0..).map(|(key, n)| (key.clone(), Tree::dict_of([("x", int(n))]))).collect();
+    let slots: Dict<Host> = [(Key::from("blocks"), Tree::Dict(nested))].into_iter().collect();
+    let state = OptimizerState {
+        state: [("a.weight".to_owned(), slots)].into_iter().collect(),
+        param_groups: vec![group(vec!["a.weight".to_owned()], &[("lr", float(0.1))])],
+        ..Default::default()
+    };
+    let flat = flatten_optimizer(&state).unwrap();
+    let (back, left) = unflatten_optimizer(&flat, &[live(&[&[1]])], &names()).unwrap();
+    assert_eq!(left, FlatLeftovers::default());
+    assert!(same(&back.into_tree(), &state.clone().into_tree()));
+
+    // Through the nested form's paths, which know text only.
+    let tree = state.into_tree();
+    let Tree::Dict(root) = tree.clone() else { panic!("not a dict") };
+    let types = KeyTypes::of(&root);
+    let types = KeyTypes::from_value(&types.to_value()).unwrap();
+    let text = unflatten(flatten(root).unwrap()).unwrap();
+    assert!(!same(&Tree::Dict(text.clone()), &tree));
+    assert!(same(&Tree::Dict(types.restore(text)), &tree));
+    assert!(KeyTypes::from_value(&Value::Int(1_i64.into())).is_none());
+}
+
+#[test]
+fn nested_user_defined_state_survives_the_flattened_form() {
+    let names = names();
+    let optimizer = live(&[&[1]]);
+    let own = Tree::dict_of([("scale", float(8.0)), ("history", Tree::dict_of([(Key::Int(4), int(1))]))]);
+    let mut given = raw(&[(0, adam_slots(&[2], 0.0, 1.0))], vec![group(ids(&[0]), &[("lr", float(0.1))])]);
+    given.state.insert(Key::from("scaler"), own.clone());
+    given.state.insert(Key::Int(-1), int(5));
+    let state = by_names(given, &optimizer, &names).unwrap();
+    let mut flat = flatten_optimizer(&state).unwrap();
+    // Another stage of a pipeline: its slots are nobody's here, and no user's own either.
+    flat.insert("state.stage_1.weight.step".into(), float(1.0));
+    flat.insert("param_groups.stage_1.weight.lr".into(), float(0.1));
+    let (back, left) = unflatten_optimizer(&flat, &[optimizer], &names).unwrap();
+    assert_eq!(left.unexpected, ["state.stage_1.weight.step", "param_groups.stage_1.weight.lr"]);
+    assert!(same(&back.user_state[&Key::from("scaler")], &own));
+    assert!(same(&back.into_tree(), &state.into_tree()));
+}
+
+#[test]
+fn every_optimizer_gets_its_own_user_defined_state_back() {
+    let names = names();
+    let (first, second) = (live(&[&[1, 2]]), live(&[&[3], &[4]]));
+    let make = |members: &[&[i64]], scale: f64| {
+        let groups = members.iter().map(|members| group(ids(members), &[("lr", float(0.1))])).collect();
+        let mut raw = raw(&[(0, adam_slots(&[2], 0.0, 1.0))], groups);
+        raw.state.insert(Key::from("scaler"), Tree::dict_of([("scale", float(scale))]));
+        raw
+    };
+    let (one, two) = (make(&[&[0, 1]], 2.0), make(&[&[0], &[1]], 4.0));
+    let parts = vec![by_names(one, &first, &names).unwrap(), by_names(two, &second, &names).unwrap()];
+    let combined = combine(parts).unwrap();
+    let optimizers = [second, first];
+    let nested = RawOptimizer::from_tree(combined.clone().into_tree()).unwrap();
+    let nested = OptimizerState::from_named(nested, &names).unwrap();
+    let (flat, left) = unflatten_optimizer(&flatten_optimizer(&combined).unwrap(), &optimizers, &names).unwrap();
+    assert_eq!(left, FlatLeftovers::default());
+    for given in [combined.clone(), nested, flat] {
+        let (loads, _) = set_optimizer_state(given, &optimizers, &names, &Default::default()).unwrap();
+        let scales: Vec<_> = loads.iter().map(|load| load.user_state[&Key::from("scaler")].clone()).collect();
+        assert!(same(&scales[0], &Tree::dict_of([("scale", float(4.0))])));
+        assert!(same(&scales[1], &Tree::dict_of([("scale", float(2.0))])));
+    }
+    let strict = StateDictOptions::default();
+    let (loads, report) = set_optimizer_state(combined, &optimizers[..1], &names, &strict).unwrap();
+    assert_eq!(loads.len(), 1);
+    assert!(report.unexpected.contains(&"user_state.a.weight".to_owned()), "{:?}", report.unexpected);
 }
 
 #[test]
@@ -224,13 +317,14 @@ fn members_that_disagree_in_the_flattened_form_are_named() {
 fn what_the_flattened_form_has_too_much_or_too_little_is_reported() {
     let flat: FlatOptimizer<Host> = [
         ("state.gone.weight.step".to_owned(), float(1.0)),
+        ("param_groups.gone.weight.lr".to_owned(), float(0.1)),
         ("state.scale".to_owned(), float(2.0)),
         ("param_groups.a.weight.lr".to_owned(), float(0.1)),
     ]
     .into_iter()
     .collect();
     let (state, left) = unflatten_optimizer(&flat, &[live(&[&[1, 2]])], &names()).unwrap();
-    assert_eq!(left.unexpected, ["state.gone.weight.step"]);
+    assert_eq!(left.unexpected, ["state.gone.weight.step", "param_groups.gone.weight.lr"]);
     assert_eq!(left.missing, ["a.bias"]);
     assert!(state.user_state.contains_key(&Key::from("scale")));
 }

@@ -125,8 +125,7 @@ proptest! {
                     let params = (pair[0]..pair[1]).map(|id| Key::Int(id as i64)).collect();
                     group(params, &[("lr", float(index as f64))])
                 })
-                .collect(),
-        };
+                .collect(), ..Default::default() };
         let named = by_names(raw.clone(), &optimizer, &names).unwrap();
         prop_assert_eq!(named.state.len(), with_state.iter().filter(|with| **with).count());
         let back = by_ids(named.clone(), &optimizer, &names).unwrap();
@@ -180,8 +179,7 @@ proptest! {
                     })
                     .collect(),
                 user_state: Dict::new(),
-                param_groups: vec![],
-            };
+                param_groups: vec![], ..Default::default() };
             let options = StateDictOptions::default();
             let live = [live];
             // A slot of one element is a scalar by every rule unless its parameter has one element too.
@@ -195,8 +193,7 @@ proptest! {
                         (key.clone(), Tree::Dict(slots.iter().map(|(slot, how)| (slot.clone(), made(how))).collect()))
                     })
                     .collect(),
-                param_groups: vec![],
-            };
+                param_groups: vec![], ..Default::default() };
             states.push(sharded_optim_state(raw, &live[0], &names, &flats, &mut PhaseTimings::default()).unwrap());
         }
         for (member, slot) in members.iter().zip(&slots) {

@@ -27,6 +27,7 @@ fn raw(state: &[(i64, Leaf)], groups: &[&[i64]]) -> RawOptimizer<Host> {
             .iter()
             .map(|ids| group(ids.iter().map(|id| Key::Int(*id)).collect(), &[("lr", float(0.1))]))
             .collect(),
+        ..Default::default()
     }
 }
 
@@ -153,6 +154,7 @@ fn t09_shared_parameters_load_by_any_of_their_names_in_both_forms() {
             state: [(alias.to_owned(), slots)].into_iter().collect(),
             user_state: Dict::new(),
             param_groups: vec![group(vec![alias.to_owned()], &[("lr", float(0.1))])],
+            ..Default::default()
         };
         let flat = flatten_optimizer(&state).unwrap();
         let (back, report) = load(state, &live, &names);
@@ -365,6 +367,7 @@ fn t23_frozen_and_trained_members_share_a_flat_parameter_and_empty_parts_have_sl
             state: [("v".to_owned(), slots)].into_iter().collect(),
             user_state: Dict::new(),
             param_groups: vec![],
+            ..Default::default()
         };
         let live = [live(&[&[1, 2]])];
         let options = StateDictOptions::default();
@@ -478,6 +481,7 @@ fn t34_an_optimizer_by_names_loads_before_it_has_state() {
         state: [("a.weight".to_owned(), slots)].into_iter().collect(),
         user_state: Dict::new(),
         param_groups: vec![ParamGroup { params: vec!["a.weight".to_owned()], options: Dict::new() }],
+        ..Default::default()
     };
     let flats = FlatModel::of(&model()).unwrap();
     let options = StateDictOptions::default();

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ... import _reshard
-from .._describe import CODES
+from .._describe import CODES, _placement
 from ._errors import InvalidInput, StateError
 
 FLAT_PARAM = "_flat_param"
@@ -97,6 +97,8 @@ class LiveModel:
         self.extra: dict[str, nn.Module] = {}
         #: Original parameters behind which a flat one is: their own shape is that of this rank's part.
         self._managed: set[int] = set()
+        #: Whether members of flat parameters are slices by tensor parallelism.
+        self.sliced = False
         self._handles: dict[int, Any] = {}
         for module in model.modules():
             handle = _handle_of(module)
@@ -123,7 +125,7 @@ class LiveModel:
 
     def process_group(self) -> Any:
         """The ranks that hold the model together: all of them, unless FSDP was given fewer."""
-        if not dist.is_initialized():
+        if not dist.is_initialized() or self.sliced:
             return None
         for flat in self.flats.values():
             strategy = flat.handle._sharding_strategy.name
@@ -195,17 +197,17 @@ class LiveModel:
             fqn = param._fqns[index]
             if not param._contiguities[index]:
                 raise StateError(f"{fqn!r} is not contiguous in its flat parameter; reshard cannot cut it into regions", keys=[fqn])
-            if param._param_extensions[index] is not None:
-                raise StateError(
-                    f"{fqn!r} is a DTensor inside of a flat parameter; use fully_shard with tensor parallelism", keys=[fqn]
-                )
+            shape = tuple(param._shapes[index])
+            extension = param._param_extensions[index]
+            slice_ = _slice_of(fqn, extension, shape) if extension is not None else None
             trained = param._params[index].requires_grad if param._params is not None else param.requires_grad
             aliases = [
                 f"{other.module_name}.{other.param_name}" if other.module_name else other.param_name
                 for other in shared
                 if other.prim_module is info.module and other.prim_param_name == info.param_name
             ]
-            members.append((fqn, tuple(param._shapes[index]), trained, aliases))
+            members.append((fqn, shape, trained, aliases, slice_))
+            self.sliced = self.sliced or slice_ is not None
         extents: list[tuple[int | None, int]] = []
         count = 0
         for numel, padding in zip(param._numels_with_padding, param._is_padding_mask):
@@ -291,6 +293,22 @@ def _facts(tensor: torch.Tensor) -> tuple[int | None, tuple[int, ...]]:
     if nn.parameter.is_lazy(tensor):
         return None, ()
     return CODES.get(tensor.dtype), tuple(tensor.shape)
+
+
+def _slice_of(name: str, extension: Any, shape: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """The shape of a parameter of which tensor parallelism leaves this rank one slice, and where the slice begins. FSDP keeps
+    how the DTensor was placed beside the flat parameter."""
+    mesh, placements = getattr(extension, "mesh", None), getattr(extension, "placements", None)
+    if mesh is None or placements is None:
+        raise StateError(f"{name!r} is in a flat parameter by an extension ({type(extension).__name__}) that reshard does not know", keys=[name])
+    whole = tuple(extension.shape)
+    wanted = [_placement(name, placement, len(whole)) for placement in placements]
+    regions = _reshard.local_regions(list(mesh.mesh.shape), mesh.mesh.flatten().tolist(), wanted, list(whole), dist.get_rank())
+    if 0 in shape:
+        return list(whole), [0] * len(whole)
+    if len(regions) != 1 or tuple(regions[0][1]) != shape:
+        raise StateError(f"{name!r} is cut by tensor parallelism into more than one part for a rank, inside of a flat parameter", keys=[name])
+    return list(whole), list(regions[0][0])
 
 
 def check_model(model: Any) -> nn.Module:
