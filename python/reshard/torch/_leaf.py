@@ -70,6 +70,20 @@ class ShardView:
         """The number of elements of the whole tensor."""
         return self.shape.numel()
 
+    def __reduce__(self) -> Any:
+        # A pickle would hold this rank's part only, and PyTorch's save keeps one rank's pickle of every key.
+        raise TypeError(
+            "a ShardView is one rank's part of a tensor and cannot be pickled: save it with reshard.torch.save, or get the state "
+            "with as_torch=True for PyTorch's own save"
+        )
+
+    def __copy__(self) -> ShardView:
+        return ShardView(self.dtype, self.shape, self.pieces, self.requires_grad)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ShardView:
+        pieces = [(offsets, tensor.detach().clone()) for offsets, tensor in self.pieces]
+        return ShardView(self.dtype, self.shape, pieces, self.requires_grad)
+
     def __repr__(self) -> str:
         regions = ", ".join(
             "[" + ", ".join(f"{o}:{o + s}" for o, s in zip(offsets, tensor.shape)) + "]" for offsets, tensor in self.pieces
