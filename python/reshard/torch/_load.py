@@ -15,7 +15,7 @@ from .._reports import LoadReport
 from ._describe import Description, flatten, is_stateful, mutable, put
 from ._group import DEFAULT_TIMEOUT, group_for
 from ._save import StrPath, chosen_place, run_together
-from .state._template import expand
+from .state._expand import expand
 
 Rename = Mapping[str, str | None] | Callable[[str], str | None]
 
@@ -113,6 +113,20 @@ def load(
         elif state[key] is not value:
             state[key] = value
     return LoadReport(report)
+
+
+def into(state: dict[Any, Any], checkpoint: Any, place: str, allow_pickle: bool, verify: str) -> None:
+    """Loads a state that was made from the checkpoint itself, on this rank alone."""
+    description = Description(loading=True)
+    flatten(state, description, checkpoint)
+    options = {"strict": True, "verify": verify, "ignore_unexpected": True}
+    trusted = None if allow_pickle else _trusted_classes()
+    values, _ = _reshard.load(
+        checkpoint, description.leaves, description.owners, None, options, _reshard.Control(), None, trusted
+    )
+    description.copy_back()
+    for key, found in values.items():
+        _put(description, key, _value(key, place, found, allow_pickle))
 
 
 def _renames(rename: Rename, description: Description) -> dict[str, str | None]:

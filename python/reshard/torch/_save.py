@@ -13,6 +13,7 @@ from .._progress import Progress
 from .._reports import SaveReport
 from ._describe import Description, flatten, is_stateful, pickled
 from ._group import DEFAULT_TIMEOUT, Group, described_failure, group_for
+from .state._saved import has_unplaced, saved_form
 
 StrPath = str | os.PathLike[str]
 
@@ -27,10 +28,13 @@ def chosen_place(place: StrPath | None, checkpoint_id: StrPath | None) -> str:
     return os.fspath(given)
 
 
-def _described(state: Mapping[str, Any]) -> Description:
+def _described(state: Mapping[str, Any], options: dict[str, Any]) -> Description:
     if not isinstance(state, Mapping):
         raise InvalidInput(f"the state to save is a {type(state).__name__}, not a dict")
     plain = {key: value.state_dict() if is_stateful(value) else value for key, value in state.items()}
+    # Options of one save, which all ranks choose alike: their optimizers are of one kind.
+    options["check_replicas"] = options["check_replicas"] or has_unplaced(plain)
+    plain = saved_form(plain)
     description = Description(loading=False)
     flatten(plain, description)
     # Values may be references into the containers just made; they are converted before the caller goes on.
@@ -85,7 +89,7 @@ def save(
     with Progress(control, "saving", enabled=progress, rank=group.rank if group else 0):
         report = run_together(
             group,
-            lambda: _described(state),
+            lambda: _described(state, options),
             lambda description, failure: _reshard.save(
                 where,
                 description.leaves,
@@ -244,7 +248,7 @@ class AsyncSaver:
         control = _reshard.Control()
         inner = run_together(
             group,
-            lambda: _described(state),
+            lambda: _described(state, options),
             lambda description, failure: self._inner.save(
                 where,
                 description.leaves,

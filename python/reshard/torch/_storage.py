@@ -33,7 +33,8 @@ from torch.futures import Future
 from .. import _reshard
 from .._errors import InvalidInput, UntrustedPickle
 from ._describe import CODES, PIECES, Description, pickled
-from ._load import _trusted_classes
+from ._load import _trusted_classes, into
+from .state._expand import complete, lacking
 
 StrPath = str | os.PathLike[str]
 
@@ -353,13 +354,25 @@ class StorageReader(storage.StorageReader):
         _reshard.load(checkpoint, description.leaves, description.owners, None, options, _reshard.Control())
         description.copy_back()
         for item, target in targets:
+            # The engine writes behind PyTorch's back; whoever watches the memory is to see it.
+            torch.autograd.graph.increment_version(target)
             planner.commit_tensor(item, target)
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
                 planner.load_bytes(item, io.BytesIO(self._value(checkpoint, item.storage_index.fqn)))
+        self._load_slots(checkpoint, planner)
         future: Future[None] = Future()
         future.set_result(None)
         return future
+
+    def _load_slots(self, checkpoint: _reshard.Checkpoint, planner: LoadPlanner) -> None:
+        """Slots of optimizers that the checkpoint has and the state dict does not list: an optimizer that has not run can not
+        list all of them, and planners plan only what is listed."""
+        state = getattr(planner, "original_state_dict", None)
+        extra = lacking(state, checkpoint) if isinstance(state, dict) else {}
+        if extra:
+            into(extra, checkpoint, self.path, self.allow_pickle, self.verify)
+            complete(state, extra)
 
     def _value(self, checkpoint: _reshard.Checkpoint, key: str) -> bytes:
         """The record of a value. The planner will unpickle it, so it must be plain, or trusted."""

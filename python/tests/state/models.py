@@ -120,6 +120,10 @@ def make(layout, variant="", seed=7, hidden=10, n=6):
             extra = {"sharding_strategy": ShardingStrategy.NO_SHARD}
         if "grad_op" in layout:
             extra = {"sharding_strategy": ShardingStrategy.SHARD_GRAD_OP}
+        if "tp" in layout:
+            both = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("dp", "tp"))
+            tensor_parallel(net, both["tp"])
+            extra = {"device_mesh": both["dp"]}
         common = dict(device_id=torch.device("cpu"), use_orig_params="orig" in layout, **extra)
         if "ac" in layout.split("_"):
             net.second = checkpoint_wrapper(net.second)
@@ -132,8 +136,7 @@ def make(layout, variant="", seed=7, hidden=10, n=6):
         mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("rep", "shard"))
     elif layout == "tp_fsdp2":
         both = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "tp"))
-        plan = {f"{block}.{name}": style() for block in ("first", "second") for name, style in (("up", ColwiseParallel), ("down", RowwiseParallel))}
-        parallelize_module(net, both["tp"], plan)
+        tensor_parallel(net, both["tp"])
         mesh = both["dp"]
     else:
         mesh = init_device_mesh("cpu", (world,))
@@ -141,6 +144,11 @@ def make(layout, variant="", seed=7, hidden=10, n=6):
         fully_shard(block, mesh=mesh)
     fully_shard(net, mesh=mesh)
     return net
+
+
+def tensor_parallel(net, mesh):
+    plan = {f"{block}.{name}": style() for block in ("first", "second") for name, style in (("up", ColwiseParallel), ("down", RowwiseParallel))}
+    parallelize_module(net, mesh, plan)
 
 
 def optimizer(model, kind="adamw"):

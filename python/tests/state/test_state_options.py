@@ -447,4 +447,4 @@ def test_nested_slots_and_state_of_no_parameter(place):
     rt.load(target, place)
     rt.set_optimizer_state_dict(model, second, target["optim"])
     found = second.state[model.weight]
-    assert torch.equal(found["factors"]["0"], optim.state[model.weight]["factors"][0]) and found["note"] == "x"
+    assert torch.equal(found["factors"][0], optim.state[model.weight]["factors"][0]) and found["note"] == "x"

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ._errors import StateError
 from ._model import LiveModel
 from ._pieces import FlatView
 from ._stream import Ranks, gather_tree, leaves_of
@@ -20,7 +21,13 @@ def as_torch_tree(live: LiveModel, state: dict[Any, Any]) -> None:
     """Replaces every view of a flat parameter or of a slot in its layout, in place."""
     if not live.has_flats:
         return
-    tree = {"state": state["state"]} if "state" in state and "param_groups" in state else state
+    if live.sliced:
+        raise StateError(
+            "as_torch=True is not for FSDP1 over tensor parallelism: a part of a flat parameter inside of a slice is no "
+            "DTensor on one mesh. Save and load without it, by reshard.torch, or shard with fully_shard."
+        )
+    nested = "state" in state and "param_groups" in state
+    tree = {key: value for key, value in state.items() if key != "param_groups"} if nested else state
     whole = {path for path, value in leaves_of(tree) if not isinstance(value, FlatView)}
     chunk = _chunker(live)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,13 +14,14 @@ from torch.nn.modules.module import _IncompatibleKeys
 from .._describe import CODES
 from .._leaf import ShardView
 from ._as_torch import as_torch_tree
-from ._errors import InvalidInput, StateError
+from ._await import add_slots_to_come, check_loaded, wait_for, without_waiting
+from ._errors import InvalidInput, StateError, StateMismatch
 from ._model import FLAT_PARAM, LiveModel, check_model
 from ._optimizer import Optimizers, as_tuple, fill, give, member_view, plan, read, slots_of
 from ._options import StateDictOptions, options_from
-from ._pieces import DTYPES, is_tensor
+from ._pieces import is_sharded, is_tensor, pieces_of
 from ._set_model import set_model
-from ._stream import Ranks, broadcast, gather_tree, leaves_of
+from ._stream import Ranks, Wanted, distribute, gather_tree, leaves_of
 from ._template import OptimizerStateDict
 
 
@@ -55,8 +56,10 @@ def get_optimizer_state_dict(
 ) -> dict[str, Any]:
     """The state of the optimizers over a model, by canonical names.
 
-    The optimizers are not touched: one that has not run has no state, and the result says so. When a checkpoint is loaded
-    into the result by :func:`reshard.torch.load`, the checkpoint's own slots are taken over, laid out as the parameters are.
+    The optimizers are not touched. One that has not run has no state; the result lists the slots that it will have, where it
+    is one of ``torch.optim``'s own, as places for a checkpoint. They count once something has been loaded into them. When a
+    checkpoint is loaded by :func:`reshard.torch.load` or through :class:`reshard.torch.StorageReader`, the checkpoint's own slots
+    are taken over, whatever the optimizer, laid out as the parameters are.
     """
     options = options_from(options)
     live = LiveModel(check_model(model), options.dsd_fqn_modifiers)
@@ -106,7 +109,7 @@ def set_optimizer_state_dict(
     options: StateDictOptions | None = None,
 ) -> None:
     """Sets the state of optimizers. A parameter without state in the given dict has none afterwards; groups are matched by their
-    members. Slots that exist are written in place."""
+    members. Slots that exist are written in place; memory that a load has made for slots becomes the optimizer's own."""
     options = options_from(options)
     live = LiveModel(check_model(model), options.dsd_fqn_modifiers)
     given = as_tuple(optimizers)
@@ -181,9 +184,18 @@ def _added_by_hooks(live: LiveModel, values: dict[str, Any], names: list[str], o
 @torch.no_grad()
 def _get_optimizer(live: LiveModel, optimizers: Any, options: StateDictOptions, as_torch: bool) -> dict[str, Any]:
     state, _ = read(live, optimizers, options)
+    awaited = add_slots_to_come(state, live, optimizers, options.flatten_optimizer_state_dict)
     if as_torch and not options.full_state_dict:
         as_torch_tree(live, state)
-    return _delivered(live, state, options)
+    delivered = _delivered(live, state, options)
+    if delivered and not isinstance(delivered, OptimizerStateDict):
+        delivered = OptimizerStateDict(delivered)
+        delivered.slots = state.slots.whole() if state.slots is not None else None
+    if isinstance(delivered, OptimizerStateDict):
+        delivered.unknown = state.unknown
+        delivered.watch()
+    wait_for(delivered, awaited)
+    return delivered
 
 
 def _delivered(live: LiveModel, state: dict[str, Any], options: StateDictOptions) -> dict[str, Any]:
@@ -198,7 +210,7 @@ def _delivered(live: LiveModel, state: dict[str, Any], options: StateDictOptions
         receivers = [0]
     nested = "state" in state and "param_groups" in state
     groups = state["param_groups"] if nested else None
-    tree = {"state": state["state"]} if nested else state
+    tree = _below_groups(state) if nested else state
     full: dict[str, Any] = {"state": {}} if nested else {}
 
     def receive(path: tuple[Any, ...], value: Any) -> None:
@@ -260,14 +272,27 @@ def _set_model(live: LiveModel, given: dict[str, Any], options: StateDictOptions
             return _IncompatibleKeys([], [])
         return set_model(live, {key: (_facts(value), value) for key, value in given.items()}, options, None)
     ranks = Ranks(live.process_group())
-    told = ranks.hear(0, [(key, _facts(value), None if is_tensor(value) else value) for key, value in given.items()])
-    offered = {key: (facts, given.get(key) if ranks.rank == 0 else value) for key, facts, value in told}
+    told = _announced(ranks, [(key, _facts(value), None if is_tensor(value) else value) for key, value in given.items()], given)
+    offered = {key: (facts, value) for key, facts, value in told}
+    tensors = [(key, *facts) for key, facts, _ in told if facts is not None]
 
-    def receive(key: str, facts: tuple[int, tuple[int, ...]], value: Any, device: torch.device) -> torch.Tensor:
-        own = value if ranks.rank == 0 else None
-        return broadcast(ranks, 0, own, DTYPES[facts[0]], facts[1], device)
+    def receive(wanted: dict[str, Wanted], problem: Exception | None) -> Iterator[tuple[str, Any]]:
+        return distribute(ranks, 0, tensors, given.__getitem__, wanted, problem)
 
     return set_model(live, offered, options, receive)
+
+
+def _announced(ranks: Ranks, message: Any, leaves: Mapping[Any, Any]) -> Any:
+    """Rank 0's message about the leaves that it distributes. It has to have them whole; if not, all ranks hear of it."""
+    sharded = [str(key) for key, value in leaves.items() if is_sharded(value)] if ranks.rank == 0 else []
+    sharded, message = ranks.hear(0, (sharded, message))
+    if sharded:
+        raise StateMismatch(
+            f"rank 0 can only distribute tensors that it has whole, and {len(sharded)} are sharded: {', '.join(sharded[:5])}",
+            keys=sharded,
+            hint="get the state with full_state_dict=True, or set it without broadcast_from_rank0",
+        )
+    return message
 
 
 def _facts(value: Any) -> tuple[int, tuple[int, ...]] | None:
@@ -279,6 +304,8 @@ def _facts(value: Any) -> tuple[int, tuple[int, ...]] | None:
 
 @torch.no_grad()
 def _set_optimizer(live: LiveModel, optimizers: Any, given: Mapping[Any, Any], options: StateDictOptions) -> None:
+    check_loaded(given)
+    given = without_waiting(given)
     if options.broadcast_from_rank0:
         given = _received(live, optimizers, given)
     elif not given:
@@ -291,33 +318,44 @@ def _set_optimizer(live: LiveModel, optimizers: Any, given: Mapping[Any, Any], o
 
 
 def _received(live: LiveModel, optimizers: Any, given: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Rank 0's state on every rank, in the layout of the parameters: tensors arrive one by one, and only this rank's part
-    of each is kept."""
+    """Rank 0's state on every rank, in the layout of the parameters: tensors arrive one by one, and each rank gets its own
+    part of them."""
     ranks = Ranks(live.process_group())
-    nested = "state" in given and "param_groups" in given
-    own = list(leaves_of({"state": given["state"]} if nested else given)) if ranks.rank == 0 else []
+    own = list(leaves_of(_below_groups(given))) if ranks.rank == 0 else []
     header = [(path, _facts(value) if _large(value) else None, None if _large(value) else value) for path, value in own]
-    groups = given["param_groups"] if nested else None
-    header, groups = ranks.hear(0, (header, groups))
-    slots = slots_of(live, optimizers)
-    entries = [(tuple(map(str, path)), facts[0], facts[1]) for path, facts, _ in header if facts is not None]
-    made = {path: leaf for path, leaf in leaves_of(slots.tree(entries, {}, known_only=False))}
-    values = dict(own)
+    values = {_text(path): value for path, value in own}
+    header, groups = _announced(ranks, (header, given.get("param_groups")), values)
+    problem: Exception | None = None
+    made: dict[str, Any] = {}
+    try:
+        entries = [(tuple(map(str, path)), facts[0], facts[1]) for path, facts, _ in header if facts is not None]
+        tree = slots_of(live, optimizers).tree(entries, {})
+        made = {_text(path): leaf for path, leaf in leaves_of(tree)}
+    except Exception as error:
+        problem = error
+    wanted = {key: ([(offsets, tuple(t.shape)) for offsets, t in pieces_of(key, leaf)], _device(leaf)) for key, leaf in made.items()}
+    tensors = [(_text(path), *facts) for path, facts, _ in header if facts is not None]
+    for key, value in distribute(ranks, 0, tensors, values.__getitem__, wanted, problem):
+        fill(key, made[key], value)
     result: dict[Any, Any] = {}
     for path, facts, value in header:
-        if facts is not None:
-            target = made[tuple(map(str, path))]
-            whole = broadcast(ranks, 0, values.get(path), DTYPES[facts[0]], facts[1], _device(target))
-            fill(".".join(map(str, path)), target, whole)
-            value = target
         at = result
         for key in path[:-1]:
             at = at.setdefault(key, {})
-        at[path[-1]] = value
+        at[path[-1]] = value if facts is None else made[_text(path)]
     if groups is not None:
         result.setdefault("state", {})
         result["param_groups"] = groups
     return result
+
+
+def _text(path: Sequence[Any]) -> str:
+    return ".".join(map(str, path))
+
+
+def _below_groups(state: Mapping[Any, Any]) -> dict[Any, Any]:
+    """An optimizer's state without its groups."""
+    return {key: value for key, value in state.items() if key != "param_groups"}
 
 
 def _large(value: Any) -> bool:

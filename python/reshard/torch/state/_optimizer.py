@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -28,14 +29,26 @@ from ._pieces import (
     regions_of,
 )
 from ._stream import full_tensor
-from ._template import OptimizerStateDict, Slots, fresh_base, is_fresh
+from ._template import OptimizerStateDict, Slots, fresh_base, is_fresh, taken
 
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer]
 
 
 def as_tuple(optimizers: Any) -> tuple[torch.optim.Optimizer, ...]:
-    """The optimizers, given alone or together."""
-    return (optimizers,) if isinstance(optimizers, torch.optim.Optimizer) else tuple(optimizers or ())
+    """The optimizers, given alone or together. Of one that only gives names to another's parameters, the other."""
+    given = (optimizers,) if isinstance(optimizers, torch.optim.Optimizer) else tuple(optimizers or ())
+    # Whoever has one has imported its module, which takes a while.
+    module = sys.modules.get("torch.distributed.optim.named_optimizer")
+    named: Any = getattr(module, "_NamedOptimizer", ())
+    return tuple(o._optimizer if isinstance(o, named) else o for o in given)
+
+
+def goes_by_names(optimizer: Any) -> bool:
+    """Whether an optimizer's own state dict has names where others have numbers, as torchrec's ``KeyedOptimizer`` does."""
+    own = type(optimizer).state_dict
+    if own is torch.optim.Optimizer.state_dict:
+        return False
+    return any(isinstance(param, str) for group in own(optimizer)["param_groups"] for param in group["params"])
 
 
 def live_groups(optimizer: Any) -> list[tuple[list[int], dict[str, Any]]]:
@@ -63,7 +76,31 @@ def read(
     if live.has_flats:
         _own_scalars(result)
     result.slots = slots_of(live, optimizers)
+    result.unplaced = _unplaced(optimizers)
     return result, seconds
+
+
+def _unplaced(optimizers: Sequence[Any]) -> tuple[str, ...]:
+    """Names of slots of sharded parameters that are neither as their parameter nor as this rank's part of it: scales of
+    blocks, preconditioners. They look like replicas, and may be a rank's own."""
+    found: dict[str, None] = {}
+    for optimizer in optimizers:
+        for param, slots in optimizer.state.items():
+            flat = hasattr(param, "_local_shard")
+            if not isinstance(slots, Mapping) or not (flat or isinstance(param, DTensor) and any(p.is_shard() for p in param.placements)):
+                continue
+            part = None if flat else local_of(param).shape
+            found.update(dict.fromkeys(str(slot) for slot, value in slots.items() if _is_unplaced(value, part)))
+    return tuple(found)
+
+
+def _is_unplaced(value: Any, part: torch.Size | None) -> bool:
+    if isinstance(value, Mapping):
+        return any(_is_unplaced(below, torch.Size((-1,))) for below in value.values())
+    if isinstance(value, (list, tuple)):
+        return any(_is_unplaced(below, torch.Size((-1,))) for below in value)
+    # The slots of a flat parameter itself are as large as it is, or refused.
+    return isinstance(value, torch.Tensor) and not is_sharded(value) and value.dim() > 0 and part is not None and value.shape != part
 
 
 class _Views:
@@ -152,13 +189,14 @@ def member_view(live: LiveModel, flat: Any) -> FlatView:
 def plan(
     live: LiveModel, optimizers: Sequence[Any], given: Mapping[Any, Any], options: StateDictOptions, by_names: bool = False
 ) -> tuple[list[Any], dict[str, Any]]:
-    """What each optimizer loads, and how the given state met them."""
+    """What each optimizer loads, by its own numbers or by names, and how the given state met them."""
     if live.has_flats:
         given = _without_foreign(live, given)
-    loads, report = _reshard.optimizer_to_load(
-        live.inner, dict(given), [live_groups(o) for o in optimizers], describe, _Views(live).make, by_names, options
-    )
-    return loads, report
+    named = [by_names or goes_by_names(optimizer) for optimizer in optimizers]
+    groups = [live_groups(o) for o in optimizers]
+    made = _Views(live).make
+    plans = {by: _reshard.optimizer_to_load(live.inner, dict(given), groups, describe, made, by, options) for by in sorted(set(named))}
+    return [plans[by][0][index] for index, by in enumerate(named)], next(iter(plans.values()))[1]
 
 
 def _without_foreign(live: LiveModel, tree: Any) -> Any:
@@ -237,7 +275,7 @@ class Applied:
                 return now
         if like is not None:
             if isinstance(value, DTensor) and same_layout(value, like):
-                return value if is_fresh(value) else value.detach().clone()
+                return taken(value) if is_fresh(value) else value.detach().clone()
             target = _like(like, value.dtype)
             fill(slot, target, value)
             return target
@@ -248,7 +286,7 @@ class Applied:
             whole = torch.empty(shape, dtype=value.dtype, device=device)
             fill(slot, whole, value)
             return whole
-        return value if is_fresh(value) else value.detach().clone()
+        return taken(value) if is_fresh(value) else value.detach().clone()
 
 
 def _volume(sizes: Sequence[int]) -> int:
@@ -271,7 +309,7 @@ def _adoptable(copies: list[Any], dtype: torch.dtype, shape: tuple[int, ...]) ->
             return None
     if base is None or not is_fresh(base) or tuple(base.shape) != shape or not base.is_contiguous():
         return None
-    return base
+    return taken(base)
 
 
 def same_layout(a: DTensor, b: DTensor) -> bool:
@@ -307,7 +345,11 @@ def give(live: LiveModel, optimizer: Any, load: Any) -> None:
     """Loads into an optimizer by its own ``load_state_dict``, so that its hooks run, without its casts."""
     applied = Applied(live, optimizer, load).state_dict
     rates = [group.get("lr") for group in optimizer.param_groups]
+    groups = optimizer.param_groups
     type(optimizer).load_state_dict(optimizer, applied)
+    # Whoever holds on to the list of groups keeps the list that is in use.
+    groups[:] = optimizer.param_groups
+    optimizer.param_groups = groups
     params = [param for group in optimizer.param_groups for param in group["params"]]
     for key, slots in applied["state"].items():
         param = params[key] if isinstance(key, int) and key < len(params) else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -12,53 +12,112 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import _IncompatibleKeys
 
+from .._leaf import ShardView
 from ._errors import StateMismatch
 from ._model import LiveModel, _is_fsdp_hook
 from ._optimizer import fill, member_view
 from ._options import StateDictOptions
-from ._pieces import is_tensor
+from ._pieces import pieces_of
+from ._stream import Wanted
 
 #: What is known of a given tensor (None for other values), and the value.
 Given = tuple[tuple[int, tuple[int, ...]] | None, Any]
-#: Brings a tensor that another rank holds.
-Receive = Callable[[str, tuple[int, tuple[int, ...]], Any, torch.device], torch.Tensor]
+#: Brings tensors that another rank holds: from what this rank wants of them, or why it can not go on, to the tensors.
+Receive = Callable[[dict[str, Wanted], Exception | None], Iterable[tuple[str, Any]]]
 
 
 def set_model(live: LiveModel, given: dict[str, Given], options: StateDictOptions, receive: Receive | None) -> _IncompatibleKeys:
     """Sets what is given, in the given order; missing and unexpected keys are errors or are returned."""
-    own = _Own(live)
-    listed = []
-    for key, (facts, _) in given.items():
-        if key not in own.keys:
-            listed.append((key, facts[0] if facts else None, list(facts[1]) if facts else []))
-    assignments, missing, unexpected = live.inner.assign(listed, options)
-    places = {key: entry for key, entry in assignments}
-    for key, (facts, value) in given.items():
-        entry = places.get(key)
-        if entry is None:
-            if key in own.keys:
-                own.take(key, receive(key, facts, value, torch.device("cpu")) if receive and facts else value)
-            continue
-        _, name, raw, kind, identity, _, flat = entry
-        if kind == "extra":
-            live.extra[raw].set_extra_state(value)
-            continue
-        target: Any = member_view(live, flat) if flat is not None else live.tensors[identity]
-        device = _device(target)
-        if facts is None or not is_tensor(value) and receive is None:
-            raise StateMismatch(f"{key!r} is a {type(value).__name__}, not a tensor", keys=[key])
-        if receive is not None:
-            value = receive(key, facts, value, device)
-        if flat is None and target.is_meta:
-            target = _materialised(live, identity, target)
-        if flat is None and own.takes(raw):
-            own.take_raw(raw, key, _converted(key, target, value))
-            continue
-        fill(key, target, value)
-    problems = own.load()
+    if receive is None:
+        plan = _Plan(live, given, options)
+        arriving: Iterable[tuple[str, Any]] = ((key, value) for key, (_, value) in given.items() if key in plan.tensors)
+    else:
+        try:
+            plan = _Plan(live, given, options)
+            arriving = receive(plan.wanted(), None)
+        except Exception as problem:
+            # All ranks hear of it, and nobody waits for this one.
+            list(receive({}, problem))
+            raise
+    for key, value in arriving:
+        plan.set(key, value)
+    for key, value in plan.values:
+        plan.set(key, value)
+    problems = plan.own.load()
     if problems:
         raise StateMismatch("the model's own modules refused the state: " + "; ".join(problems))
-    return _IncompatibleKeys(list(missing), list(unexpected))
+    return _IncompatibleKeys(list(plan.missing), list(plan.unexpected))
+
+
+class _Plan:
+    """Where everything goes that is given."""
+
+    def __init__(self, live: LiveModel, given: dict[str, Given], options: StateDictOptions) -> None:
+        self.live = live
+        self.own = _Own(live)
+        listed = []
+        for key, (facts, _) in given.items():
+            if key not in self.own.keys:
+                listed.append((key, facts[0] if facts else None, list(facts[1]) if facts else []))
+        assignments, self.missing, self.unexpected = live.inner.assign(listed, options)
+        self._entries = dict(assignments)
+        #: Facts of tensors that go somewhere, and other values that do.
+        self.tensors: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self.values: list[tuple[str, Any]] = []
+        for key, (facts, value) in given.items():
+            entry = self._entries.get(key)
+            if entry is None and key not in self.own.keys:
+                continue
+            if facts is not None and (entry is None or entry[3] != "extra"):
+                self.tensors[key] = facts
+            elif entry is None or entry[3] == "extra":
+                self.values.append((key, value))
+            else:
+                raise StateMismatch(f"{key!r} is a {type(value).__name__}, not a tensor", keys=[key])
+
+    def wanted(self) -> dict[str, Wanted]:
+        """What this rank needs of each tensor."""
+        wanted: dict[str, Wanted] = {}
+        for key, (_, shape) in self.tensors.items():
+            entry = self._entries.get(key)
+            whole = ((0,) * len(shape), tuple(shape))
+            if entry is None:
+                wanted[key] = ([whole], torch.device("cpu"))
+                continue
+            target = self._target(entry)
+            if isinstance(target, torch.Tensor) and not isinstance(target, DTensor):
+                wanted[key] = ([whole], _device(target))
+            else:
+                regions = [(tuple(offsets), tuple(piece.shape)) for offsets, piece in pieces_of(key, target)]
+                wanted[key] = (regions, _device(target))
+        return wanted
+
+    def _target(self, entry: Any) -> Any:
+        flat = entry[6]
+        return member_view(self.live, flat) if flat is not None else self.live.tensors[entry[4]]
+
+    def set(self, key: str, value: Any) -> None:
+        """Sets one thing."""
+        entry = self._entries.get(key)
+        if entry is None:
+            self.own.take(key, _whole(value))
+            return
+        _, _, raw, kind, identity, _, flat = entry
+        if kind == "extra":
+            self.live.extra[raw].set_extra_state(value)
+            return
+        target = self._target(entry)
+        if flat is None and target.is_meta:
+            target = _materialised(self.live, identity, target)
+        if flat is None and self.own.takes(raw):
+            self.own.take_raw(raw, key, _converted(key, target, value))
+        else:
+            fill(key, target, value)
+
+
+def _whole(value: Any) -> Any:
+    """A tensor that came in parts, one of which is all of it."""
+    return value.pieces[0][1] if isinstance(value, ShardView) else value
 
 
 def _device(target: Any) -> torch.device:
@@ -72,6 +131,8 @@ def _device(target: Any) -> torch.device:
 
 def _converted(key: str, target: torch.Tensor, value: Any) -> Any:
     """A given tensor as one of the kind that the target is."""
+    if isinstance(value, ShardView) and not isinstance(target, DTensor):
+        value = _whole(value)
     if type(value) is torch.Tensor and not isinstance(target, DTensor):
         return value
     made = torch.empty_like(target.detach())

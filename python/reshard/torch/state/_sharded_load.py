@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ... import _reshard
 from ..._errors import NotFound
-from .._describe import CODES
 from .._group import DEFAULT_TIMEOUT, group_for
-from .._save import StrPath, chosen_place
+from ._expand import entries_below, key_types_of
 from ._pieces import is_tensor
-from ._template import Entry, Slots
+from ._template import Slots
+
+if TYPE_CHECKING:
+    from .._save import StrPath
 
 
 @torch.no_grad()
@@ -45,8 +47,9 @@ def load_sharded_optimizer_state_dict(
     Returns:
         ``{optimizer_key: state}``.
     """
-    # The module that loads asks this package about optimizers.
+    # The modules that save and load ask this package about optimizers.
     from .._load import load
+    from .._save import chosen_place
 
     if place is not None and not isinstance(place, (str, bytes)) and not hasattr(place, "__fspath__"):
         place = getattr(place, "path", None) or getattr(place, "checkpoint_id", None) or place
@@ -55,15 +58,12 @@ def load_sharded_optimizer_state_dict(
     store = dict(storage_options) if storage_options else None
     group = group_for(process_group, no_dist, timeout=timeout)
     checkpoint = _reshard.Checkpoint(where, store, group)
-    entries: list[Entry] = []
-    for _, (path, dtype, shape, _, _) in checkpoint.entries():
-        if len(path) > 1 and path[0] == optimizer_key:
-            code = CODES[getattr(torch, dtype)] if dtype is not None else None
-            entries.append((tuple(path[1:]), code, tuple(shape or ())))
+    entries = entries_below(checkpoint.entries(), (optimizer_key,))
     if not entries:
         raise NotFound(f"{where} keeps no optimizer under {optimizer_key!r}", keys=[optimizer_key])
     slots = Slots({name: value for name, value in model_state_dict.items() if is_tensor(value)})
-    state = {optimizer_key: slots.tree(entries, {}, known_only=False)}
+    types = key_types_of(checkpoint, (optimizer_key,), entries)
+    state = {optimizer_key: slots.tree(entries, {}, key_types=types)}
     load(
         state,
         where,

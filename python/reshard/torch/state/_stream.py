@@ -224,21 +224,85 @@ def _typed(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return data.view(dtype) if data.numel() else torch.empty(0, dtype=dtype, device=data.device)
 
 
-def broadcast(ranks: Ranks, root: int, tensor: torch.Tensor | None, dtype: torch.dtype, shape: Sequence[int], device: torch.device) -> torch.Tensor:
-    """A tensor of the root on every rank."""
-    if ranks.size == 1 and tensor is not None:
-        return tensor
-    group, carried = ranks.carrier(device)
-    if tensor is not None:
-        data = _bytes(tensor.to(carried))
-    else:
-        size = torch.empty((), dtype=dtype).element_size()
-        data = torch.empty(math.prod(shape) * size, dtype=torch.uint8, device=carried)
-    if data.numel():
+def agree(ranks: Ranks, problem: Exception | None, message: Any) -> list[Any]:
+    """Every rank's message, or the same failure everywhere: a rank that can not go on must not leave others waiting."""
+    told = ranks.tell((None if problem is None else f"{type(problem).__name__}: {problem}", message))
+    if problem is not None:
+        raise problem
+    failed = {rank: text for rank, (text, _) in enumerate(told) if text is not None}
+    if failed:
+        raise StateError("; ".join(f"rank {rank} failed with {text}" for rank, text in failed.items()))
+    return [message for _, message in told]
+
+
+#: What a rank wants of a tensor: regions `(offsets, sizes)`, and the device to have them on.
+Wanted = tuple[list[tuple[tuple[int, ...], tuple[int, ...]]], torch.device]
+
+
+def distribute(
+    ranks: Ranks,
+    root: int,
+    offered: Sequence[tuple[str, int, Sequence[int]]],
+    source: Callable[[str], torch.Tensor],
+    wanted: Mapping[str, Wanted],
+    problem: Exception | None,
+) -> Iterator[tuple[str, ShardView]]:
+    """Tensors of the root to whoever wants what of them, one at a time. Every rank gives what was offered to it, what it
+    wants, and why it can not go on; all of them then go the same steps, or fail together."""
+    own = [(key, [(list(offsets), list(sizes)) for offsets, sizes in regions], device.type) for key, (regions, device) in wanted.items()]
+    told = agree(ranks, problem, own)
+    # All ranks have to choose the same group to carry a tensor, also those that want nothing of it.
+    kinds = {key: kind for message in reversed(told) for key, _, kind in message}
+    regions = [[(key, parts) for key, parts, _ in message] for message in told]
+    steps, _ = _reshard.broadcast_steps(root, [(key, code, list(shape)) for key, code, shape in offered], regions)
+    for key, code, shape, parts in steps:
+        dtype = DTYPES[code]
+        device = wanted[key][1] if key in wanted and wanted[key][1].type == kinds[key] else torch.device(kinds[key])
+        tensor = source(key).detach() if ranks.rank == root else None
+        pieces = _distributed(ranks, root, tensor, dtype, tuple(shape), parts, device)
+        if key in wanted:
+            yield key, ShardView(dtype, shape, pieces)
+
+
+def _distributed(
+    ranks: Ranks, root: int, tensor: torch.Tensor | None, dtype: torch.dtype, shape: tuple[int, ...], parts: Sequence[Any], device: torch.device
+) -> list[Piece]:
+    mine = [(tuple(offsets), tuple(sizes)) for rank, offsets, sizes in parts if rank == ranks.rank]
+    whole = ((0,) * len(shape), shape)
+    others = {rank for rank, _, sizes in parts if rank != root and math.prod(sizes)}
+    group: Any = None
+    carried = device
+    if others:
+        group, carried = ranks.carrier(device)
+    if len(others) == ranks.size - 1 and others and all((tuple(o), tuple(s)) == whole for rank, o, s in parts if rank != root):
+        data = _bytes(tensor.to(carried)) if tensor is not None else _buffer(math.prod(shape), dtype, carried)
         dist.broadcast(data, src=dist.get_global_rank(group, root), group=group)
+        if tensor is None:
+            return [(whole[0], _typed(data, dtype).view(shape))]
+        return [(offsets, _region(tensor, offsets, sizes)) for offsets, sizes in mine]
     if tensor is not None:
-        return tensor
-    return _typed(data, dtype).view(tuple(shape))
+        for rank in sorted(others):
+            its = [_bytes(_region(tensor, o, s).to(carried)) for to, o, s in parts if to == rank]
+            dist.send(torch.cat(its) if len(its) > 1 else its[0], dst=dist.get_global_rank(group, rank), group=group)
+        return [(offsets, _region(tensor, offsets, sizes)) for offsets, sizes in mine]
+    data = _buffer(sum(math.prod(sizes) for _, sizes in mine), dtype, carried)
+    if data.numel():
+        dist.recv(data, src=dist.get_global_rank(group, root), group=group)
+    pieces = []
+    at = 0
+    for offsets, sizes in mine:
+        length = math.prod(sizes) * dtype.itemsize
+        pieces.append((offsets, _typed(data[at : at + length], dtype).view(sizes)))
+        at += length
+    return pieces
+
+
+def _buffer(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.empty(count * dtype.itemsize, dtype=torch.uint8, device=device)
+
+
+def _region(tensor: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+    return tensor[tuple(slice(o, o + n) for o, n in zip(offsets, sizes))]
 
 
 def _group_rank(ranks: Ranks, placement: Any) -> int:

@@ -8,7 +8,8 @@ parameter, slots the checkpoint lacks go. Nothing of this ever steps an optimize
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +18,6 @@ from torch.distributed._shard.sharded_tensor.shard import Shard
 from torch.distributed.tensor import DTensor
 
 from ... import _reshard
-from .._describe import CODES
 from .._leaf import ShardView
 from ._pieces import DTYPES, FlatView, is_tensor
 
@@ -25,10 +25,43 @@ from ._pieces import DTYPES, FlatView, is_tensor
 Entry = tuple[tuple[Any, ...], int | None, tuple[int, ...]]
 
 
+#: The entry of a saved optimizer that says which keys of its state are not text.
+SLOT_KEYS = "slot_keys"
+
+
+#: All optimizer state dicts there are. Most saves and loads meet none, and then need not look for them.
+alive: weakref.WeakValueDictionary[int, OptimizerStateDict] = weakref.WeakValueDictionary()
+
+
 class OptimizerStateDict(dict):  # type: ignore[type-arg]
     """A dict with the optimizer's state that knows its parameters' layouts. Copies and pickles are plain dicts."""
 
     slots: Slots | None = None
+    #: Classes of optimizers without state whose slots nobody knows before a checkpoint is loaded.
+    unknown: tuple[str, ...] = ()
+    #: Slots of sharded parameters that say neither by shape nor by type which part they are: the same on all ranks, or else
+    #: nobody knows what. Saving compares them between ranks.
+    unplaced: tuple[str, ...] = ()
+    _values: tuple[Any, ...] = ()
+
+    def __init__(self, content: Mapping[Any, Any]) -> None:
+        super().__init__(content)
+        alive[id(self)] = self
+
+    def watch(self) -> None:
+        """Remembers the values of the groups, to tell whether something was loaded into the dict."""
+        self._values = self._group_values()
+
+    def was_loaded_into(self) -> bool:
+        """Whether every value of the groups is another object than it was: a load replaces them all, a person hardly."""
+        now = self._group_values()
+        return bool(now) and not any(value is before for value, before in zip(now, self._values))
+
+    def _group_values(self) -> tuple[Any, ...]:
+        if "param_groups" in self:
+            return tuple(group.get("params") for group in self["param_groups"])
+        shared = (int, str, bool, type(None))
+        return tuple(v for k, v in self.items() if k.startswith("param_groups.") and not isinstance(v, (torch.Tensor, *shared)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (dict, (dict(self),))
@@ -59,12 +92,30 @@ class Slots:
         #: One flat slot for each flat parameter and slot name.
         self._flat: dict[tuple[int, str, torch.dtype], torch.Tensor] = {}
 
-    def tree(self, entries: Sequence[Entry], live: Mapping[Any, Any], *, known_only: bool) -> dict[Any, Any]:
-        """A nested dict for a checkpoint's entries, with the leaves of `live` where they fit and new ones elsewhere."""
+    def whole(self) -> Slots:
+        """The same for whole tensors."""
+        return Slots({name: _whole_layout(layout) for name, layout in self.layouts.items()})
+
+    def tree(
+        self,
+        entries: Sequence[Entry],
+        live: Mapping[Any, Any],
+        *,
+        foreign: Callable[[Sequence[str]], set[str]] | None = None,
+        key_types: Any = None,
+    ) -> dict[Any, Any]:
+        """A nested dict for a checkpoint's entries, with the leaves of `live` where they fit and new ones elsewhere.
+
+        Args:
+            entries: what the checkpoint has.
+            live: what there is.
+            foreign: of names that are no parameters here, those that are parameters elsewhere; their slots are left out.
+            key_types: what the checkpoint says of keys that are not text.
+        """
         self._flat.clear()
         listed = [(".".join(map(str, path)), path, dtype, list(shape)) for path, dtype, shape in entries]
         plan, unknown = _reshard.plan_optimizer(self._shapes, listed)
-        strangers = set(unknown) if known_only else set()
+        strangers = foreign(unknown) if foreign is not None and unknown else set()
         leaves = []
         for key, path, name, code, shape, by_parameter in plan:
             if name in strangers:
@@ -78,7 +129,7 @@ class Slots:
             else:
                 slot = ".".join(map(str, path[2:])) if len(path) > 2 else key
                 leaves.append((key, path, self.make(name if by_parameter else None, slot, DTYPES[code], shape)))
-        nested: dict[Any, Any] = _typed_like(_reshard.unflatten(leaves), live)
+        nested: dict[Any, Any] = _typed_like(_reshard.unflatten(leaves, key_types), live)
         return nested
 
     def make(self, name: str | None, slot: str, dtype: torch.dtype, shape: Sequence[int]) -> Any:
@@ -114,13 +165,23 @@ class Slots:
         if home is None or home.handle._use_orig_params:
             length = sum(tensor.numel() for _, tensor in layout.pieces)
             shape: tuple[int, ...] = (length,)
-            if home is not None and not home.sharded:
-                shape = tuple(layout.shape)
+            if home is not None and not home.sharded and len(layout.pieces) == 1:
+                shape = tuple(layout.pieces[0][1].shape)
             return fresh(torch.zeros(shape, dtype=dtype, device=layout.base.device))
         key = (id(home), slot, dtype)
         if key not in self._flat:
             self._flat[key] = fresh(torch.zeros(home.shard.shape, dtype=dtype, device=layout.base.device))
         return self._flat[key]
+
+
+def _whole_layout(layout: Any) -> torch.Tensor:
+    """A tensor of the whole shape on the layout's device that takes no memory."""
+    if isinstance(layout, ShardView):
+        device = layout.pieces[0][1].device if layout.pieces else torch.device("cpu")
+    else:
+        device = _real(layout.device, layout)
+    shape = layout.metadata().size if isinstance(layout, ShardedTensor) else layout.shape
+    return torch.empty((), dtype=layout.dtype, device=device).expand(tuple(shape))
 
 
 def _start(layout: FlatView, tensor: torch.Tensor) -> int:
@@ -148,6 +209,12 @@ def fresh_base(tensor: torch.Tensor) -> torch.Tensor | None:
 def is_fresh(tensor: torch.Tensor) -> bool:
     """Whether an optimizer may take the memory as its own."""
     return getattr(tensor, "_reshard_fresh", False)
+
+
+def taken(tensor: torch.Tensor) -> torch.Tensor:
+    """Memory that an optimizer takes as its own: no second one may."""
+    tensor._reshard_fresh = False  # type: ignore[attr-defined]
+    return tensor
 
 
 def _real(device: torch.device, like: Any) -> torch.device:
@@ -193,45 +260,8 @@ def _fits(leaf: Any, dtype: torch.dtype, shape: Sequence[int]) -> bool:
 
 
 def _typed_like(tree: Any, live: Any) -> Any:
-    """Gives keys the types that they have in the live state: a checkpoint knows only text."""
+    """Gives keys the types that they have in the live state: PyTorch's checkpoints know only text."""
     if not isinstance(tree, dict) or not isinstance(live, Mapping):
         return tree
     typed = {str(key): key for key in live}
     return {typed.get(str(key), key): _typed_like(value, live.get(typed.get(str(key), key))) for key, value in tree.items()}
-
-
-def expand(state: Any, checkpoint: Any) -> None:
-    """Gives every optimizer state dict inside of a state that is about to be loaded the structure of the checkpoint."""
-    found: list[tuple[tuple[Any, ...], OptimizerStateDict]] = []
-    _find(state, (), found)
-    if not found:
-        return
-    entries = checkpoint.entries()
-    for prefix, template in found:
-        text = tuple(map(str, prefix))
-        below: list[Entry] = []
-        for _, (path, dtype, shape, _, _) in entries:
-            if len(path) > len(text) and tuple(map(str, path[: len(text)])) == text:
-                code = CODES[getattr(torch, dtype)] if dtype is not None else None
-                below.append((tuple(path[len(text) :]), code, tuple(shape or ())))
-        if not below or template.slots is None:
-            continue
-        nested = template.slots.tree(below, template, known_only=True)
-        if "state" in template or "param_groups" in template:
-            nested.setdefault("state", {})
-            nested.setdefault("param_groups", [])
-        template.clear()
-        template.update(nested)
-
-
-def _find(value: Any, path: tuple[Any, ...], found: list[tuple[tuple[Any, ...], OptimizerStateDict]]) -> None:
-    if isinstance(value, OptimizerStateDict):
-        found.append((path, value))
-    elif isinstance(value, Mapping):
-        for key, below in value.items():
-            if isinstance(below, (Mapping, list)):
-                _find(below, (*path, key), found)
-    elif isinstance(value, list):
-        for index, below in enumerate(value):
-            if isinstance(below, (Mapping, list)):
-                _find(below, (*path, index), found)

@@ -1,0 +1,160 @@
+"""Slots that wait for a checkpoint: what lets PyTorch's own ``load`` fill the state dict of an optimizer that has not run.
+
+``reshard.torch.load`` and ``StorageReader`` take the slots from the checkpoint, but PyTorch's ``load`` fills only what a dict
+lists. PyTorch lists them by stepping the optimizer. Here the dict of an optimizer without any state lists the slots that its
+class will have (``_known``), in memory that belongs to no optimizer. Such a slot counts only once something has been written
+into it: setting, saving and broadcasting leave out those that nobody filled, so presence stays that of the checkpoint.
+Whether memory was written is what its version counter says, which every write of PyTorch's advances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.tensor import DTensor
+
+from .._leaf import ShardView
+from ._errors import StateError
+from ._known import Slot, is_known, slots_to_come
+from ._pieces import FlatView
+from ._template import OptimizerStateDict, Slots
+
+Path = tuple[str, ...]
+
+_MARK = "_reshard_awaits"
+
+
+def add_slots_to_come(state: OptimizerStateDict, live: Any, optimizers: Sequence[Any], flattened: bool) -> list[Path]:
+    """Adds the slots that optimizers without any state will have. Gives their places; they are to be passed to
+    :func:`wait_for` once the dict is as its caller gets it."""
+    owners: dict[int, tuple[Any, Any, Any]] = {}
+    for optimizer in optimizers:
+        if any(slots for slots in optimizer.state.values()):
+            continue
+        if not is_known(optimizer):
+            state.unknown = (*state.unknown, type(optimizer).__qualname__)
+            continue
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                if param.requires_grad:
+                    owners[id(param)] = (optimizer, group, param)
+    added: list[Path] = []
+    maker = state.slots
+    if not owners or maker is None:
+        return added
+    for name, (identity, _) in live.parameters.items():
+        if identity not in owners or live.inner.primary(name) != name:
+            continue
+        optimizer, group, param = owners[identity]
+        made = {slot: _made(maker, name, slot, rule, param) for slot, rule in slots_to_come(optimizer, group).items()}
+        if flattened:
+            state.update({f"state.{name}.{slot}": leaf for slot, leaf in made.items()})
+            added.extend((f"state.{name}.{slot}",) for slot in made)
+        elif made:
+            state["state"][name] = made
+            added.extend(("state", name, slot) for slot in made)
+    return added
+
+
+def _made(maker: Slots, name: str, slot: str, rule: Slot, param: torch.Tensor) -> Any:
+    layout = maker.layouts[name]
+    if rule.as_parameter:
+        leaf = maker.make(name, slot, layout.dtype, layout.shape)
+        if rule.value:
+            for tensor in memory_of(leaf):
+                tensor.fill_(complex(rule.value, rule.value) if tensor.is_complex() else rule.value)
+        return leaf
+    double = torch.get_default_dtype() == torch.float64 and not rule.single
+    dtype = torch.float64 if double else torch.float32
+    device = param.device if rule.on_device and not param.is_meta else torch.device("cpu")
+    number = maker.make(None, slot, dtype, ()).to(device)
+    return number.fill_(rule.value)
+
+
+def wait_for(state: Any, places: Sequence[Path]) -> None:
+    """Marks the slots at these places as waiting."""
+    for place in places:
+        leaf = state
+        for key in place:
+            leaf = leaf.get(key) if isinstance(leaf, dict) else None
+        for tensor in memory_of(leaf):
+            setattr(tensor, _MARK, tensor._version)
+
+
+def memory_of(leaf: Any) -> list[torch.Tensor]:
+    """The tensors of this rank that a leaf's content lies in."""
+    if isinstance(leaf, FlatView):
+        return [leaf.base]
+    if isinstance(leaf, ShardView):
+        return [tensor for _, tensor in leaf.pieces]
+    if isinstance(leaf, DTensor):
+        return [leaf._local_tensor]
+    if isinstance(leaf, ShardedTensor):
+        return [shard.tensor for shard in leaf.local_shards()]
+    return [leaf] if isinstance(leaf, torch.Tensor) else []
+
+
+def _waits(leaf: Any) -> bool:
+    memory = memory_of(leaf)
+    return bool(memory) and all(getattr(tensor, _MARK, None) == tensor._version for tensor in memory)
+
+
+def arrived(tree: Any) -> None:
+    """What lies in a tree has been loaded, by something that does not advance version counters."""
+    for leaf in _leaves(tree):
+        for tensor in memory_of(leaf):
+            if hasattr(tensor, _MARK):
+                delattr(tensor, _MARK)
+
+
+def _leaves(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from _leaves(value)
+    else:
+        yield tree
+
+
+def without_waiting(given: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """An optimizer's state without the slots that still wait. The same object if there are none."""
+    nested = "state" in given
+    state = given["state"] if nested else given
+    if not isinstance(state, Mapping) or not any(_waits(leaf) for leaf in _leaves(state)):
+        return given
+    if not nested:
+        kept = _settled({key: value for key, value in given.items() if not str(key).startswith("param_groups.")})
+        return {key: value for key, value in given.items() if key in kept or str(key).startswith("param_groups.")}
+    some = any(not _waits(leaf) for leaf in _leaves(state) if _numel(leaf))
+    settled = {}
+    for name, slots in state.items():
+        left = _settled(slots, some) if isinstance(slots, Mapping) else slots
+        if left or not isinstance(slots, Mapping):
+            settled[name] = left
+    return {**given, "state": settled}
+
+
+def _settled(slots: Mapping[Any, Any], some: bool = False) -> dict[Any, Any]:
+    """The slots of a parameter that do not wait. Where a rank holds nothing of a slot, nothing is ever written into it:
+    it is as the others are."""
+    held = {key: leaf for key, leaf in slots.items() if _numel(leaf) or not _waits(leaf)}
+    here = any(not _waits(leaf) for leaf in held.values()) if held else some
+    return {key: leaf for key, leaf in slots.items() if not _waits(leaf) or (here and not _numel(leaf))}
+
+
+def _numel(leaf: Any) -> int:
+    return sum(tensor.numel() for tensor in memory_of(leaf))
+
+
+def check_loaded(given: Mapping[Any, Any]) -> None:
+    """Refuses a dict that PyTorch's own ``load`` has filled although nobody knew which slots belong into it."""
+    if not isinstance(given, OptimizerStateDict) or not given.unknown or not given.was_loaded_into():
+        return
+    classes = ", ".join(sorted(set(given.unknown)))
+    raise StateError(
+        f"a checkpoint was loaded into the state of {classes} before its first step, by a load that fills only the slots that are "
+        "there: none of its slots was restored. Load with reshard.torch.load, or through reshard.torch.StorageReader: both take "
+        "the slots from the checkpoint. If there is nothing to restore but the groups, pass dict(optim_state_dict)."
+    )

@@ -1,0 +1,122 @@
+"""Optimizer state dicts on their way to a load: they take their structure from the checkpoint."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .._describe import CODES
+from ._await import arrived
+from ._template import SLOT_KEYS, Entry, OptimizerStateDict, alive
+
+
+def entries_below(entries: Any, prefix: Sequence[Any]) -> list[Entry]:
+    """The entries of a checkpoint below a place, by their paths from there on."""
+    text = tuple(map(str, prefix))
+    below: list[Entry] = []
+    for _, (path, dtype, shape, _, _) in entries:
+        if len(path) > len(text) and tuple(map(str, path[: len(text)])) == text:
+            code = CODES[getattr(torch, dtype)] if dtype is not None else None
+            below.append((tuple(path[len(text) :]), code, tuple(shape or ())))
+    return below
+
+
+def key_types_of(checkpoint: Any, prefix: Sequence[Any], entries: Sequence[Entry]) -> Any:
+    """What a checkpoint notes of the keys of an optimizer's nested state that are not text."""
+    noted = any(path == (SLOT_KEYS,) for path, _, _ in entries)
+    # The flattened form keeps its own note, for whoever takes it apart.
+    nested = any(len(path) > 1 for path, _, _ in entries)
+    return checkpoint.value(".".join((*map(str, prefix), SLOT_KEYS))) if noted and nested else None
+
+
+def _foreign(checkpoint: Any, prefix: Sequence[Any], entries: Sequence[Entry], names: Sequence[str]) -> set[str]:
+    """Which of these names are parameters in the checkpoint: a group lists them. The others are state that belongs to no
+    parameter."""
+    listed: set[str] = set()
+    for path, _, _ in entries:
+        if len(path) == 1 and str(path[0]).startswith("param_groups."):
+            listed.add(str(path[0]).removeprefix("param_groups.").rpartition(".")[0])
+        elif len(path) == 3 and path[0] == "param_groups" and path[2] == "params":
+            listed.update(map(str, checkpoint.value(".".join(map(str, (*prefix, *path))))))
+    return listed.intersection(names)
+
+
+def _from_checkpoint(state: Any, checkpoint: Any) -> Iterator[tuple[tuple[Any, ...], OptimizerStateDict, dict[Any, Any]]]:
+    """Every optimizer state dict inside of a state, its place, and its structure in the checkpoint."""
+    found: list[tuple[tuple[Any, ...], OptimizerStateDict]] = []
+    if alive:
+        _find(state, (), found)
+    entries = checkpoint.entries() if found else ()
+    for prefix, template in found:
+        below = entries_below(entries, prefix)
+        if below and template.slots is not None:
+            types = key_types_of(checkpoint, prefix, below)
+            foreign = functools.partial(_foreign, checkpoint, prefix, below)
+            yield prefix, template, template.slots.tree(below, template, foreign=foreign, key_types=types)
+
+
+def expand(state: Any, checkpoint: Any) -> None:
+    """Gives every optimizer state dict inside of a state that is about to be loaded the structure of the checkpoint."""
+    for _, template, nested in _from_checkpoint(state, checkpoint):
+        if "state" in template or "param_groups" in template:
+            nested.setdefault("state", {})
+            nested.setdefault("param_groups", [])
+        template.clear()
+        template.update(nested)
+        template.unknown = ()
+        arrived(template)
+
+
+def lacking(state: Any, checkpoint: Any) -> dict[Any, Any]:
+    """What the optimizer state dicts inside of a state lack of a checkpoint, to be loaded and given to :func:`complete`."""
+    result: dict[Any, Any] = {}
+    for prefix, template, nested in _from_checkpoint(state, checkpoint):
+        template.unknown = ()
+        missing = _difference(nested, template)
+        if missing:
+            at = result
+            for key in prefix[:-1]:
+                at = at.setdefault(key, {})
+            if prefix:
+                at[prefix[-1]] = missing
+            else:
+                at.update(missing)
+    return result
+
+
+def _difference(nested: Mapping[Any, Any], template: Mapping[Any, Any]) -> dict[Any, Any]:
+    missing: dict[Any, Any] = {}
+    for key, value in nested.items():
+        if key not in template:
+            missing[key] = value
+        elif isinstance(value, dict) and isinstance(template[key], Mapping):
+            below = _difference(value, template[key])
+            if below:
+                missing[key] = below
+    return missing
+
+
+def complete(state: Any, loaded: Mapping[Any, Any]) -> None:
+    """Puts what was lacking into its place."""
+    for key, value in loaded.items():
+        there = state[key] if isinstance(state, list) or key in state else None
+        if isinstance(there, (dict, list)) and isinstance(value, Mapping):
+            complete(there, value)
+        else:
+            state[key] = value
+
+
+def _find(value: Any, path: tuple[Any, ...], found: list[tuple[tuple[Any, ...], OptimizerStateDict]]) -> None:
+    if isinstance(value, OptimizerStateDict):
+        found.append((path, value))
+    elif isinstance(value, Mapping):
+        for key, below in value.items():
+            if isinstance(below, (Mapping, list)):
+                _find(below, (*path, key), found)
+    elif isinstance(value, list):
+        for index, below in enumerate(value):
+            if isinstance(below, (Mapping, list)):
+                _find(below, (*path, index), found)

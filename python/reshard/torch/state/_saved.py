@@ -1,0 +1,50 @@
+"""Optimizer state dicts on their way to a save: without slots that still wait, and with a note on keys that are not text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ... import _reshard
+from ._await import without_waiting
+from ._template import SLOT_KEYS, OptimizerStateDict, alive
+
+_CONTAINERS = (dict, list, OptimizerStateDict)
+
+
+def saved_form(state: dict[Any, Any]) -> dict[Any, Any]:
+    """A state dict as it is saved."""
+    return _saved(state) if alive else state  # type: ignore[no-any-return]
+
+
+def has_unplaced(state: Any) -> bool:
+    """Whether slots are in it that have to be compared between ranks, since nothing says which part they are."""
+    if isinstance(state, OptimizerStateDict):
+        return bool(state.unplaced)
+    below = state.values() if isinstance(state, dict) else state
+    return bool(alive) and any(type(value) in _CONTAINERS and has_unplaced(value) for value in below)
+
+
+def _saved(value: Any) -> Any:
+    if isinstance(value, OptimizerStateDict):
+        return _noted(without_waiting(value))
+    items = value.items() if type(value) is dict else enumerate(value)
+    changed = {key: new for key, below in items if type(below) in _CONTAINERS and (new := _saved(below)) is not below}
+    if not changed:
+        return value
+    return {**value, **changed} if type(value) is dict else [changed.get(index, below) for index, below in enumerate(value)]
+
+
+def _noted(state: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """With a note on the keys of nested slots that flattening would turn into text for good."""
+    below = {key: value for key, value in state.items() if key not in ("param_groups", SLOT_KEYS)}
+    if "state" not in state or not _has_odd_keys(below):
+        return state
+    types = _reshard.key_types(below)
+    return state if types is None else {**state, SLOT_KEYS: types}
+
+
+def _has_odd_keys(tree: Any) -> bool:
+    if isinstance(tree, dict):
+        return any(type(key) is not str or type(value) in (dict, list) and _has_odd_keys(value) for key, value in tree.items())
+    return type(tree) is list and any(_has_odd_keys(value) for value in tree if type(value) in (dict, list))

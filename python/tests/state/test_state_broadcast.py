@@ -1,0 +1,120 @@
+"""``broadcast_from_rank0``: one tensor at a time, each rank its own part, and no rank left waiting."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from models import Net, assert_close, everything, make, optimizer, train
+from torch import nn
+
+import reshard.torch as rt
+
+FULL = rt.StateDictOptions(full_state_dict=True, cpu_offload=True)
+FROM_ZERO = rt.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+
+
+class Traffic:
+    """Bytes of every message that tensors travel by."""
+
+    def __init__(self):
+        self.sizes = []
+        self._kept = {name: getattr(dist, name) for name in ("broadcast", "send", "recv")}
+
+    def __enter__(self):
+        for name, call in self._kept.items():
+
+            def counted(tensor, *args, _call=call, **kwargs):
+                self.sizes.append(tensor.numel() * tensor.element_size())
+                return _call(tensor, *args, **kwargs)
+
+            setattr(dist, name, counted)
+        return self
+
+    def __exit__(self, *error):
+        for name, call in self._kept.items():
+            setattr(dist, name, call)
+
+
+def every_layout(rank, size, layouts):
+    for layout in layouts:
+        model = make(layout)
+        optim = optimizer(model)
+        train(model, optim, 2)
+        whole = everything({"model": rt.get_model_state_dict(model), "optim": rt.get_optimizer_state_dict(model, optim)})
+        state = rt.get_state_dict(model, optim, options=FULL)
+        assert bool(state[0]) == (rank == 0)
+        largest = max(t.numel() * t.element_size() for t in model.parameters())
+        other = make(layout, seed=6)
+        fresh = optimizer(other)
+        with Traffic() as traffic:
+            rt.set_state_dict(other, fresh, model_state_dict=state[0], optim_state_dict=state[1], options=FROM_ZERO)
+        assert_close(whole["model"], everything(rt.get_model_state_dict(other)), layout)
+        assert_close(whole["optim"], everything(rt.get_optimizer_state_dict(other, fresh)), layout)
+        # Never two tensors in one message; and of what is cut, a rank gets its own part alone.
+        single = [p.numel() * p.element_size() for p in make("single").parameters()]
+        assert max(traffic.sizes) <= max(single), (layout, traffic.sizes, largest)
+        if layout == "fsdp2" and rank:
+            assert sum(traffic.sizes) <= 3 * sum(single) // size + 1024 * len(single), layout
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_rank_0_gives_each_rank_its_part(ranks, size):
+    layouts = ["ddp", "fsdp2", "fsdp1_flat", "fsdp1_orig", *(["tp_fsdp2", "hsdp"] if size == 4 else [])]
+    ranks(size, every_layout, layouts)
+
+
+class Stage(nn.Module):
+    """Ranks with different parts of a model, as in a pipeline."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.common = nn.Linear(3, 3)
+        self.add_module(f"stage_{rank}", nn.Linear(3, 2))
+
+
+def unequal(rank, size):
+    torch.manual_seed(0)
+    full = {}
+    for stage in range(size):
+        full.update(Stage(stage).state_dict())
+    full["nobody.wants"] = torch.zeros(5)
+    model = Stage(rank)
+    options = rt.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
+    result = rt.set_model_state_dict(model, full if rank == 0 else {}, options=options)
+    assert "nobody.wants" in result.unexpected_keys and not result.missing_keys
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, full[name]), name
+
+
+def test_ranks_may_want_different_keys(ranks):
+    """Every rank goes through the same steps, whatever it wants of them."""
+    ranks(3, unequal)
+
+
+def refused(rank, size):
+    # A rank whose model has a parameter that is not given: all ranks fail, none waits.
+    model = Net("tied" if rank == 1 else "")
+    given = Net().state_dict() if rank == 0 else {}
+    try:
+        rt.set_model_state_dict(model, given, options=FROM_ZERO)
+        raise AssertionError("a missing key was accepted")
+    except Exception as error:
+        assert "tied" in str(error), error
+    # Rank 0 has to have tensors whole.
+    model = make("fsdp2")
+    optim = optimizer(model)
+    train(model, optim, 1)
+    for setter, state in (
+        (lambda s: rt.set_model_state_dict(model, s, options=FROM_ZERO), rt.get_model_state_dict(model)),
+        (lambda s: rt.set_optimizer_state_dict(model, optim, s, options=FROM_ZERO), rt.get_optimizer_state_dict(model, optim)),
+    ):
+        try:
+            setter(state if rank == 0 else {})
+            raise AssertionError("a sharded tensor was distributed")
+        except Exception as error:
+            assert "has whole" in str(error), error
+
+
+def test_what_one_rank_refuses_is_an_error_on_all(ranks):
+    ranks(2, refused)
