@@ -160,7 +160,7 @@ pub fn write_records(
     }
     jobs.ends = ends;
     let decision = Decision { save_id: save.save_id.clone(), named: save.named, use_cached: false, table_hash: 0 };
-    let plan = CachedPlan { local_hash: 0, id: 0, told: Vec::new(), global: None };
+    let plan = CachedPlan { local_hash: 0, id: 0, split_above: 0, told: Vec::new(), global: None };
     let prepared = Prepared { decision, rank, ranks, table: Arc::new(table), plan: Arc::new(plan), plan_cached: false };
     let written = write(&jobs, &prepared, store, options, Workers::normal())?;
 

@@ -15,8 +15,10 @@ pub struct PlanCache {
 pub(crate) struct CachedPlan {
     /// The hash of this rank's own part.
     pub(crate) local_hash: u128,
-    /// The hash over all ranks' parts and the options that matter: equal on all ranks that took part.
+    /// The hash over all ranks' parts: equal on all ranks that took part.
     pub(crate) id: u128,
+    /// The option under which it was made that changes who writes what.
+    pub(crate) split_above: u64,
     /// What this rank was told to write; the planning rank has it in the whole plan.
     pub(crate) told: Vec<Assigned>,
     /// On the planning rank: all of it, and every rank's hash.
@@ -39,9 +41,9 @@ impl PlanCache {
         PlanCache::default()
     }
 
-    pub(crate) fn get(&self, local_hash: u128) -> Option<Arc<CachedPlan>> {
+    pub(crate) fn get(&self, local_hash: u128, split_above: u64) -> Option<Arc<CachedPlan>> {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.as_ref().filter(|plan| plan.local_hash == local_hash).cloned()
+        kept.as_ref().filter(|plan| plan.local_hash == local_hash && plan.split_above == split_above).cloned()
     }
 
     pub(crate) fn put(&self, plan: Arc<CachedPlan>) {

@@ -87,7 +87,7 @@ fn try_prepare(group: &dyn Group, state: &SaveState<'_>, store: &dyn Store, opti
     let local = LocalPlan::of(state, group.rank());
     let local_hash = local.as_ref().map_or(0, |l| l.hash);
     let cache = options.plan_cache.as_ref().filter(|_| !options.check_replicas);
-    let cached = cache.and_then(|c| c.get(local_hash));
+    let cached = cache.and_then(|c| c.get(local_hash, options.split_replicated_above));
     let hello = local.as_ref().map_err(copy_of).and_then(|l| {
         options.control.check("planning")?;
         Ok(Hello { hash: l.hash, cached: cached.as_ref().map(|c| c.id) })
@@ -124,7 +124,9 @@ fn try_prepare(group: &dyn Group, state: &SaveState<'_>, store: &dyn Store, opti
         Ok(answers)
     })?;
     let global = global.map(|global| (hashes, global));
-    let plan = Arc::new(CachedPlan { local_hash: local.hash, id: answer.id, told: answer.assigned(&local)?, global });
+    let (split_above, id) = (options.split_replicated_above, answer.id);
+    let told = answer.assigned(&local)?;
+    let plan = Arc::new(CachedPlan { local_hash: local.hash, id, split_above, told, global });
     if let Some(cache) = &options.plan_cache {
         cache.put(Arc::clone(&plan));
     }

@@ -212,6 +212,30 @@ fn the_second_save_of_a_layout_uses_the_plan_of_the_first() {
 }
 
 #[test]
+fn a_plan_is_not_kept_for_another_way_of_splitting() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = Whole::new("m.a", DType::Float32, &[9, 4], 1);
+    let caches: Vec<Arc<PlanCache>> = (0..2).map(|_| Arc::new(PlanCache::new())).collect();
+    let run = |name: &str, split_above: u64| {
+        let store = store_at(&folder.path().join(name));
+        let results = run_threads(2, |group| {
+            let mut state = SaveState::new();
+            state.insert_whole("m.a", DType::Float32, &[9, 4], &whole.bytes)?;
+            let mut options = SaveOptions::default();
+            options.split_replicated_above = split_above;
+            options.plan_cache = Some(Arc::clone(&caches[group.rank()]));
+            save(&group, &state, &store, &options)
+        });
+        let reports: Vec<_> = results.into_iter().map(Result::unwrap).collect();
+        assert_eq!(Checkpoint::open_store(store).unwrap().read_whole("m.a").unwrap(), whole.bytes);
+        (reports[0].plan_cached, reports.iter().map(|r| r.records).sum::<u64>())
+    };
+    assert_eq!(run("whole", 0), (false, 1));
+    assert_eq!(run("split", 8), (false, 2));
+    assert_eq!(run("split again", 8), (true, 2));
+}
+
+#[test]
 fn a_flipped_bit_is_found_by_a_load_that_reads_it_and_named() {
     let folder = tempfile::tempdir().unwrap();
     let stored = [Whole::new("m.small", DType::Float32, &[4], 1), Whole::new("m.large", DType::Float32, &[900, 1000], 2)];
