@@ -1,7 +1,7 @@
 """The extension module. The package around it is what people use; nothing here is stable."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self, final
+from typing import Any, Protocol, Self, final
 
 
 __version__: str
@@ -19,6 +19,34 @@ class Control:
     @property
     def done(self) -> int: ...
     def cancel(self) -> None: ...
+
+@final
+class PlanCache:
+    """The plan of the last save, kept for the next one of the same layout."""
+
+    def __new__(cls) -> Self: ...
+
+class _SaveRequest(Protocol):
+    """What to save and how, as attributes."""
+
+    @property
+    def place(self) -> str: ...
+    @property
+    def leaves(self) -> _Leaves: ...
+    @property
+    def owners(self) -> Any: ...
+    @property
+    def pickle(self) -> Callable[[str, Any], bytes]: ...
+    @property
+    def group(self) -> Any: ...
+    @property
+    def options(self) -> dict[str, Any]: ...
+    @property
+    def control(self) -> Control: ...
+    @property
+    def failure(self) -> str | None: ...
+    @property
+    def storage_options(self) -> dict[str, Any] | None: ...
 
 @final
 class Checkpoint:
@@ -70,18 +98,7 @@ class AsyncSaver:
 
     def __new__(cls, budget: int) -> Self: ...
     def reserve(self, bytes: int) -> None: ...
-    def save(
-        self,
-        place: str,
-        leaves: _Leaves,
-        owners: Any,
-        pickle: Callable[[str, Any], bytes],
-        group: Any,
-        options: dict[str, Any],
-        control: Control,
-        failure: str | None = None,
-        storage_options: dict[str, Any] | None = None,
-    ) -> SaveHandle: ...
+    def save(self, request: _SaveRequest) -> SaveHandle: ...
 
 def dtype_names() -> list[str]: ...
 def dtype_sizes() -> list[int]: ...
@@ -91,17 +108,7 @@ def remove_checkpoint(place: str, storage_options: dict[str, Any] | None = None)
 def local_regions(
     mesh_shape: _Dims, mesh_ranks: _Dims, placements: Sequence[tuple[str, int, int]], shape: _Dims, rank: int
 ) -> list[tuple[list[int], list[int], list[int]]]: ...
-def save(
-    place: str,
-    leaves: _Leaves,
-    owners: Any,
-    pickle: Callable[[str, Any], bytes],
-    group: Any,
-    options: dict[str, Any],
-    control: Control,
-    failure: str | None = None,
-    storage_options: dict[str, Any] | None = None,
-) -> dict[str, Any]: ...
+def save(request: _SaveRequest) -> dict[str, Any]: ...
 def load(
     source: str | Checkpoint,
     leaves: _Leaves,

@@ -32,7 +32,7 @@ mod _reshard {
     #[pymodule_export]
     use crate::load::load;
     #[pymodule_export]
-    use crate::options::Control;
+    use crate::options::{Control, PlanCache};
     #[pymodule_export]
     use crate::records::{begin_records, publish_records, write_records};
     #[pymodule_export]

@@ -41,6 +41,21 @@ impl Control {
     }
 }
 
+/// The plan of the last save of some ranks, kept for the next one of the same layout.
+#[pyclass(module = "reshard._reshard", frozen)]
+#[derive(Default)]
+pub(crate) struct PlanCache {
+    inner: Arc<reshard::PlanCache>,
+}
+
+#[pymethods]
+impl PlanCache {
+    #[new]
+    fn new() -> PlanCache {
+        PlanCache::default()
+    }
+}
+
 /// The store at a place, with options by name.
 pub(crate) fn store_at(py: Python<'_>, place: &str, options: Option<&Bound<'_, PyDict>>) -> PyResult<Arc<dyn Store>> {
     store_with(place, &store_options(py, options)?).or_raise(py)
@@ -96,6 +111,7 @@ pub(crate) fn save_options(py: Python<'_>, given: &Bound<'_, PyDict>, control: &
             "split_replicated_above" => options.split_replicated_above = value.extract()?,
             "check_replicas" => options.check_replicas = value.extract()?,
             "files_per_rank" => options.files_per_rank = value.extract()?,
+            "plan_cache" => options.plan_cache = Some(Arc::clone(&value.cast::<PlanCache>()?.get().inner)),
             other => return Err(invalid(py, format!("{other:?} is no option of a save"))),
         }
     }

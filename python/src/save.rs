@@ -5,6 +5,8 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use reshard::records::together;
+use reshard::storage::Store;
+use reshard::{Group, SaveOptions, SaveState};
 
 use crate::errors::Raise;
 use crate::group::group_of;
@@ -18,53 +20,59 @@ fn failed_before(rank: usize, detail: String) -> reshard::Error {
     reshard::Error::Group { doing: "preparing the state".into(), detail, ranks: vec![rank] }
 }
 
-/// Saves. `leaves` are descriptions as in the module `leaves`; `owners` is whatever keeps their memory alive; `failure` says
-/// that this rank failed before it could describe anything, so that no other rank waits for it.
-#[pyfunction]
-#[pyo3(signature = (place, leaves, owners, pickle, group, options, control, failure=None, storage_options=None))]
-#[allow(clippy::too_many_arguments)]
-pub(crate) fn save<'py>(
-    py: Python<'py>,
-    place: &str,
-    leaves: &Bound<'py, PyList>,
+/// What to save and how: an object of the package with these attributes.
+#[derive(FromPyObject)]
+pub(crate) struct SaveRequest<'py> {
+    place: String,
+    /// Descriptions as in the module `leaves`.
+    leaves: Bound<'py, PyList>,
+    /// Whatever keeps the leaves' memory alive.
     owners: Py<PyAny>,
-    pickle: &Bound<'py, PyAny>,
-    group: Option<&Bound<'py, PyAny>>,
-    options: &Bound<'py, PyDict>,
-    control: &Control,
+    /// Makes a record of an object that is not plain.
+    pickle: Bound<'py, PyAny>,
+    group: Option<Bound<'py, PyAny>>,
+    options: Bound<'py, PyDict>,
+    control: PyRef<'py, Control>,
+    /// Says that this rank failed before it could describe anything, so that no other rank waits for it.
     failure: Option<String>,
-    storage_options: Option<&Bound<'py, PyDict>>,
-) -> PyResult<Bound<'py, PyDict>> {
-    let group = group_of(group)?;
-    let prepared = prepare(py, place, leaves, pickle, options, control, storage_options);
-    let (ready, own) = own_error(py, group.rank(), prepared, failure);
-    let options = save_options(py, options, control).unwrap_or_default();
-    let result = run(py, &control.inner, move || {
-        let ready = together(group.as_ref(), ready);
-        let (state, store) = ready?;
-        let report = reshard::save(group.as_ref(), &state, &store, &options);
-        drop(owners);
-        report
-    })?;
-    match (result, own) {
-        (Err(_), Some(own)) => Err(own),
-        (result, _) => save_report(py, &result.or_raise(py)?),
+    storage_options: Option<Bound<'py, PyDict>>,
+}
+
+type Ready = (SaveState<'static>, Arc<dyn Store>, SaveOptions);
+
+impl SaveRequest<'_> {
+    fn prepare(&self, py: Python<'_>) -> PyResult<Ready> {
+        let options = save_options(py, &self.options, &self.control)?;
+        Ok((save_state(&self.leaves, &self.pickle)?, store_at(py, &self.place, self.storage_options.as_ref())?, options))
+    }
+
+    /// Runs `work` when every rank is ready for it. Every rank hears of one that is not.
+    fn run<T: Send + 'static>(
+        self,
+        py: Python<'_>,
+        work: impl FnOnce(Arc<dyn Group>, Ready) -> reshard::Result<T> + Send + 'static,
+    ) -> PyResult<T> {
+        let group = group_of(self.group.as_ref())?;
+        let prepared = self.prepare(py);
+        let (ready, own) = own_error(py, group.rank(), prepared, self.failure);
+        let owners = self.owners;
+        let result = run(py, &self.control.inner, move || {
+            let done = together(group.as_ref(), ready).and_then(|ready| work(group, ready));
+            drop(owners);
+            done
+        })?;
+        match (result, own) {
+            (Err(_), Some(own)) => Err(own),
+            (result, _) => result.or_raise(py),
+        }
     }
 }
 
-type Ready = (reshard::SaveState<'static>, Arc<dyn reshard::storage::Store>);
-
-fn prepare<'py>(
-    py: Python<'py>,
-    place: &str,
-    leaves: &Bound<'py, PyList>,
-    pickle: &Bound<'py, PyAny>,
-    options: &Bound<'py, PyDict>,
-    control: &Control,
-    storage_options: Option<&Bound<'py, PyDict>>,
-) -> PyResult<Ready> {
-    save_options(py, options, control)?;
-    Ok((save_state(leaves, pickle)?, store_at(py, place, storage_options)?))
+/// Saves.
+#[pyfunction]
+pub(crate) fn save<'py>(py: Python<'py>, request: SaveRequest<'py>) -> PyResult<Bound<'py, PyDict>> {
+    let report = request.run(py, |group, (state, store, options)| reshard::save(group.as_ref(), &state, &store, &options))?;
+    save_report(py, &report)
 }
 
 /// Splits a rank's own exception from what the other ranks hear of it.
@@ -104,36 +112,10 @@ impl AsyncSaver {
     }
 
     /// Plans and copies now, writes and publishes in the background; as `save` otherwise.
-    #[pyo3(signature = (place, leaves, owners, pickle, group, options, control, failure=None, storage_options=None))]
-    #[allow(clippy::too_many_arguments)]
-    fn save<'py>(
-        &self,
-        py: Python<'py>,
-        place: &str,
-        leaves: &Bound<'py, PyList>,
-        owners: Py<PyAny>,
-        pickle: &Bound<'py, PyAny>,
-        group: Option<&Bound<'py, PyAny>>,
-        options: &Bound<'py, PyDict>,
-        control: &Control,
-        failure: Option<String>,
-        storage_options: Option<&Bound<'py, PyDict>>,
-    ) -> PyResult<SaveHandle> {
-        let group = group_of(group)?;
-        let prepared = prepare(py, place, leaves, pickle, options, control, storage_options);
-        let (ready, own) = own_error(py, group.rank(), prepared, failure);
-        let options = save_options(py, options, control).unwrap_or_default();
+    fn save(&self, py: Python<'_>, request: SaveRequest<'_>) -> PyResult<SaveHandle> {
         let saver = Arc::clone(&self.inner);
-        let result = run(py, &control.inner, move || {
-            let (state, store) = together(group.as_ref(), ready)?;
-            let handle = saver.save(group, &state, store, options);
-            drop(owners);
-            handle
-        })?;
-        match (result, own) {
-            (Err(_), Some(own)) => Err(own),
-            (result, _) => Ok(SaveHandle { inner: result.or_raise(py)? }),
-        }
+        let inner = request.run(py, move |group, (state, store, options)| saver.save(group, &state, store, options))?;
+        Ok(SaveHandle { inner })
     }
 }
 

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions, BroadcastOptions, GatherOptions, PrefixStore
 
+from .. import _reshard
 from .._errors import GroupError, InvalidInput
 
 #: How long a rank waits for the others, in seconds, unless told otherwise.
@@ -26,10 +27,11 @@ _ROOM = _HEAD - 8
 
 
 class Group(Protocol):
-    """What the engine needs of a group."""
+    """What the engine needs of a group: messages, and the plan that its last save left for the next."""
 
     rank: int
     size: int
+    plans: _reshard.PlanCache
 
     def all_gather(self, data: bytes) -> list[bytes]: ...
 
@@ -79,6 +81,7 @@ class GlooGroup:
         self._timeout = timedelta(seconds=timeout)
         self.rank: int = group.rank()
         self.size: int = group.size()
+        self.plans = _reshard.PlanCache()
         self._state = _State()
 
     @property
@@ -90,6 +93,7 @@ class GlooGroup:
         """The same group with another time limit."""
         other = GlooGroup(self._group, timeout)
         other._state = self._state
+        other.plans = self.plans
         return other
 
     def all_gather(self, data: bytes) -> list[bytes]:
@@ -171,6 +175,7 @@ class StoreGroup:
         self._round = 0
         self.rank = rank
         self.size = size
+        self.plans = _reshard.PlanCache()
         self._lock = threading.Lock()
 
     def all_gather(self, data: bytes) -> list[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import Future
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping, NamedTuple, TypeVar
 
 from .. import _reshard
 from .._errors import InvalidInput
@@ -16,6 +16,7 @@ from ._group import DEFAULT_TIMEOUT, Group, described_failure, group_for
 from .state._saved import has_unplaced, saved_form
 
 StrPath = str | os.PathLike[str]
+_T = TypeVar("_T")
 
 
 def chosen_place(place: StrPath | None, checkpoint_id: StrPath | None) -> str:
@@ -85,24 +86,48 @@ def save(
     where = chosen_place(place, checkpoint_id)
     group = group_for(process_group, no_dist, timeout=timeout)
     options = _options(overwrite, sync, checksums, files_per_rank, check_replicas, split_replicated_above)
+    options["plan_cache"] = group.plans if group else _plans_alone
     control = _reshard.Control()
     with Progress(control, "saving", enabled=progress, rank=group.rank if group else 0):
-        report = run_together(
-            group,
-            lambda: _described(state, options),
-            lambda description, failure: _reshard.save(
-                where,
-                description.leaves,
-                description.owners,
-                pickled,
-                group,
-                options,
-                control,
-                failure,
-                dict(storage_options) if storage_options else None,
-            ),
-        )
+        report = _save_together(_reshard.save, state, where, group, options, control, storage_options)
     return SaveReport(report)
+
+
+#: The plan of the last save of this process on its own; a group keeps its own.
+_plans_alone = _reshard.PlanCache()
+
+
+class _SaveRequest(NamedTuple):
+    """What crosses to the engine."""
+
+    place: str
+    leaves: list[tuple[Any, ...]]
+    owners: Any
+    pickle: Callable[[str, Any], bytes]
+    group: Group | None
+    options: dict[str, Any]
+    control: _reshard.Control
+    failure: str | None
+    storage_options: dict[str, Any] | None
+
+
+def _save_together(
+    engine: Callable[[_SaveRequest], _T],
+    state: Mapping[str, Any],
+    place: str,
+    group: Group | None,
+    options: dict[str, Any],
+    control: _reshard.Control,
+    storage_options: Mapping[str, Any] | None,
+) -> _T:
+    """Describes the state and hands it to the engine, with all ranks of the group."""
+    store = dict(storage_options) if storage_options else None
+
+    def work(description: Description, failure: str | None) -> _T:
+        leaves, owners = description.leaves, description.owners
+        return engine(_SaveRequest(place, leaves, owners, pickled, group, options, control, failure, store))
+
+    return run_together(group, lambda: _described(state, options), work)
 
 
 def _options(
@@ -120,7 +145,12 @@ def _options(
     return options
 
 
-def run_together(group: Group | None, describe: Any, work: Any, loading: bool = False) -> Any:
+def run_together(
+    group: Group | None,
+    describe: Callable[[], Description],
+    work: Callable[[Description, str | None], _T],
+    loading: bool = False,
+) -> _T:
     """Describes and works. A rank that cannot describe tells the others, so that nobody waits for it."""
     try:
         description = describe()
@@ -246,21 +276,7 @@ class AsyncSaver:
         group = group_for(process_group, no_dist, purpose="async", timeout=timeout)
         options = _options(overwrite, sync, checksums, files_per_rank, check_replicas, split_replicated_above)
         control = _reshard.Control()
-        inner = run_together(
-            group,
-            lambda: _described(state, options),
-            lambda description, failure: self._inner.save(
-                where,
-                description.leaves,
-                description.owners,
-                pickled,
-                group,
-                options,
-                control,
-                failure,
-                dict(storage_options) if storage_options else None,
-            ),
-        )
+        inner = _save_together(self._inner.save, state, where, group, options, control, storage_options)
         self._last = AsyncSaveHandle(where, inner, control)
         return self._last
 
