@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 import traceback
+import unittest
 from typing import Any, Callable
 
 
@@ -30,9 +31,11 @@ def _rank_main(function: Callable[..., Any], rank: int, size: int, store: str, c
     try:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
         result = function(rank, size, *arguments)
-        connection.send((True, result))
+        connection.send(("fine", result))
+    except unittest.SkipTest as reason:
+        connection.send(("skipped", str(reason)))
     except BaseException as error:
-        connection.send((False, f"rank {rank}: {type(error).__name__}: {error}\n{traceback.format_exc()}"))
+        connection.send(("failed", f"rank {rank}: {type(error).__name__}: {error}\n{traceback.format_exc()}"))
     finally:
         # A rank that leaves early breaks the group under those that still connect to it, so all stay until all have answered.
         try:
@@ -72,21 +75,24 @@ class Ranks:
             deadline = time.monotonic() + timeout
             results: list[Any] = []
             failures: list[str] = []
+            skipped: list[str] = []
             for rank, connection in enumerate(connections):
                 try:
                     if not connection.poll(max(deadline - time.monotonic(), 0.0)):
                         failures.append(f"rank {rank} did not answer within {timeout} s")
                         results.append(None)
                         continue
-                    fine, result = connection.recv()
+                    how, result = connection.recv()
                 except EOFError:
                     results.append(Died())
                     if not may_die:
                         failures.append(f"rank {rank} died")
                     continue
                 results.append(result)
-                if not fine:
+                if how == "failed":
                     failures.append(result)
+                elif how == "skipped":
+                    skipped.append(result)
             for connection in connections:
                 connection.close()
             for process in processes:
@@ -95,4 +101,6 @@ class Ranks:
                     process.kill()
         if failures:
             raise RankFailed("\n".join(failures))
+        if skipped:
+            raise unittest.SkipTest(skipped[0])
         return results

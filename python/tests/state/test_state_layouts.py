@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint.state_dict as pt
-from models import ALL, FOUR, assert_close, everything, make, optimizer, train
+from models import ALL, FOUR, assert_close, everything, here, make, optimizer, train
 
 import reshard.torch as rt
 
@@ -93,7 +93,7 @@ def test_every_layout_into_every_other_on_two_ranks(ranks, tmp_path):
 
 
 def test_every_layout_into_every_other_on_four_ranks(ranks, tmp_path):
-    check(ranks(4, matrix, [*FOUR, "ddp", "fsdp1_flat", "fsdp2"], str(tmp_path), "rt", timeout=240))
+    check(ranks(4, matrix, here(*FOUR, "ddp", "fsdp1_flat", "fsdp2"), str(tmp_path), "rt", timeout=240))
 
 
 def test_pytorch_saves_and_we_load(ranks, tmp_path):
@@ -108,6 +108,8 @@ def resume(rank, size, cases, folder):
     """n steps, save, another layout, m steps: the same as n + m steps."""
     failed = []
     for first, second, exact in cases:
+        if len(here(first, second)) < 2:
+            continue
         try:
             place = os.path.join(folder, f"{first}-{second}")
             model = make(first)
@@ -156,7 +158,10 @@ def load_on(rank, size, layout, place):
 
 
 def test_four_ranks_to_three_and_back(ranks, tmp_path):
-    for index, (first, second) in enumerate([("fsdp1_flat", "fsdp2"), ("fsdp2", "fsdp1_flat"), ("tp_fsdp2", "fsdp1_orig")]):
+    cases = [("fsdp1_flat", "fsdp2"), ("fsdp2", "fsdp1_flat"), ("tp_fsdp2", "fsdp1_orig"), ("fsdp1_orig", "fsdp1_flat")]
+    for index, (first, second) in enumerate(cases):
+        if len(here(first, second)) < 2:
+            continue
         place = str(tmp_path / str(index))
         a = ranks(4, save_on, first, place)[0]
         b = ranks(3, load_on, second, place)[0]

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint.state_dict as pt
-from models import Net, assert_close, everything, make, optimizer, train
+from models import Net, assert_close, everything, fully_shard, here, make, optimizer, train
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 
@@ -51,7 +51,7 @@ def check(results):
 
 
 def full_as_pytorch(rank, size):
-    for layout in ("ddp", "fsdp1_flat", "fsdp1_orig", "fsdp2"):
+    for layout in here("ddp", "fsdp1_flat", "fsdp1_orig", "fsdp2"):
         for fields in ({}, {"flatten_optimizer_state_dict": True}, {"cpu_offload": True}):
             ours, theirs = options(full_state_dict=True, **fields)
             model, optim = trained(layout)
@@ -72,7 +72,7 @@ def full_as_pytorch(rank, size):
 
 
 def full_to_chosen_ranks(rank, size):
-    for layout in ("fsdp1_flat", "fsdp2"):
+    for layout in here("fsdp1_flat", "fsdp2"):
         model, optim = trained(layout)
         reference = rt.get_state_dict(model, optim, options=rt.StateDictOptions(full_state_dict=True))
         chosen = rt.get_state_dict(model, optim, options=rt.StateDictOptions(full_state_dict=True, full_state_dict_ranks=(1,)))
@@ -87,7 +87,7 @@ def full_is_set_on_every_layout(rank, size):
     model, optim = trained("fsdp2", seed=5)
     full = rt.StateDictOptions(full_state_dict=True)
     reference = rt.get_state_dict(model, optim, options=full)
-    for layout in ("single", "ddp", "fsdp1_flat", "fsdp1_orig", "fsdp2"):
+    for layout in here("single", "ddp", "fsdp1_flat", "fsdp1_orig", "fsdp2"):
         for flat in (False, True):
             state = reference[1] if not flat else rt.get_optimizer_state_dict(model, optim, options=rt.StateDictOptions(full_state_dict=True, flatten_optimizer_state_dict=True))
             other = make(layout, seed=1)
@@ -103,7 +103,7 @@ def broadcast_from_rank0(rank, size):
     full = rt.StateDictOptions(full_state_dict=True)
     reference = rt.get_state_dict(model, optim, options=full)
     both = rt.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    for layout in ("ddp", "fsdp1_flat", "fsdp1_orig", "fsdp2"):
+    for layout in here("ddp", "fsdp1_flat", "fsdp1_orig", "fsdp2"):
         other = make(layout, seed=1)
         second = optimizer(other)
         mine = reference if rank == 0 else ({}, {})
@@ -124,8 +124,6 @@ def broadcast_into_meta(rank, size):
     reference = Net("tied").state_dict()
     with torch.device("meta"):
         net = Net("tied")
-    from torch.distributed.fsdp import fully_shard
-
     for block in (net.second, net.norm):
         fully_shard(block)
     fully_shard(net)
@@ -137,11 +135,11 @@ def broadcast_into_meta(rank, size):
 
 def state_of_pytorch_is_set(rank, size):
     """ShardedTensors and DTensors, as PyTorch gives them, into any layout."""
-    for layout in ("fsdp1_flat", "fsdp1_orig", "fsdp2"):
+    for layout in here("fsdp1_flat", "fsdp1_orig", "fsdp2"):
         model, optim = trained(layout, seed=5)
         theirs = pt.get_state_dict(model, optim)
         reference = rt.get_state_dict(model, optim, options=rt.StateDictOptions(full_state_dict=True))
-        for target in ("ddp", "fsdp1_flat", "fsdp1_orig", "fsdp2"):
+        for target in here("ddp", "fsdp1_flat", "fsdp1_orig", "fsdp2"):
             other = make(target, seed=1)
             second = optimizer(other)
             rt.set_state_dict(other, second, model_state_dict=dict(theirs[0]), optim_state_dict=theirs[1])
@@ -198,7 +196,7 @@ def fsdp_pair(rank, size):
 
 
 def strict_or_not(rank, size):
-    for layout in ("ddp", "fsdp1_flat", "fsdp2"):
+    for layout in here("ddp", "fsdp1_flat", "fsdp2"):
         model, _ = trained(layout)
         state = rt.get_model_state_dict(model)
         state["head.bais"] = state.pop("head.bias")
@@ -213,7 +211,7 @@ def strict_or_not(rank, size):
 
 def flattened(rank, size, folder=None):
     ours, theirs = options(flatten_optimizer_state_dict=True)
-    for layout in ("ddp", "fsdp1_flat", "fsdp1_orig", "fsdp2"):
+    for layout in here("ddp", "fsdp1_flat", "fsdp1_orig", "fsdp2"):
         for kind in ("adamw", "groups"):
             model, optim = trained(layout, kind=kind)
             a = rt.get_optimizer_state_dict(model, optim, options=ours)
@@ -250,7 +248,7 @@ def sharded_load(rank, size, place=None):
     place = f"{folder[0]}/checkpoint"
     rt.save({"model": states[0], "optim": states[1]}, place)
     reference = everything(states[1]["state"])
-    for layout in ("ddp", "fsdp1_flat", "fsdp1_orig", "fsdp2"):
+    for layout in here("ddp", "fsdp1_flat", "fsdp1_orig", "fsdp2"):
         other = make(layout, seed=1)
         loaded = rt.load_sharded_optimizer_state_dict(rt.get_model_state_dict(other), "optim", place)
         assert_close(reference, everything(loaded["optim"]["state"]), layout)
