@@ -16,6 +16,7 @@ from ._describe import Description, flatten, is_stateful, mutable, put
 from ._group import DEFAULT_TIMEOUT, group_for
 from ._save import StrPath, chosen_place, run_together
 from .state._expand import expand
+from .state._template import OptimizerStateDict
 
 Rename = Mapping[str, str | None] | Callable[[str], str | None]
 
@@ -72,8 +73,10 @@ def load(
     checkpoint = _reshard.Checkpoint(where, store, group)
     options = {"strict": strict, "cast": cast, "verify": verify, "exchange": exchange}
     control = _reshard.Control()
+    stored_name = _stored_name(rename)
     asked: dict[Any, Any] = {}
     wanted: dict[Any, Any] = {}
+    templates: list[OptimizerStateDict] = []
 
     def describe() -> Description:
         for key, value in mutable(state).items():
@@ -83,12 +86,12 @@ def load(
             else:
                 wanted[key] = value
         # An optimizer that has not run knows none of its slots: its state dict takes over the checkpoint's.
-        expand(wanted, checkpoint)
+        templates.extend(expand(wanted, checkpoint, stored_name))
         description = Description(loading=True)
-        flatten(wanted, description, checkpoint)
+        flatten(wanted, description, checkpoint if stored_name is None else _Renamed(checkpoint, stored_name))
         description.owners.append(wanted)
-        if rename is not None:
-            renames.update(_renames(rename, description))
+        if stored_name is not None:
+            renames.update((leaf[0], stored_name(leaf[0])) for leaf in description.leaves)
         return description
 
     renames: dict[str, str | None] = {}
@@ -107,6 +110,8 @@ def load(
     description.copy_back()
     for key, value in loaded.items():
         _put(description, key, value)
+    for template in templates:
+        template.take_own_names()
     for key, value in wanted.items():
         if key in asked:
             asked[key].load_state_dict(value)
@@ -129,10 +134,24 @@ def into(state: dict[Any, Any], checkpoint: Any, place: str, allow_pickle: bool,
         _put(description, key, _value(key, place, found, allow_pickle))
 
 
-def _renames(rename: Rename, description: Description) -> dict[str, str | None]:
+def _stored_name(rename: Rename | None) -> Callable[[str], str | None] | None:
+    """From a wanted key to the checkpoint's; None where both are the same."""
     if isinstance(rename, Mapping):
-        return dict(rename)
-    return {leaf[0]: rename(leaf[0]) for leaf in description.leaves}
+        names = dict(rename)
+        return lambda key: names.get(key, key)
+    return rename
+
+
+class _Renamed:
+    """A checkpoint's keys, asked for by their wanted names."""
+
+    def __init__(self, checkpoint: _reshard.Checkpoint, stored_name: Callable[[str], str | None]) -> None:
+        self._checkpoint = checkpoint
+        self._stored_name = stored_name
+
+    def __contains__(self, key: str) -> bool:
+        name = self._stored_name(key)
+        return name is not None and name in self._checkpoint
 
 
 def _trusted_classes() -> set[str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 
 import torch
-from models import Net, assert_close, everything, make, optimizer, train
+from models import Net, assert_close, everything, here, make, optimizer, train
 
+import reshard
 import reshard.torch as rt
 
 
@@ -37,7 +38,7 @@ def test_asking_changes_nothing():
 
 
 def asking_on_ranks(rank, size):
-    for layout in ("fsdp1_flat", "fsdp1_orig", "fsdp2", "ddp"):
+    for layout in here("fsdp1_flat", "fsdp1_orig", "fsdp2", "ddp"):
         one, two = make(layout), make(layout)
         a, b = optimizer(one), optimizer(two)
         rt.get_state_dict(one, a)
@@ -74,6 +75,56 @@ def test_presence_is_restored_exactly(place):
         rt.load(target, place)
         rt.set_optimizer_state_dict(other, second, target["optim"])
         assert_close(everything_local(state), everything_local(rt.get_optimizer_state_dict(other, second)))
+
+
+def test_slots_of_a_fresh_optimizer_come_from_keys_of_other_names(tmp_path):
+    """What a wrapper called `module.…`, below an entry of another name, into an optimizer that has not run."""
+    model = make("single")
+    optim = optimizer(model)
+    train(model, optim, 2)
+    for flat in (False, True):
+        options = rt.StateDictOptions(flatten_optimizer_state_dict=flat)
+        wanted = everything_local(rt.get_optimizer_state_dict(model, optim, options=options))
+        wrapped = torch.nn.ModuleDict({"module": model})
+        stored = rt.get_optimizer_state_dict(wrapped, optim, options=options)
+        place = tmp_path / f"flat-{flat}"
+        rt.save({"old": stored, "lr": 1.0}, place)
+        other = make("single", seed=2)
+        second = optimizer(other)
+        target = {"optim": rt.get_optimizer_state_dict(other, second, options=options)}
+
+        def old_name(key):
+            name = key.replace("optim.", "old.", 1).replace("state.", "state.module.", 1)
+            return name.replace("param_groups.", "param_groups.module.", 1) if flat else name
+
+        report = rt.load(target, place, rename=old_name)
+        assert report.differences == []
+        rt.set_optimizer_state_dict(other, second, target["optim"], options=options)
+        assert_close(wanted, everything_local(rt.get_optimizer_state_dict(other, second, options=options)))
+        # The same by a dict of keys.
+        third = optimizer(other)
+        target = {"optim": rt.get_optimizer_state_dict(other, third, options=options)}
+        with reshard.open(place) as ck:
+            names = {key.replace("old.", "optim.", 1).replace("module.", "", 1): key for key in ck.keys() if key != "lr"}
+        rt.load(target, place, rename=names)
+        rt.set_optimizer_state_dict(other, third, target["optim"], options=options)
+        assert_close(wanted, everything_local(rt.get_optimizer_state_dict(other, third, options=options)))
+
+
+def test_what_is_renamed_to_none_stays_as_it_is(place):
+    model = make("single")
+    optim = optimizer(model)
+    train(model, optim, 2)
+    rt.save({"optim": rt.get_optimizer_state_dict(model, optim)}, place)
+    second = optimizer(model)
+    second.param_groups[0]["lr"] = 0.625
+    target = {"optim": rt.get_optimizer_state_dict(model, second)}
+    first = next(iter(dict(model.named_parameters())))
+    left = {"optim.param_groups.0.lr": None, f"optim.state.{first}.exp_avg": None}
+    rt.load(target, place, rename=left, strict=False)
+    assert target["optim"]["param_groups"][0]["lr"] == 0.625
+    assert first in target["optim"]["param_groups"][0]["params"]
+    assert "exp_avg" not in target["optim"]["state"][first] and "exp_avg_sq" in target["optim"]["state"][first]
 
 
 def everything_local(tree):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from .._describe import CODES
 from ._await import arrived
-from ._template import SLOT_KEYS, Entry, OptimizerStateDict, alive
+from ._template import SLOT_KEYS, Entry, OptimizerStateDict, _at, alive
+
+#: From a wanted key to the checkpoint's; None leaves a key alone.
+Rename = Callable[[str], str | None]
 
 
 def entries_below(entries: Any, prefix: Sequence[Any]) -> list[Entry]:
@@ -19,9 +22,12 @@ def entries_below(entries: Any, prefix: Sequence[Any]) -> list[Entry]:
     below: list[Entry] = []
     for _, (path, dtype, shape, _, _) in entries:
         if len(path) > len(text) and tuple(map(str, path[: len(text)])) == text:
-            code = CODES[getattr(torch, dtype)] if dtype is not None else None
-            below.append((tuple(path[len(text) :]), code, tuple(shape or ())))
+            below.append((tuple(path[len(text) :]), _code(dtype), tuple(shape or ())))
     return below
+
+
+def _code(dtype: str | None) -> int | None:
+    return CODES[getattr(torch, dtype)] if dtype is not None else None
 
 
 def key_types_of(checkpoint: Any, prefix: Sequence[Any], entries: Sequence[Entry]) -> Any:
@@ -44,13 +50,20 @@ def _foreign(checkpoint: Any, prefix: Sequence[Any], entries: Sequence[Entry], n
     return listed.intersection(names)
 
 
-def _from_checkpoint(state: Any, checkpoint: Any) -> Iterator[tuple[tuple[Any, ...], OptimizerStateDict, dict[Any, Any]]]:
+def _from_checkpoint(
+    state: Any, checkpoint: Any, rename: Rename | None = None
+) -> Iterator[tuple[tuple[Any, ...], OptimizerStateDict, dict[Any, Any]]]:
     """Every optimizer state dict inside of a state, its place, and its structure in the checkpoint."""
     found: list[tuple[tuple[Any, ...], OptimizerStateDict]] = []
     if alive:
         _find(state, (), found)
     entries = checkpoint.entries() if found else ()
     for prefix, template in found:
+        if rename is not None and template.slots is not None:
+            below = _renamed(prefix, template, entries, rename)
+            if below:
+                yield prefix, template, template.slots.tree(below, template)
+            continue
         below = entries_below(entries, prefix)
         if below and template.slots is not None:
             types = key_types_of(checkpoint, prefix, below)
@@ -58,9 +71,59 @@ def _from_checkpoint(state: Any, checkpoint: Any) -> Iterator[tuple[tuple[Any, .
             yield prefix, template, template.slots.tree(below, template, foreign=foreign, key_types=types)
 
 
-def expand(state: Any, checkpoint: Any) -> None:
-    """Gives every optimizer state dict inside of a state that is about to be loaded the structure of the checkpoint."""
-    for _, template, nested in _from_checkpoint(state, checkpoint):
+def _renamed(
+    prefix: tuple[Any, ...],
+    template: OptimizerStateDict,
+    entries: Sequence[tuple[str, tuple[Any, ...]]],
+    rename: Rename,
+) -> list[Entry]:
+    """What a checkpoint has of an optimizer under other keys.
+
+    Names are known in one direction only, from what is wanted to what is stored. So everything is tried that could be wanted:
+    every slot that anything in the checkpoint has, of every parameter; every field, of every group.
+    """
+    assert template.slots is not None
+    stored = dict(entries)
+    slots: dict[tuple[Any, ...], None] = {}
+    fields: dict[tuple[Any, ...], None] = {}
+    for _, (path, *_) in entries:
+        for index, part in enumerate(path):
+            for word, tails in (("state", slots), ("param_groups", fields)):
+                if part == word and len(path) > index + 2:
+                    tails[tuple(path[index + 2 :])] = None
+                elif isinstance(part, str) and part.startswith(f"{word}."):
+                    tails[(part.rsplit(".", 1)[1],)] = None
+    names = list(template.slots.layouts)
+    groups = template.get("param_groups")
+    if "state" in template or isinstance(groups, list):
+        wanted: list[tuple[Any, ...]] = [("state", name, *slot) for name in names for slot in slots]
+        wanted += [("param_groups", index, *field) for index in range(len(groups or ())) for field in fields]
+    else:
+        wanted = [(".".join(("state", name, *map(str, slot))),) for name in names for slot in slots]
+        wanted += [(".".join(("param_groups", name, *map(str, field))),) for name in names for field in fields]
+    below: list[Entry] = []
+    template.names = {}
+    for path in wanted:
+        key = rename(".".join(map(str, (*prefix, *path))))
+        if key is None and _at(template, path) is not None:
+            # Left alone, and so as it is.
+            below.append((path, None, ()))
+        elif key is not None and key in stored:
+            place, dtype, shape, _, _ = stored[key]
+            below.append((path, _code(dtype), tuple(shape or ())))
+            if path[0] == "state" and len(place) >= len(path):
+                template.names[str(place[1 - len(path)])] = path[1]
+    return below
+
+
+def expand(state: Any, checkpoint: Any, rename: Rename | None = None) -> list[OptimizerStateDict]:
+    """Gives every optimizer state dict inside of a state that is about to be loaded the structure of the checkpoint.
+
+    `rename` says under which key the checkpoint has a wanted one. Returns the dicts, which take their own names when all is
+    loaded.
+    """
+    expanded = []
+    for _, template, nested in _from_checkpoint(state, checkpoint, rename):
         if "state" in template or "param_groups" in template:
             nested.setdefault("state", {})
             nested.setdefault("param_groups", [])
@@ -68,6 +131,8 @@ def expand(state: Any, checkpoint: Any) -> None:
         template.update(nested)
         template.unknown = ()
         arrived(template)
+        expanded.append(template)
+    return expanded
 
 
 def lacking(state: Any, checkpoint: Any) -> dict[Any, Any]:

@@ -42,6 +42,8 @@ class OptimizerStateDict(dict):  # type: ignore[type-arg]
     #: Slots of sharded parameters that say neither by shape nor by type which part they are: the same on all ranks, or else
     #: nobody knows what. Saving compares them between ranks.
     unplaced: tuple[str, ...] = ()
+    #: What a checkpoint that is being loaded calls the parameters it has under other names.
+    names: dict[str, str] = {}
     _values: tuple[Any, ...] = ()
 
     def __init__(self, content: Mapping[Any, Any]) -> None:
@@ -62,6 +64,14 @@ class OptimizerStateDict(dict):  # type: ignore[type-arg]
             return tuple(group.get("params") for group in self["param_groups"])
         shared = (int, str, bool, type(None))
         return tuple(v for k, v in self.items() if k.startswith("param_groups.") and not isinstance(v, (torch.Tensor, *shared)))
+
+    def take_own_names(self) -> None:
+        """Gives parameters that groups list by the checkpoint's names the names that they have here."""
+        groups = self.get("param_groups")
+        for group in groups if isinstance(groups, list) and self.names else ():
+            if isinstance(group, dict) and isinstance(group.get("params"), list):
+                group["params"] = [self.names.get(name, name) for name in group["params"]]
+        self.names = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (dict, (dict(self),))
