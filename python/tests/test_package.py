@@ -1,10 +1,10 @@
 """The package itself: what importing it costs, its exceptions, its annotations."""
 
-import json
 import os
 import pickle
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,16 +17,27 @@ def run_python(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PYTHON).stdout
 
 
-def test_importing_reshard_imports_neither_torch_nor_numpy_and_is_fast():
-    code = (
-        "import sys, time; before = set(sys.modules); start = time.process_time(); import reshard; "
-        "took = time.process_time() - start; import json; "
-        "print(json.dumps([took, sorted(m for m in ('torch', 'numpy') if m in sys.modules)]))"
-    )
-    runs = [json.loads(run_python(code)) for _ in range(5)]
-    assert all(modules == [] for _, modules in runs)
-    # Processor time, and the best of several: what is measured is the package, not what else the machine does.
-    assert min(took for took, _ in runs) < 0.05
+def test_importing_reshard_imports_neither_torch_nor_numpy():
+    code = "import sys, reshard; print([name for name in ('torch', 'numpy') if name in sys.modules])"
+    assert run_python(code).strip() == "[]"
+
+
+def test_importing_reshard_takes_less_than_50_ms():
+    """Starts of an interpreter with the import, less those without: the best of each, as a start can be slower for any reason
+    but faster for none. A busy machine is given more tries."""
+
+    def start(code):
+        begin = time.perf_counter()
+        run_python(code)
+        return time.perf_counter() - begin
+
+    alone, importing = [], []
+    for _ in range(40):
+        alone.append(start("pass"))
+        importing.append(start("import reshard"))
+        if len(alone) >= 3 and min(importing) - min(alone) < 0.05:
+            return
+    raise AssertionError(f"{(min(importing) - min(alone)) * 1e3:.0f} ms in the best of {len(alone)} starts")
 
 
 def test_only_reshard_torch_imports_torch():
