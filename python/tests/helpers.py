@@ -78,3 +78,36 @@ def assert_same_tree(a, b, at="state"):
 def global_tensor(shape, dtype=torch.float32, seed=0):
     """The tensor that every rank agrees on before it is sharded."""
     return random_bytes(shape, dtype, seed)
+
+
+class Scaled(torch.Tensor):
+    """A wrapper as quantization libraries make them: its content is in other tensors."""
+
+    @staticmethod
+    def __new__(cls, whole, scale):
+        return torch.Tensor._make_wrapper_subclass(cls, whole.shape, dtype=torch.float32)
+
+    def __init__(self, whole, scale):
+        self.whole, self.scale = whole, scale
+
+    def __repr__(self):
+        return f"Scaled({self.whole}, {self.scale})"
+
+    def __tensor_flatten__(self):
+        return ["whole", "scale"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, meta, size, stride):
+        return cls(inner["whole"], inner["scale"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args, kwargs=None):
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].whole, args[0].scale)
+        if func is torch.ops.aten.copy_.default:
+            args[0].whole.copy_(args[1].whole)
+            args[0].scale.copy_(args[1].scale)
+            return args[0]
+        if func is torch.ops.aten.view.default:
+            return cls(args[0].whole.view(args[1]), args[0].scale)
+        raise NotImplementedError(func)

@@ -140,6 +140,7 @@ class Description:
 
     def _piece(self, key: str, offsets: tuple[int, ...], tensor: torch.Tensor) -> tuple[Any, ...]:
         """A region that a tensor holds whole."""
+        _check_memory(key, tensor)
         if not tensor.is_cpu or tensor.is_neg() or tensor.is_conj():
             tensor = self._stand_in(tensor)
         self.owners.append(tensor)
@@ -193,6 +194,7 @@ class Description:
 
     def _cut(self, key: str, local: torch.Tensor, regions: list[_Region], shape: Any) -> list[tuple[Any, ...]]:
         """The regions of a tensor that lie in a local one."""
+        _check_memory(key, local)
         if not local.is_cpu or local.is_neg() or local.is_conj():
             local = self._stand_in(local)
         self.owners.append(local)
@@ -405,6 +407,17 @@ def _is_wrapper(tensor: torch.Tensor) -> bool:
     if type(tensor) in _PLAIN or tensor.is_meta or tensor.layout is not _STRIDED:
         return False
     return is_traceable_wrapper_subclass(tensor) or (tensor.numel() > 0 and tensor.data_ptr() == 0)
+
+
+def _check_memory(key: str, local: torch.Tensor) -> None:
+    """A part of a tensor is a stretch of memory; a wrapper has none, and its own tensors need not be cut where it is."""
+    if type(local) not in _PLAIN and _is_wrapper(local):
+        name = f"{type(local).__module__}.{type(local).__qualname__}"
+        raise InvalidInput(
+            f"{key!r} is sharded, and this rank's part is a {name}, which keeps its content in other tensors",
+            keys=[key],
+            hint="save those tensors, or what to_local() gives inside of PerRank: each rank's part is then stored as an object",
+        )
 
 
 def _check_writable(key: str, tensor: torch.Tensor) -> None:

@@ -158,10 +158,10 @@ def _trusted_classes() -> set[str]:
     """Classes that the program has declared safe to torch's restricted unpickler."""
     trusted = set(_TENSORS_INSIDE)
     for entry in torch.serialization.get_safe_globals():
-        if isinstance(entry, tuple):
-            trusted.add(entry[1])
-        else:
-            trusted.add(f"{entry.__module__}.{entry.__qualname__}")
+        name = entry[1] if isinstance(entry, tuple) else f"{entry.__module__}.{entry.__qualname__}"
+        trusted.add(name)
+        # What the engine calls a tensor of a class of its own.
+        trusted.add(f"a tensor of class {name}")
     return trusted
 
 
