@@ -36,7 +36,7 @@ pub(super) const MAX_COPIED_PER_INPUT_BYTE: usize = 4;
 pub const TREE_BYTES_PER_INPUT_BYTE: usize = 256;
 
 /// … and this many in any case.
-pub const TREE_BYTES_FLOOR: usize = 64 << 20;
+pub const TREE_BYTES_FLOOR: usize = 16 << 20;
 
 /// What one decoding may use; `Limits::default()` is the constants of this module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -211,6 +211,11 @@ impl<'r, 'a> Rebuilder<'r, 'a> {
             ByteLayout::strided(&shape, &strides, dtype.size())
         };
         let layout = layout.map_err(|error| outside(&error))?;
+        // Repeated elements (a stride of zero) need no storage, so nothing else bounds them.
+        let bytes = shape.iter().try_fold(dtype.size(), |bytes, size| bytes.checked_mul(*size));
+        if bytes.is_none_or(|bytes| bytes > i64::MAX as u64) {
+            return Err(outside(&"more bytes than 63 bits can count"));
+        }
         let start = if empty { Some(0) } else { offset.checked_mul(dtype.size()) };
         let end = start.and_then(|start| start.checked_add(layout.end()));
         if end.is_none_or(|end| end > entry.length) {

@@ -76,6 +76,7 @@ values = {
     "nested_marks": ([(b"(", deep), (b"t", deep), (b".", 1)], ["levels of nesting", "byte 1000"]),
     "nested_tuples": ([(b")", 1), (b"\x85", deep), (b".", 1)], ["levels of nesting"]),
     "billion_laughs": (p4(laughs(200)), ["once shared parts are written out"]),
+    "million_laughs": (p4(laughs(19)), ["once shared parts are written out"]),
     "long_string_many_times": (
         [(b"\x80\x04X" + struct.pack("<I", 1 << 20), 1), (b"a", 1 << 20), (b"\x94](", 1), (b"h\x00", 20_000), (b"e.", 1)],
         ["once shared parts are written out"]),

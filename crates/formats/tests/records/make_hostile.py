@@ -167,6 +167,7 @@ def contents():
     yield "size_too_long", archive(*good(tensor(size=(5,)))), "outside its storage"
     yield "size_2_62", archive(*good(tensor(size=(1 << 62,)))), "outside its storage"
     yield "size_overflows", archive(*good(tensor(size=(1 << 40, 1 << 40), stride=(0, 0)))), "outside its storage"
+    yield "repeated_past_63_bits", archive(*good(tensor(size=(1 << 62,), stride=(0,)))), "more bytes than 63 bits"
     yield "stride_too_long", archive(*good(tensor(size=(2, 2), stride=(3, 1)))), "outside its storage"
     yield "stride_2_62", archive(*good(tensor(size=(2, 2), stride=(1 << 62, 1)))), "outside its storage"
     yield "offset_too_far", archive(*good(tensor(offset=1))), "outside its storage"
