@@ -4,13 +4,16 @@
 //! row-major order restricted to a chunk is the chunk's own row-major order, the bytes of a chunk that passes whole pass in
 //! their stored order whatever the cut, so its checksum is compared on the way without a second read.
 
+mod slab;
+
 use std::collections::HashMap;
 use std::hash::Hasher;
 
 use reshard_formats::{DType, swap_bytes};
-use reshard_layout::{ByteLayout, Dims, Region, Run, Runs, copy_runs, coverage, flat_pieces, runs};
-use reshard_storage::Reader;
+use reshard_layout::{ByteLayout, Dims, Region, copy_runs, coverage, flat_pieces, runs};
 use twox_hash::XxHash3_64;
+
+use self::slab::{Slab, read_runs};
 
 use crate::cast::{can_cast, cast};
 use crate::checkpoint::{CatalogTensor, Check, Checkpoint, Located};
@@ -45,12 +48,14 @@ struct OpenChunk {
     checker: Option<Checker>,
     /// Bytes that have not passed yet.
     left: u64,
-    /// The chunk's stretch of the file, where its elements do not lie in row-major order.
-    resident: Option<Vec<u8>>,
+    /// Whether its elements lie in row-major order.
+    in_order: bool,
+    /// The part at hand, where they do not.
+    slab: Option<Slab>,
 }
 
-/// A strided chunk is read whole when its stretch of the file is at most this many times its own bytes.
-const RESIDENT_RATIO: u64 = 4;
+/// A storage is read to compare its checksum when it has at most this many times the bytes of the tensor that lies in it.
+const SUMMED_RATIO: u64 = 2;
 
 impl<'c> TensorStream<'c> {
     /// All of a tensor.
@@ -86,16 +91,23 @@ impl<'c> TensorStream<'c> {
         let zero = Dims::from_elem(0, overlap.ndim());
         let own = ByteLayout::contiguous(overlap.sizes(), element)?;
         let stretches = runs(overlap.sizes(), layout, from.offsets(), &own, &zero)?;
-        let one_stretch = stretches.count_runs() == 1;
-        let straight = overlap == wanted && one_stretch;
+        let straight = overlap == wanted && (!open.in_order || stretches.count_runs() == 1);
         self.scratch.resize(if straight { 0 } else { length as usize }, 0);
         let bytes: &mut [u8] = if straight { target } else { &mut self.scratch };
         let reader = checkpoint.reader(open.located.file)?;
-        match &open.resident {
-            Some(resident) => {
-                copy_runs(resident, bytes, runs(overlap.sizes(), &layout.clone().at(0), from.offsets(), &own, &zero)?)?;
-            }
-            None => read_runs(reader.as_ref(), stretches, bytes).doing(|| format!("reading {key:?} from {}", reader.path()))?,
+        if open.in_order {
+            read_runs(reader.as_ref(), stretches, bytes).doing(|| format!("reading {key:?} from {}", reader.path()))?;
+        } else {
+            let slab = match open.slab.take().filter(|slab| slab.contains(&from)) {
+                Some(slab) => slab,
+                None => {
+                    let all =
+                        self.region.intersection(&stored.region).unwrap_or_else(|| overlap.clone()).within(&stored.region)?;
+                    Slab::read(reader.as_ref(), layout, &from, &all, Slab::most(self.tensor.chunks.len()))?
+                }
+            };
+            slab.copy(&from, bytes)?;
+            open.slab = Some(slab);
         }
         if let Some(checker) = &mut open.checker {
             checker.update(bytes);
@@ -132,55 +144,16 @@ impl<'c> TensorStream<'c> {
             let detail = format!("its data ends at byte {}, the file has {}", layout.end(), reader.len());
             return Err(self.checkpoint.corrupt(self.key, located.file, base, detail));
         }
-        let resident = if !in_order && extent <= wanted.saturating_mul(element * RESIDENT_RATIO).max(BLOCK as u64) {
-            let mut bytes = vec![0; extent as usize];
-            reader.read_at(base, &mut bytes).doing(|| format!("reading {:?} from {}", self.key, reader.path()))?;
-            Some(bytes)
-        } else {
-            None
-        };
-        Ok(OpenChunk { located, checker, left: wanted * element, resident })
-    }
-}
-
-/// Runs closer than this are read together.
-const GAP: u64 = 16 << 10;
-
-/// Reads runs into their places; short ones that lie close together as one stretch.
-fn read_runs(reader: &dyn Reader, all: Runs, bytes: &mut [u8]) -> reshard_storage::Result<()> {
-    let mut group: Vec<Run> = Vec::new();
-    let mut span: Vec<u8> = Vec::new();
-    let mut flush = |group: &mut Vec<Run>, bytes: &mut [u8]| -> reshard_storage::Result<()> {
-        match group.as_slice() {
-            [] => return Ok(()),
-            [only] => reader.read_at(only.src, &mut bytes[only.dst as usize..(only.dst + only.len) as usize])?,
-            [first, .., last] => {
-                span.resize((last.src + last.len - first.src) as usize, 0);
-                reader.read_at(first.src, &mut span)?;
-                for run in group.iter() {
-                    let from = (run.src - first.src) as usize;
-                    let part = &span[from..from + run.len as usize];
-                    bytes[run.dst as usize..(run.dst + run.len) as usize].copy_from_slice(part);
-                }
+        // Bytes that do not pass as they were summed are compared beforehand, unless they are a small part of a shared storage.
+        let own = region.volume().saturating_mul(element * SUMMED_RATIO);
+        if self.verify && checker.is_none() && self.region.contains(region) {
+            let near = located.check.stretch().is_some_and(|(_, length)| length <= own);
+            if near {
+                check_stretch(self.checkpoint, self.key, &located, &Control::new())?;
             }
         }
-        group.clear();
-        Ok(())
-    };
-    for run in all {
-        let near = match (group.first(), group.last()) {
-            (Some(first), Some(last)) => {
-                let end = last.src + last.len;
-                run.src >= end && run.src - end <= GAP && run.src + run.len - first.src <= BLOCK as u64
-            }
-            _ => true,
-        };
-        if !near {
-            flush(&mut group, bytes)?;
-        }
-        group.push(run);
+        Ok(OpenChunk { located, checker, left: wanted.saturating_mul(element), in_order, slab: None })
     }
-    flush(&mut group, bytes)
 }
 
 impl Stream for TensorStream<'_> {
@@ -259,21 +232,26 @@ pub(crate) fn check_cut_chunks(checkpoint: &Checkpoint, key: &str, regions: &[&R
             continue;
         }
         let located = checkpoint.locate(key, tensor, i)?;
-        let Some((offset, length)) = located.check.stretch() else { continue };
-        let reader = checkpoint.reader(located.file)?;
-        let mut checker = Checker::new(located.check);
-        let mut buffer = vec![0; length.min(BLOCK as u64) as usize];
-        let mut at = offset;
-        while at < offset + length {
-            control.check("comparing checksums")?;
-            let part = &mut buffer[..(offset + length - at).min(BLOCK as u64) as usize];
-            reader.read_at(at, part).doing(|| format!("reading {key:?} from {}", reader.path()))?;
-            checker.update(part);
-            at += part.len() as u64;
-        }
-        checker.finish().map_err(|detail| checkpoint.corrupt(key, located.file, offset, detail))?;
+        check_stretch(checkpoint, key, &located, control)?;
     }
     Ok(())
+}
+
+/// Reads the bytes of a chunk only to compare their checksum.
+fn check_stretch(checkpoint: &Checkpoint, key: &str, located: &Located, control: &Control) -> Result<()> {
+    let Some((offset, length)) = located.check.stretch() else { return Ok(()) };
+    let reader = checkpoint.reader(located.file)?;
+    let mut checker = Checker::new(located.check);
+    let mut buffer = vec![0; length.min(BLOCK as u64) as usize];
+    let mut at = offset;
+    while at < offset + length {
+        control.check("comparing checksums")?;
+        let part = &mut buffer[..(offset + length - at).min(BLOCK as u64) as usize];
+        reader.read_at(at, part).doing(|| format!("reading {key:?} from {}", reader.path()))?;
+        checker.update(part);
+        at += part.len() as u64;
+    }
+    checker.finish().map_err(|detail| checkpoint.corrupt(key, located.file, offset, detail))
 }
 
 /// Proves that the chunks of a tensor hold every element exactly once.

@@ -4,6 +4,7 @@
 //! those that take them in order (object stores) get each file from front to back, several files at once.
 
 use std::io::IoSlice;
+use std::sync::mpsc::{channel, sync_channel};
 
 use rayon::prelude::*;
 use reshard_formats::{DType, KeyPath};
@@ -19,6 +20,9 @@ use crate::workers::Workers;
 
 /// Pieces are gathered in a buffer and written together until there are this many bytes.
 const BATCH: u64 = 2 << 20;
+
+/// A piece of at least this size is read and written at the same time, so that a lone large tensor keeps two threads busy.
+const PIPELINED: u64 = 64 << 20;
 
 /// A tensor to write.
 #[derive(Debug, Clone)]
@@ -270,37 +274,92 @@ impl Job<'_, '_> {
         Ok(all)
     }
 
+    /// A piece in blocks.
     fn large(&self, i: usize) -> Result<Sums> {
         let piece = &self.pieces[i];
         let mut stream = (self.plan.open)(piece.tensor, &piece.region)?;
         let mut summer = self.framing.sums().then(Summer::new);
-        let mut buffer = vec![0; piece.data.min(BLOCK as u64) as usize];
-        let mut head = self.framing.head(i)?;
-        let mut at = piece.offset;
+        let head = self.framing.head(i)?;
+        self.put(piece.file, piece.offset, &[IoSlice::new(&head)])?;
+        let data_at = piece.offset + head.len() as u64;
         let mut left = piece.data;
-        while left > 0 {
+        let mut fill = |block: &mut Vec<u8>| -> Result<bool> {
             self.options.control.check("writing")?;
-            let part = &mut buffer[..left.min(BLOCK as u64) as usize];
-            stream.fill(part)?;
+            block.resize(left.min(BLOCK as u64) as usize, 0);
+            stream.fill(block)?;
             if let Some(summer) = &mut summer {
-                summer.update(part);
+                summer.update(block);
             }
-            self.put(piece.file, at, &[IoSlice::new(&head), IoSlice::new(part)])?;
-            at += (head.len() + part.len()) as u64;
-            left -= part.len() as u64;
-            self.options.control.advance(part.len() as u64);
-            head = Vec::new();
+            left -= block.len() as u64;
+            Ok(!block.is_empty())
+        };
+        let mut at = data_at;
+        let mut drain = |block: &[u8]| -> Result<()> {
+            self.put(piece.file, at, &[IoSlice::new(block)])?;
+            at += block.len() as u64;
+            self.options.control.advance(block.len() as u64);
+            Ok(())
+        };
+        if piece.data >= PIPELINED {
+            pipelined(fill, drain)?;
+        } else {
+            let mut block = Vec::new();
+            while fill(&mut block)? {
+                drain(&block)?;
+            }
         }
         let sums = summer.map_or(Sums::ZERO, Summer::finish);
         let tail = self.framing.tail(i, sums)?;
-        if !head.is_empty() || !tail.is_empty() {
-            self.put(piece.file, at, &[IoSlice::new(&head), IoSlice::new(&tail)])?;
-        }
+        self.put(piece.file, data_at + piece.data, &[IoSlice::new(&tail)])?;
         Ok(sums)
     }
 
     fn put(&self, file: usize, at: u64, parts: &[IoSlice<'_>]) -> Result<()> {
+        if parts.iter().all(|part| part.is_empty()) {
+            return Ok(());
+        }
         let writer = &self.writers[file];
         writer.write_at(at, parts).doing(|| format!("writing {}", writer.path()))
     }
+}
+
+/// Drains each block on a thread of its own while the next is filled. Three blocks go round.
+fn pipelined(
+    mut fill: impl FnMut(&mut Vec<u8>) -> Result<bool>,
+    mut drain: impl FnMut(&[u8]) -> Result<()> + Send,
+) -> Result<()> {
+    let (full, to_drain) = sync_channel::<Vec<u8>>(1);
+    let (empty, to_fill) = channel::<Vec<u8>>();
+    std::thread::scope(|scope| {
+        let drained = scope.spawn(move || -> Result<()> {
+            for block in to_drain {
+                drain(&block)?;
+                // Nobody fills any more once everything is read.
+                let _ = empty.send(block);
+            }
+            Ok(())
+        });
+        let mut fresh = 3;
+        let filled = loop {
+            let mut block = match to_fill.try_recv() {
+                Ok(block) => block,
+                Err(_) if fresh > 0 => {
+                    fresh -= 1;
+                    Vec::new()
+                }
+                Err(_) => match to_fill.recv() {
+                    Ok(block) => block,
+                    Err(_) => break Ok(()),
+                },
+            };
+            match fill(&mut block) {
+                Ok(true) if full.send(block).is_ok() => {}
+                Ok(_) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        drop(full);
+        let drained = drained.join().unwrap_or_else(|_| Err(Error::invalid("the thread that writes panicked")));
+        filled.and(drained)
+    })
 }

@@ -39,7 +39,7 @@ fn saved() -> (tempfile::TempDir, Checkpoint) {
     (folder, checkpoint)
 }
 
-fn python() -> Option<PathBuf> {
+pub(crate) fn python() -> Option<PathBuf> {
     let local = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.venv/bin/python");
     let python = std::env::var_os("RESHARD_PYTHON").map_or(local, PathBuf::from);
     let works =
@@ -50,7 +50,7 @@ fn python() -> Option<PathBuf> {
     works.then_some(python)
 }
 
-fn run_python(python: &Path, script: &str, args: &[&Path]) -> String {
+pub(crate) fn run_python(python: &Path, script: &str, args: &[&Path]) -> String {
     let output = std::process::Command::new(python).arg("-c").arg(script).args(args).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()

@@ -15,6 +15,7 @@ mod layouts;
 mod ordered;
 mod relayouts;
 mod round_trip;
+mod strided;
 mod verifying;
 // The S3 server that the storage crate tests with.
 #[path = "../../../storage/tests/it/server.rs"]
