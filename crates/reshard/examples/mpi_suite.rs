@@ -104,7 +104,16 @@ fn bytes_of_any_length_arrive(group: &Mpi, _dir: &Path) {
         }
         let sent = (group.rank() == 1).then_some(mine.as_slice());
         assert_eq!(group.broadcast(1, sent).expect("broadcast"), vec![1; length + 1]);
+        let root = group.size() - 1;
+        let gathered = group.gather(root, &mine).expect("gather");
+        assert_eq!(gathered, (group.rank() == root).then_some(all));
+        let parts = |rank: usize| vec![rank as u8 ^ 0x55; length * usize::from(rank != 1) + rank];
+        let sent = (group.rank() == root).then(|| (0..group.size()).map(parts).collect());
+        assert_eq!(group.scatter(root, sent).expect("scatter"), parts(group.rank()));
     }
+    let sent = (group.rank() == 0).then(|| vec![vec![1]]);
+    let error = group.scatter(0, sent).expect_err("a part for one rank only");
+    assert!(error.to_string().contains("did not scatter to all"), "{error}");
 }
 
 fn a_second_save_uses_the_cached_plan(group: &Mpi, dir: &Path) {

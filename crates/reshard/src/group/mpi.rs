@@ -6,12 +6,12 @@
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use mpi::Count;
-use mpi::collective::CommunicatorCollectives;
-use mpi::datatype::PartitionMut;
+use mpi::collective::{CommunicatorCollectives, Root};
+use mpi::datatype::{Partition, PartitionMut};
 use mpi::request::{Request, StaticScope};
 use mpi::topology::{Communicator, SimpleCommunicator};
 
@@ -69,34 +69,173 @@ impl Mpi {
         }
     }
 
+    fn check_root(&self, root: usize) -> Result<()> {
+        match root < self.size {
+            true => Ok(()),
+            false => Err(Error::invalid(format!("root {root} is not a rank of a group of {}", self.size))),
+        }
+    }
+
     fn failed(&self, detail: String) -> Error {
         Error::Group { doing: "exchanging over MPI".into(), detail, ranks: Vec::new() }
     }
 
+    /// The communicator, unless an exchange never ended.
+    fn lock(&self) -> Result<MutexGuard<'_, Owned>> {
+        if self.broken.load(Ordering::Relaxed) {
+            return Err(self.failed("an earlier exchange never ended".into()));
+        }
+        Ok(self.communicator.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// Everyone's bytes, where rank `i` gives `counts[i]`.
-    fn round(&self, communicator: &SimpleCommunicator, send: &[u8], counts: Vec<Count>) -> Result<Vec<u8>> {
-        let mut displacements = Vec::with_capacity(counts.len());
-        let mut total: Count = 0;
-        for count in &counts {
-            displacements.push(total);
-            total += count;
-        }
-        // The buffers must outlive the request, also when it never ends: they are given away and taken back.
-        let send: *mut [u8] = Box::into_raw(send.to_vec().into_boxed_slice());
-        let receive: *mut [u8] = Box::into_raw(vec![0u8; total as usize].into_boxed_slice());
-        // SAFETY: both come from Box::into_raw just above and nothing else refers to them.
-        let (send_ref, receive_ref) = unsafe { (&*send, &mut *receive) };
-        let partition = Box::into_raw(Box::new(PartitionMut::new(receive_ref, counts, displacements)));
-        // SAFETY: as above.
-        let partition_ref = unsafe { &mut *partition };
-        let request = communicator.immediate_all_gather_varcount_into(StaticScope, send_ref, partition_ref);
-        self.wait(request)?;
-        // SAFETY: the collective is done, so MPI no longer uses the buffers and no reference to them is left.
+    fn all_gather_round(&self, communicator: &SimpleCommunicator, send: &[u8], counts: Vec<Count>) -> Result<Vec<u8>> {
+        let (send, receive) = (Lent::new(send.to_vec().into_boxed_slice()), Lent::zeroed(total(&counts)));
+        let displacements = displacements(&counts);
+        // SAFETY: all are lent to this one exchange; the partition, which refers to the buffer, goes before it.
         unsafe {
-            drop(Box::from_raw(partition));
-            drop(Box::from_raw(send));
-            Ok(Box::from_raw(receive).into_vec())
+            let partition = Lent::new(Box::new(PartitionMut::new(receive.get(), counts, displacements)));
+            self.wait(communicator.immediate_all_gather_varcount_into(StaticScope, &*send.get(), partition.get()))?;
+            drop(partition.back());
+            drop(send.back());
+            Ok(receive.back().into_vec())
         }
+    }
+
+    /// Everyone's bytes at the root, where rank `i` gives `counts[i]`; nothing elsewhere.
+    fn gather_round(&self, communicator: &SimpleCommunicator, root: usize, send: &[u8], counts: Vec<Count>) -> Result<Vec<u8>> {
+        let process = communicator.process_at_rank(root as Count);
+        let send = Lent::new(send.to_vec().into_boxed_slice());
+        if root != self.rank {
+            // SAFETY: lent just above and used by this one exchange until it is taken back.
+            unsafe {
+                self.wait(process.immediate_gather_varcount_into(StaticScope, &*send.get()))?;
+                drop(send.back());
+            }
+            return Ok(Vec::new());
+        }
+        let receive = Lent::zeroed(total(&counts));
+        let displacements = displacements(&counts);
+        // SAFETY: as above; the partition, which refers to the buffer, goes before the buffer is taken back.
+        unsafe {
+            let partition = Lent::new(Box::new(PartitionMut::new(receive.get(), counts, displacements)));
+            self.wait(process.immediate_gather_varcount_into_root(StaticScope, &*send.get(), partition.get()))?;
+            drop(partition.back());
+            drop(send.back());
+            Ok(receive.back().into_vec())
+        }
+    }
+
+    /// The root's bytes for this rank, which are `length`; the root gives everyone's one after the other, and their lengths.
+    fn scatter_round(
+        &self,
+        communicator: &SimpleCommunicator,
+        root: usize,
+        sent: Option<(Vec<u8>, Vec<Count>)>,
+        length: usize,
+    ) -> Result<Vec<u8>> {
+        let process = communicator.process_at_rank(root as Count);
+        let receive = Lent::zeroed(length);
+        let Some((bytes, counts)) = sent else {
+            // SAFETY: lent just above and used by this one exchange until it is taken back.
+            unsafe {
+                self.wait(process.immediate_scatter_varcount_into(StaticScope, receive.get()))?;
+                return Ok(receive.back().into_vec());
+            }
+        };
+        let send = Lent::new(bytes.into_boxed_slice());
+        let displacements = displacements(&counts);
+        // SAFETY: as above; the partition, which refers to the buffer, goes before the buffer is taken back.
+        unsafe {
+            let partition = Lent::new(Box::new(Partition::new(&*send.get(), counts, displacements)));
+            self.wait(process.immediate_scatter_varcount_into_root(StaticScope, &*partition.get(), receive.get()))?;
+            drop(partition.back());
+            drop(send.back());
+            Ok(receive.back().into_vec())
+        }
+    }
+
+    /// MPI counts with 32 bits: what is longer goes in several rounds of at most so many bytes a rank.
+    fn most(&self) -> usize {
+        (Count::MAX as usize / self.size.max(1)).max(1)
+    }
+
+    /// Everyone's lengths, everywhere.
+    fn lengths(&self, communicator: &SimpleCommunicator, own: usize) -> Result<Vec<usize>> {
+        let all = self.all_gather_round(communicator, &(own as u64).to_le_bytes(), vec![8; self.size])?;
+        Ok(numbers(&all).collect())
+    }
+
+    /// Exchanges bytes of these lengths in rounds, and joins what each round brings of every rank.
+    fn in_rounds(
+        &self,
+        bytes: &[u8],
+        lengths: &[usize],
+        mut round: impl FnMut(&[u8], Vec<Count>) -> Result<Vec<u8>>,
+    ) -> Result<Vec<Vec<u8>>> {
+        let most = self.most();
+        let mut all: Vec<Vec<u8>> = lengths.iter().map(|_| Vec::new()).collect();
+        let rounds = lengths.iter().max().copied().unwrap_or(0).div_ceil(most);
+        for number in 0..rounds {
+            let counts: Vec<Count> = lengths.iter().map(|&length| part(length, number, most).len() as Count).collect();
+            let received = round(&bytes[part(bytes.len(), number, most)], counts.clone())?;
+            let mut rest = received.as_slice();
+            for (mine, count) in all.iter_mut().zip(counts) {
+                // Only the root receives anything of a gather.
+                let (now, after) = rest.split_at((count as usize).min(rest.len()));
+                mine.extend_from_slice(now);
+                rest = after;
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// The bytes of a message that go in a round.
+fn part(length: usize, round: usize, most: usize) -> std::ops::Range<usize> {
+    let start = (round * most).min(length);
+    start..(start + most).min(length)
+}
+
+fn total(counts: &[Count]) -> usize {
+    counts.iter().map(|&count| count as usize).sum()
+}
+
+fn displacements(counts: &[Count]) -> Vec<Count> {
+    counts.iter().scan(0, |at, count| Some(std::mem::replace(at, *at + count))).collect()
+}
+
+fn numbers(bytes: &[u8]) -> impl Iterator<Item = usize> {
+    bytes.as_chunks::<8>().0.iter().map(|n| usize::try_from(u64::from_le_bytes(*n)).unwrap_or(usize::MAX))
+}
+
+/// A buffer that MPI may use as long as it likes: an exchange that never ends keeps it for good.
+struct Lent<T: ?Sized>(*mut T);
+
+impl<T: ?Sized> Lent<T> {
+    fn new(owned: Box<T>) -> Lent<T> {
+        Lent(Box::into_raw(owned))
+    }
+
+    /// # Safety
+    /// Whatever refers to the buffer must be done with it before [`Lent::back`], and only one may write.
+    #[allow(clippy::mut_from_ref, reason = "the buffer is lent, not owned")]
+    unsafe fn get(&self) -> &'static mut T {
+        // SAFETY: the pointer comes from a box that nobody has taken back, and the caller keeps the rest.
+        unsafe { &mut *self.0 }
+    }
+
+    /// # Safety
+    /// The exchange that used the buffer is done and no reference to it is left.
+    unsafe fn back(self) -> Box<T> {
+        // SAFETY: the pointer comes from `Box::into_raw` in `new`, and `self` is used up.
+        unsafe { Box::from_raw(self.0) }
+    }
+}
+
+impl Lent<[u8]> {
+    fn zeroed(length: usize) -> Lent<[u8]> {
+        Lent::new(vec![0; length].into_boxed_slice())
     }
 }
 
@@ -110,30 +249,47 @@ impl Group for Mpi {
     }
 
     fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        if self.broken.load(Ordering::Relaxed) {
-            return Err(self.failed("an earlier exchange never ended".into()));
+        let owned = self.lock()?;
+        let lengths = self.lengths(&owned.0, bytes.len())?;
+        self.in_rounds(bytes, &lengths, |part, counts| self.all_gather_round(&owned.0, part, counts))
+    }
+
+    fn gather(&self, root: usize, bytes: &[u8]) -> Result<Option<Vec<Vec<u8>>>> {
+        self.check_root(root)?;
+        let owned = self.lock()?;
+        let lengths = self.lengths(&owned.0, bytes.len())?;
+        let all = self.in_rounds(bytes, &lengths, |part, counts| self.gather_round(&owned.0, root, part, counts))?;
+        Ok((self.rank == root).then_some(all))
+    }
+
+    fn scatter(&self, root: usize, bytes: Option<Vec<Vec<u8>>>) -> Result<Vec<u8>> {
+        self.check_root(root)?;
+        let owned = self.lock()?;
+        let parts = bytes.filter(|_| self.rank == root);
+        // A root with parts for some ranks only says so to all of them, with a length that no message has.
+        let wrong = parts.as_ref().is_some_and(|parts| parts.len() != self.size);
+        let heads = parts.as_ref().map(|parts| {
+            let longest = parts.iter().map(Vec::len).max().unwrap_or(0) as u64;
+            let length = |rank: usize| if wrong { u64::MAX } else { parts[rank].len() as u64 };
+            let heads = (0..self.size).flat_map(|rank| [length(rank), longest]).flat_map(u64::to_le_bytes);
+            (heads.collect(), vec![16; self.size])
+        });
+        let head = self.scatter_round(&owned.0, root, heads, 16)?;
+        let mut head = numbers(&head);
+        let (length, longest) = (head.next().unwrap_or(usize::MAX), head.next().unwrap_or(0));
+        if length == usize::MAX {
+            return Err(self.failed(format!("the root did not scatter to all {} ranks", self.size)));
         }
-        let owned = self.communicator.lock().unwrap_or_else(PoisonError::into_inner);
-        let communicator = &owned.0;
-        let lengths = self.round(communicator, &(bytes.len() as u64).to_le_bytes(), vec![8; self.size])?;
-        let lengths: Vec<usize> =
-            lengths.as_chunks::<8>().0.iter().map(|l| usize::try_from(u64::from_le_bytes(*l)).unwrap_or(usize::MAX)).collect();
-        // MPI counts with 32 bits: what is longer goes in several rounds.
-        let most = (Count::MAX as usize / self.size.max(1)).max(1);
-        let mut all: Vec<Vec<u8>> = lengths.iter().map(|_| Vec::new()).collect();
-        let rounds = lengths.iter().max().copied().unwrap_or(0).div_ceil(most);
-        for round in 0..rounds {
-            let part = |length: usize| length.saturating_sub(round * most).min(most);
-            let counts: Vec<Count> = lengths.iter().map(|&l| part(l) as Count).collect();
-            let start = (round * most).min(bytes.len());
-            let received = self.round(communicator, &bytes[start..start + part(bytes.len())], counts)?;
-            let mut rest = received.as_slice();
-            for (mine, &length) in all.iter_mut().zip(&lengths) {
-                let (now, after) = rest.split_at(part(length));
-                mine.extend_from_slice(now);
-                rest = after;
-            }
+        let most = self.most();
+        let mut own = Vec::with_capacity(length);
+        for round in 0..longest.div_ceil(most) {
+            let sent = parts.as_ref().map(|parts| {
+                let now = |bytes: &Vec<u8>| part(bytes.len(), round, most);
+                let counts = parts.iter().map(|bytes| now(bytes).len() as Count).collect();
+                (parts.iter().flat_map(|bytes| &bytes[now(bytes)]).copied().collect(), counts)
+            });
+            own.extend(self.scatter_round(&owned.0, root, sent, part(length, round, most).len())?);
         }
-        Ok(all)
+        Ok(own)
     }
 }
