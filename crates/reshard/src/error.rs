@@ -221,31 +221,27 @@ impl Error {
 
     /// What to do about it, in one sentence, where there is something to say.
     pub fn hint(&self) -> Option<String> {
-        match self.kind() {
-            ErrorKind::NotFound => Some("check the address; a DCP folder holds a `.metadata` file".into()),
-            ErrorKind::AlreadyExists => {
-                Some("pass overwrite to replace it; the old one stays until the new one is complete".into())
-            }
-            ErrorKind::Incomplete => Some(
-                "`reshard recover` rebuilds `.metadata` from data files; `reshard latest` finds the newest complete one".into(),
-            ),
-            ErrorKind::Corrupt => Some("`reshard verify` lists everything that is damaged".into()),
-            ErrorKind::Mismatch => Some("load leniently for a report instead, or map names with a rename".into()),
-            ErrorKind::Untrusted => Some("allow pickle only if you trust whoever wrote the file".into()),
-            _ => None,
-        }
+        let text = match self {
+            Error::Storage { source, .. } => match source {
+                StorageError::NoSpace { .. } => "free some space or write elsewhere; what was there before is as it was",
+                StorageError::PermissionDenied { .. } => "check the permissions of the place, or the credentials for the store",
+                StorageError::NotFound { .. } => ADDRESS,
+                _ => return None,
+            },
+            Error::Remote { failures } => match failures.first()? {
+                // A key that is not there is no matter of the address.
+                RankFailure { kind: ErrorKind::NotFound, keys, .. } if !keys.is_empty() => KEYS,
+                failure => kind_hint(failure.kind)?,
+            },
+            Error::NoSuchKey { .. } => KEYS,
+            _ => kind_hint(self.kind())?,
+        };
+        Some(text.to_owned())
     }
 
     /// This error and its causes in one line, for other ranks and for logs.
     pub fn full_text(&self) -> String {
-        let mut text = self.to_string();
-        let mut cause = std::error::Error::source(self);
-        while let Some(next) = cause {
-            text.push_str(": ");
-            text.push_str(&next.to_string());
-            cause = next.source();
-        }
-        text
+        chain(self)
     }
 
     /// As it travels to other ranks.
@@ -280,6 +276,36 @@ impl From<MetadataError> for Error {
     fn from(error: MetadataError) -> Error {
         Error::invalid(format!("the metadata of this save cannot be written: {error}"))
     }
+}
+
+const ADDRESS: &str = "check the address; a DCP folder holds a `.metadata` file";
+const KEYS: &str = "`reshard ls` lists the keys that there are; a rename map loads under other names";
+
+fn kind_hint(kind: ErrorKind) -> Option<&'static str> {
+    Some(match kind {
+        ErrorKind::NotFound => ADDRESS,
+        ErrorKind::AlreadyExists => "pass overwrite to replace it; the old one stays until the new one is complete",
+        ErrorKind::Incomplete => {
+            "`reshard recover` rebuilds `.metadata` from data files; `reshard latest` finds the newest complete one"
+        }
+        ErrorKind::Corrupt => "`reshard verify` lists everything that is damaged",
+        ErrorKind::Mismatch => "load leniently for a report instead, or map names with a rename",
+        ErrorKind::Untrusted => "allow pickle only if you trust whoever wrote the file",
+        ErrorKind::Group => "look at the log of the rank that is named: it failed, left, or is still busy with something else",
+        ErrorKind::Storage | ErrorKind::Invalid | ErrorKind::Cancelled => return None,
+    })
+}
+
+/// An error with its causes in one line, for a message that stands alone.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        text.push_str(": ");
+        text.push_str(&next.to_string());
+        cause = next.source();
+    }
+    text
 }
 
 /// Names the engine's step when the storage fails.
@@ -319,4 +345,25 @@ fn remote_text(failures: &[RankFailure]) -> String {
         text.push_str(&format!("; and {} more ranks", failures.len() - 4));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hints_speak_of_what_is_missing() {
+        let key = Error::NoSuchKey { key: "k".into(), place: "p".into(), near: Vec::new() };
+        let place = Error::NotFound { place: "p".into(), detail: "there is nothing".into() };
+        assert!(key.hint().unwrap().contains("reshard ls") && !key.hint().unwrap().contains("address"));
+        assert!(place.hint().unwrap().contains("address"));
+        for (error, word) in [(&key, "reshard ls"), (&place, "address")] {
+            let remote = Error::Remote { failures: error.to_failures(3) };
+            assert!(remote.kind() == ErrorKind::NotFound && remote.hint().unwrap().contains(word), "{remote}");
+        }
+        let denied = std::io::Error::from(std::io::ErrorKind::PermissionDenied);
+        let denied = StorageError::from_io(reshard_storage::Operation::Publish, "x".to_owned(), denied);
+        let denied: Result<()> = Err(denied).doing(|| "publishing".into());
+        assert!(denied.unwrap_err().hint().unwrap().contains("permissions"));
+    }
 }

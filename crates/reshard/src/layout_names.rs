@@ -8,6 +8,8 @@ pub(crate) const DATA_SUFFIX: &str = ".distcp";
 /// Side files start so, and end in [`SIDE_SUFFIX`].
 pub(crate) const SIDE_PREFIX: &str = ".reshard-";
 pub(crate) const SIDE_SUFFIX: &str = ".sums";
+/// The note of an edit has a side file's prefix and ends so.
+pub(crate) const EDIT_SUFFIX: &str = ".edit";
 
 /// The name of a rank's data file. `save_id` sets it apart from files of other saves in the same folder.
 pub(crate) fn data_file(rank: usize, file: u32, save_id: Option<&str>) -> String {
@@ -20,6 +22,6 @@ pub(crate) fn data_file(rank: usize, file: u32, save_id: Option<&str>) -> String
 /// Whether a file of this name may be left over from a save.
 pub(crate) fn is_save_file(name: &str) -> bool {
     let data = name.starts_with(DATA_PREFIX) && name.ends_with(DATA_SUFFIX);
-    let side = name.starts_with(SIDE_PREFIX) && name.ends_with(SIDE_SUFFIX);
+    let side = name.starts_with(SIDE_PREFIX) && (name.ends_with(SIDE_SUFFIX) || name.ends_with(EDIT_SUFFIX));
     !name.contains('/') && (data || side || reshard_storage::is_staged(name))
 }

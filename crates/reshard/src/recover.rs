@@ -1,7 +1,8 @@
 //! Rebuilding `.metadata` from data files alone.
 //!
 //! Every data file of ours ends with an index of what it holds. The newest save of which every file is there, and whose
-//! chunks tile every tensor, is published; files that PyTorch wrote have no index and cannot be used for this.
+//! chunks tile every tensor, is published; files that PyTorch wrote have no index and cannot be used for this. The files of an
+//! edited checkpoint speak of the keys before the edit; what the edit made of them stands in its note.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,10 +15,11 @@ use reshard_layout::{Dims, Region, coverage};
 use reshard_storage::{Publish, Store};
 use serde::Serialize;
 
-use crate::checkpoint::{MAX_METADATA_BYTES, StoredFile, chain};
+use crate::checkpoint::{MAX_METADATA_BYTES, StoredFile};
 use crate::control::Control;
-use crate::error::{Error, Result, StorageContext};
-use crate::layout_names::{DATA_PREFIX, DATA_SUFFIX, METADATA_FILE};
+use crate::edit::EditNote;
+use crate::error::{Error, Result, StorageContext, chain};
+use crate::layout_names::{DATA_PREFIX, DATA_SUFFIX, EDIT_SUFFIX, METADATA_FILE, SIDE_PREFIX, SIDE_SUFFIX};
 use crate::plan::local::{WireTensor, dtype_of};
 use crate::sums::{FileIndex, MAX_SIDE_BYTES, SideFile, SideFileEntry, side_file_name};
 
@@ -30,6 +32,8 @@ pub struct RecoverOptions {
     /// Accept a save although some ranks left no file at all and nothing tells whether they should have: a rank that had
     /// nothing to write leaves none.
     pub accept_absent_ranks: bool,
+    /// Bring back the checkpoint as it was before an edit whose note is lost: keys that were dropped or renamed are back.
+    pub undo_edits: bool,
     /// Only look.
     pub dry_run: bool,
     /// To watch and to cancel.
@@ -102,45 +106,56 @@ pub fn recover(store: &Arc<dyn Store>, options: &RecoverOptions) -> Result<Recov
             Err(error) => unused.push(UnusedFile { file: file.path, why: format!("its index is damaged: {}", chain(&error)) }),
         }
     }
+    let edits = edits(store, &saves).doing(|| format!("listing {place}"))?;
     // Ids start with the time, so the last one is the newest.
+    let ids: BTreeSet<String> = saves.keys().chain(&edits).cloned().collect();
     let mut reasons: Vec<String> = Vec::new();
-    let ids: Vec<String> = saves.keys().rev().cloned().collect();
-    for id in ids {
-        let Some(files) = saves.remove(&id) else { continue };
+    for id in ids.into_iter().rev() {
+        let files = saves.remove(&id).unwrap_or_default();
         let mut warnings = Vec::new();
-        match assemble(store, &id, &files, options, &mut warnings) {
-            Ok((metadata, side)) => {
+        let edited = edits.contains(&id);
+        let found = match edited {
+            true => from_note(store, &id),
+            false => assemble(store, &id, &files, options, &mut warnings),
+        };
+        let why = match found {
+            Ok(found) => {
                 let others = saves.into_iter().flat_map(|(other, files)| {
-                    files
-                        .into_iter()
-                        .map(move |f| UnusedFile { file: f.name, why: format!("it belongs to the older save {other}") })
+                    let why = format!("it belongs to the older save {other}");
+                    files.into_iter().map(move |f| UnusedFile { file: f.name, why: why.clone() })
                 });
-                unused.extend(others);
+                unused.extend(others.filter(|other| !found.metadata.files.contains(&other.file)));
                 warnings.extend(reasons);
                 if !options.dry_run {
-                    publish(store, &metadata, &side)?;
+                    publish(store, &id, &found)?;
                 }
                 return Ok(RecoverReport {
                     place,
                     save_id: id,
-                    ranks: side.ranks,
-                    keys: metadata.entries.len() as u64,
-                    records: side.files.iter().map(|f| f.records.len() as u64).sum(),
-                    files: metadata.files,
+                    ranks: found.ranks,
+                    keys: found.metadata.entries.len() as u64,
+                    records: found.metadata.entries.values().map(records).sum(),
+                    files: found.metadata.files,
                     unused,
                     warnings,
                     published: !options.dry_run,
                 });
             }
-            Err(why) => {
-                reasons.push(format!("the save {id} cannot be used: {why}"));
-                unused.extend(
-                    files
-                        .into_iter()
-                        .map(|f| UnusedFile { file: f.name, why: format!("it belongs to the incomplete save {id}") }),
-                );
-            }
+            Err(why) => why,
+        };
+        if edited && !options.undo_edits {
+            let detail = format!(
+                "it was edited ({id}), and what the edit did is lost ({why}); the data files know the keys as they were before: \
+                 make the edit again from its source, or undo it"
+            );
+            return Err(Error::Incomplete { place, detail });
         }
+        reasons.push(match edited {
+            true => format!("the edit {id} is undone, because what it did is lost: {why}"),
+            false => format!("the save {id} cannot be used: {why}"),
+        });
+        let why = format!("it belongs to the {} {id}", if edited { "lost edit" } else { "incomplete save" });
+        unused.extend(files.into_iter().map(|f| UnusedFile { file: f.name, why: why.clone() }));
     }
     let without: Vec<String> =
         unused.iter().filter(|u| !u.why.starts_with("it belongs")).map(|u| format!("{} ({})", u.file, u.why)).collect();
@@ -162,6 +177,52 @@ fn side_file(store: &dyn Store, id: &str) -> Option<SideFile> {
     SideFile::decode(&bytes).ok().filter(|side| side.save_id == id)
 }
 
+/// What is to be published.
+struct Found {
+    metadata: Metadata,
+    ranks: u32,
+    /// The checksums, where there is no side file with them yet.
+    side: Option<SideFile>,
+}
+
+fn records(entry: &Entry) -> u64 {
+    match &entry.kind {
+        EntryKind::Tensor(tensor) => tensor.chunks.len() as u64,
+        EntryKind::Bytes(_) => 1,
+    }
+}
+
+/// The ids of edits that were made here: by their notes, by files with values that they added, and by side files that speak of
+/// data files of other saves.
+fn edits(store: &dyn Store, saves: &BTreeMap<String, Vec<Indexed>>) -> reshard_storage::Result<BTreeSet<String>> {
+    let added = saves.iter().filter(|(_, files)| files.iter().any(|f| f.index.ranks == 0)).map(|(id, _)| id.clone());
+    let mut found: BTreeSet<String> = added.collect();
+    for file in store.list(SIDE_PREFIX)? {
+        let name = file.path.strip_prefix(SIDE_PREFIX);
+        if let Some(id) = name.and_then(|name| name.strip_suffix(EDIT_SUFFIX)) {
+            found.insert(id.to_owned());
+        } else if let Some(id) = name.and_then(|name| name.strip_suffix(SIDE_SUFFIX))
+            && let Some(side) = side_file(store, id)
+        {
+            let other = saves.iter().filter(|(save, _)| *save != id).flat_map(|(_, files)| files);
+            let names: BTreeSet<&str> = other.map(|f| f.name.as_str()).collect();
+            if side.files.iter().any(|f| names.contains(f.file.as_str())) {
+                found.insert(id.to_owned());
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// What an edit made, by its note.
+fn from_note(store: &dyn Store, id: &str) -> std::result::Result<Found, String> {
+    let note = EditNote::read(store, id)?;
+    note.check_files(store)?;
+    let metadata = Metadata::decode(&note.metadata).map_err(|e| chain(&e))?;
+    let ranks = side_file(store, id).map_or(0, |side| side.ranks);
+    Ok(Found { metadata, ranks, side: None })
+}
+
 /// The metadata of a save, or why it is not complete.
 fn assemble(
     store: &dyn Store,
@@ -169,7 +230,7 @@ fn assemble(
     files: &[Indexed],
     options: &RecoverOptions,
     warnings: &mut Vec<String>,
-) -> std::result::Result<(Metadata, SideFile), String> {
+) -> std::result::Result<Found, String> {
     complete(store, id, files, options, warnings)?;
     let mut order: Vec<&Indexed> = files.iter().collect();
     order.sort_by(|a, b| (a.index.rank, &a.name).cmp(&(b.index.rank, &b.name)));
@@ -223,7 +284,8 @@ fn assemble(
     }
     side.sort_by(|a, b| a.file.cmp(&b.file));
     let ranks = files.first().map_or(0, |f| f.index.ranks);
-    Ok((metadata, SideFile { save_id: id.to_owned(), ranks, files: side }))
+    let side = SideFile { save_id: id.to_owned(), ranks, files: side };
+    Ok(Found { metadata, ranks, side: side_file(store, id).is_none().then_some(side) })
 }
 
 /// Whether every file of a save is there and whole, as far as can be told.
@@ -271,10 +333,10 @@ fn complete(
     Err(format!("{what}; accept absent ranks if you know that they wrote nothing"))
 }
 
-fn publish(store: &dyn Store, metadata: &Metadata, side: &SideFile) -> Result<()> {
-    let encoded = metadata.encode()?;
-    let name = side_file_name(&side.save_id);
-    if side_file(store, &side.save_id).is_none() {
+fn publish(store: &dyn Store, id: &str, found: &Found) -> Result<()> {
+    let encoded = found.metadata.encode()?;
+    if let Some(side) = &found.side {
+        let name = side_file_name(id);
         let sums = side.encode().map_err(|e| Error::invalid(format!("the side file cannot be written: {e}")))?;
         store.publish(&name, &sums, Publish::Replace).doing(|| format!("writing {name}"))?;
     }

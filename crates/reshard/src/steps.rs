@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use crate::checkpoint::{Checkpoint, Format};
 use crate::control::Control;
+use crate::edit::note_name;
 use crate::error::{Error, ErrorKind, Result, StorageContext};
 use crate::layout_names::{METADATA_FILE, is_save_file};
 use crate::sums::side_file_name;
@@ -181,11 +182,15 @@ pub struct Retention {
     pub younger_than: Option<Duration>,
     /// Leftovers that were changed within this time may belong to a save under way and stay.
     pub grace: Duration,
+    /// Also remove incomplete steps that are newer than the newest valid one. Only when no job saves here: what a job saves
+    /// right now looks like that, and on an object store a long upload leaves no trace of being under way.
+    pub abandoned: bool,
 }
 
 impl Default for Retention {
     fn default() -> Retention {
-        Retention { last: None, every: None, best: None, younger_than: None, grace: Duration::from_secs(3600) }
+        let grace = Duration::from_secs(3600);
+        Retention { last: None, every: None, best: None, younger_than: None, grace, abandoned: false }
     }
 }
 
@@ -217,7 +222,8 @@ pub struct PruneReport {
     pub dry_run: bool,
 }
 
-/// Removes steps that no rule keeps, and leftovers of killed saves. The newest valid step always stays.
+/// Removes steps that no rule keeps, and leftovers of killed saves. The newest valid step always stays, and so does, unless
+/// told otherwise, whatever a job may be saving right now.
 pub fn prune(folder: &str, retention: &Retention, dry_run: bool, options: &StepsOptions) -> Result<PruneReport> {
     let found = steps(folder, options)?;
     let now = seconds(SystemTime::now());
@@ -304,6 +310,8 @@ fn decide(steps: Vec<Step>, metrics: &[Option<f64>], retention: &Retention, now:
                     why.push("incomplete, but changed lately: a save may be under way".into());
                 } else if valid.is_empty() {
                     why.push("incomplete, but there is no valid checkpoint; it may be recovered".into());
+                } else if !retention.abandoned && valid.last().is_some_and(|&newest| newest < i) {
+                    why.push("incomplete, but newer than the newest valid checkpoint: a save may be under way".into());
                 }
             }
         }
@@ -352,13 +360,13 @@ fn leftovers(store: &std::sync::Arc<dyn Store>, grace: Duration, now: u64) -> Re
     if catalog.format != Format::Dcp {
         return Ok(Vec::new());
     }
-    let side = catalog.save_id.as_deref().map(side_file_name);
+    let own: Vec<String> = catalog.save_id.iter().flat_map(|id| [side_file_name(id), note_name(id)]).collect();
     let files = store.list("").doing(|| format!("listing {}", store.describe()))?;
     let old = |modified: Option<SystemTime>| modified.is_some_and(|m| now.saturating_sub(seconds(m)) >= grace.as_secs());
     Ok(files
         .into_iter()
         .filter(|f| is_save_file(&f.path) || is_staged(&f.path))
-        .filter(|f| !catalog.files.contains(&f.path) && Some(&f.path) != side.as_ref() && old(f.modified))
+        .filter(|f| !catalog.files.contains(&f.path) && !own.contains(&f.path) && old(f.modified))
         .map(|f| (f.path, f.size))
         .collect())
 }

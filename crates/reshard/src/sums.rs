@@ -6,6 +6,7 @@
 //! themselves and are decoded as foreign bytes.
 
 use reshard_formats::ReadAt;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
@@ -15,6 +16,8 @@ const SIDE_MAGIC: &[u8; 8] = b"RSHSUMS1";
 const INDEX_MAGIC: &[u8; 8] = b"RSHINDX1";
 /// Length of the index's own tail: body length, body hash, magic.
 const INDEX_TAIL: u64 = 24;
+/// Bytes of the magic that tell a damaged index from none.
+const MAGIC_RECOGNISED: usize = 6;
 /// No index or side file is larger.
 pub(crate) const MAX_SIDE_BYTES: u64 = 4 << 30;
 
@@ -106,6 +109,9 @@ pub(crate) enum SideFileError {
     /// It ends too early or starts with something else.
     #[error("it is not a reshard side file")]
     NotOne,
+    /// It is there, but the mark that ends it is not what it was.
+    #[error("the mark at its end is damaged")]
+    Mark,
     /// Its own checksum is wrong.
     #[error("its own checksum is wrong: it says {expected:016x}, its bytes give {actual:016x}")]
     Damaged {
@@ -129,20 +135,11 @@ pub(crate) fn side_file_name(save_id: &str) -> String {
 
 impl SideFile {
     pub(crate) fn encode(&self) -> Result<Vec<u8>, SideFileError> {
-        let mut bytes = SIDE_MAGIC.to_vec();
-        bytes = postcard::to_extend(self, bytes).map_err(|e| SideFileError::Content(e.to_string()))?;
-        bytes.extend(XxHash3_64::oneshot(&bytes).to_le_bytes());
-        Ok(bytes)
+        seal(SIDE_MAGIC, self)
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<SideFile, SideFileError> {
-        let body = bytes.len().checked_sub(8).filter(|&n| n >= SIDE_MAGIC.len() && bytes.starts_with(SIDE_MAGIC));
-        let Some((body, stored)) = body.map(|n| bytes.split_at(n)) else {
-            return Err(SideFileError::NotOne);
-        };
-        check_hash(body, stored)?;
-        let side: SideFile =
-            postcard::from_bytes(&body[SIDE_MAGIC.len()..]).map_err(|e| SideFileError::Content(e.to_string()))?;
+        let side: SideFile = unseal(SIDE_MAGIC, bytes)?;
         side.files.iter().try_for_each(|file| check_records(&file.records))?;
         Ok(side)
     }
@@ -152,6 +149,23 @@ impl SideFile {
         let position = self.files.binary_search_by(|entry| entry.file.as_str().cmp(file)).ok()?;
         find_record(&self.files[position].records, offset)
     }
+}
+
+/// A small file of ours: a mark, the content, and the checksum of both.
+pub(crate) fn seal(magic: &[u8; 8], content: &impl Serialize) -> Result<Vec<u8>, SideFileError> {
+    let mut bytes = postcard::to_extend(content, magic.to_vec()).map_err(|e| SideFileError::Content(e.to_string()))?;
+    bytes.extend(XxHash3_64::oneshot(&bytes).to_le_bytes());
+    Ok(bytes)
+}
+
+/// The content of such a file.
+pub(crate) fn unseal<T: DeserializeOwned>(magic: &[u8; 8], bytes: &[u8]) -> Result<T, SideFileError> {
+    let body = bytes.len().checked_sub(8).filter(|&n| n >= magic.len() && bytes.starts_with(magic));
+    let Some((body, stored)) = body.map(|n| bytes.split_at(n)) else {
+        return Err(SideFileError::NotOne);
+    };
+    check_hash(body, stored)?;
+    postcard::from_bytes(&body[magic.len()..]).map_err(|e| SideFileError::Content(e.to_string()))
 }
 
 /// The record at `offset` of a list sorted by offset.
@@ -184,6 +198,7 @@ fn check_records(records: &[RecordSum]) -> Result<(), SideFileError> {
 pub(crate) struct FileIndex {
     pub(crate) save_id: String,
     pub(crate) rank: u32,
+    /// How many ranks saved; 0 when the file holds what an edit added to files of another save.
     pub(crate) ranks: u32,
     /// How many files this rank wrote.
     pub(crate) files: u32,
@@ -264,7 +279,9 @@ impl FileIndex {
         let mut tail = [0u8; INDEX_TAIL as usize];
         file.read_at(tail_at, &mut tail)?;
         if !tail.ends_with(INDEX_MAGIC) {
-            return Ok(None);
+            // No file of PyTorch's ends nearly so.
+            let equal = tail[16..].iter().zip(INDEX_MAGIC).filter(|(a, b)| a == b).count();
+            return if equal >= MAGIC_RECOGNISED { Err(SideFileError::Mark) } else { Ok(None) };
         }
         let length = u64::from_le_bytes(tail[..8].try_into().map_err(|_| SideFileError::NotOne)?);
         let start = tail_at.checked_sub(length).filter(|_| length <= MAX_SIDE_BYTES).ok_or(SideFileError::NotOne)?;

@@ -5,7 +5,7 @@ use reshard_layout::ByteLayout;
 
 use super::catalog::{CatalogTensor, ChunkPlace};
 use super::{Checkpoint, StoredFile};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, chain};
 
 /// A chunk found in its file.
 #[derive(Debug, Clone)]
@@ -94,16 +94,4 @@ impl Checkpoint {
             _ => Err(damaged("the record holds no tensor".into())),
         }
     }
-}
-
-/// An error with its causes, for a message that stands alone.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(next) = cause {
-        text.push_str(": ");
-        text.push_str(&next.to_string());
-        cause = next.source();
-    }
-    text
 }

@@ -17,7 +17,7 @@ use std::sync::{Arc, OnceLock};
 pub use catalog::{
     Catalog, CatalogEntry, CatalogKind, CatalogTensor, ChunkPlace, DataPlace, Format, StoredChunk, StoredCrc, ValuePlace,
 };
-pub(crate) use locate::{Check, Located, chain};
+pub(crate) use locate::{Check, Located};
 pub use open::OpenOptions;
 pub use read::LoadedValue;
 use reshard_formats::ReadAt;

@@ -4,8 +4,7 @@ use reshard_formats::{Content, RecordError, TorchArchive, Value};
 
 use super::Checkpoint;
 use super::catalog::{CatalogKind, ValuePlace};
-use super::locate::chain;
-use crate::error::{Error, Result, StorageContext};
+use crate::error::{Error, Result, StorageContext, chain};
 use crate::sums::Summer;
 
 /// No value is larger: a record's length comes from a file and is not believed beyond this.

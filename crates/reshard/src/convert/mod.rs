@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use indexmap::IndexMap;
 use rayon::prelude::*;
+use reshard_formats::safetensors::INDEX_FILE;
 use reshard_formats::{DType, Value};
 use reshard_layout::Region;
 use reshard_storage::{Address, Store, StoreOptions};
@@ -95,6 +96,24 @@ impl Destination {
                 Ok(Destination::file(store, &name))
             }
             None => Ok(Destination::folder(reshard_storage::open(&address, options).doing(|| format!("opening {place}"))?)),
+        }
+    }
+
+    /// Refuses a place that holds a checkpoint, of whatever format: two in one folder make it a riddle which one is meant, and
+    /// loaders answer it in different ways.
+    pub(crate) fn check_free(&self, target: Target) -> Result<()> {
+        let taken = match (&self.file, target) {
+            (None, _) => Checkpoint::open_store(self.store.clone()).is_ok().then(|| self.describe()),
+            // A file beside the index of another model; whether the file itself is there is for its writer to see.
+            (Some(_), Target::Safetensors { .. }) => {
+                let index = self.store.exists(INDEX_FILE).doing(|| format!("looking for {INDEX_FILE}"))?;
+                index.then(|| format!("{}/{INDEX_FILE}", self.store.describe()))
+            }
+            (Some(_), _) => None,
+        };
+        match taken {
+            Some(place) => Err(Error::AlreadyExists { place }),
+            None => Ok(()),
         }
     }
 
@@ -204,6 +223,9 @@ pub(crate) fn write_plan(
 ) -> Result<Written> {
     let store = &destination.store;
     let overwrite = options.overwrite;
+    if !overwrite {
+        destination.check_free(target)?;
+    }
     match target {
         Target::Dcp { ranks } => {
             if let Some(file) = &destination.file {

@@ -8,8 +8,7 @@ use reshard_storage::{Publish, Store};
 use super::output::{Framing, OutputFile, OutputOptions, Piece, Plan, discard, write};
 use super::publish::{check_free, promote, staged, sweep};
 use super::{Written, keep_values};
-use crate::checkpoint::chain;
-use crate::error::{Error, Result, StorageContext};
+use crate::error::{Error, Result, StorageContext, chain};
 use crate::notes::Notes;
 use crate::sums::Sums;
 
@@ -161,12 +160,16 @@ fn names(shards: &[Vec<usize>], target: &SafetensorsTarget<'_>, store: &dyn Stor
     if let Some(file) = target.file {
         return Ok(vec![file.to_owned()]);
     }
+    let mut taken = store.exists(INDEX_FILE).doing(|| format!("looking for {INDEX_FILE}"))?;
     if shards.len() == 1 {
-        return Ok(vec![MODEL_FILE.to_owned()]);
+        // An index, also one whose files are gone, would be taken for the model in place of the file.
+        return match taken && !target.overwrite {
+            true => Err(Error::AlreadyExists { place: format!("{}/{INDEX_FILE}", store.describe()) }),
+            false => Ok(vec![MODEL_FILE.to_owned()]),
+        };
     }
     let count = shards.len() as u64;
     let names: Vec<String> = (1..=count).map(|i| model_file(i, count)).collect();
-    let mut taken = store.exists(INDEX_FILE).doing(|| format!("looking for {INDEX_FILE}"))?;
     for name in &names {
         taken |= store.exists(name).doing(|| format!("looking for {name}"))?;
     }

@@ -8,8 +8,8 @@ use reshard_storage::Store;
 use super::output::{Framing, OutputFile, OutputOptions, Piece, Plan, discard, write};
 use super::publish::{check_free, promote, staged, sweep};
 use super::{Written, opaque};
-use crate::checkpoint::{LoadedValue, chain};
-use crate::error::{Error, Result, StorageContext};
+use crate::checkpoint::LoadedValue;
+use crate::error::{Error, Result, StorageContext, chain};
 use crate::sums::Sums;
 
 struct TorchFraming<'f> {

@@ -1,7 +1,10 @@
 //! A new checkpoint from an old one without moving its data: keys dropped, renamed, plain values set.
 //!
-//! Data files are hard-linked, or copied by the server, and stay as they are; only `.metadata`, the side file and a small
-//! file with the new values are written. (The indexes inside the old files still speak of the old keys.)
+//! Data files are hard-linked, or copied by the server, and stay as they are; only `.metadata`, the side file, a small file
+//! with the new values and a note are written. The indexes inside the old files still speak of the old keys: the note is what
+//! `recover` goes by.
+
+mod note;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::IoSlice;
@@ -9,9 +12,10 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 use reshard_formats::{Entry, EntryKind, FileId, KeyPath, Metadata, PathSegment, StorageInfo, Value, value_record};
-use reshard_storage::{Linked, Store, WriteOptions};
+use reshard_storage::{Linked, Publish, Store, WriteOptions};
 use serde::Serialize;
 
+pub(crate) use self::note::{EditNote, note_name};
 use crate::checkpoint::{Checkpoint, Format, MAX_METADATA_BYTES};
 use crate::control::Control;
 use crate::convert::dcp::{publish, table_entry};
@@ -173,7 +177,7 @@ fn new_values(options: &EditOptions, metadata: &mut Metadata, save_id: &str) -> 
         bytes.extend(record);
     }
     let records = indexed.iter().map(|r| r.sum).collect();
-    let index = FileIndex { save_id: save_id.to_owned(), rank: 0, ranks: 1, files: 1, table, records: indexed };
+    let index = FileIndex { save_id: save_id.to_owned(), rank: 0, ranks: 0, files: 1, table, records: indexed };
     bytes.extend(index.encode().map_err(|e| Error::invalid(format!("the index of {name} cannot be written: {e}")))?);
     metadata.files.push(name.clone());
     Ok(Some(ValueFile { name, bytes, records }))
@@ -221,13 +225,25 @@ fn write(
     meta.save_id = Some(save_id.to_owned());
     metadata.storage_meta = Some(meta);
     side.sort_by(|a, b| a.file.cmp(&b.file));
+    written.push(note_name(save_id));
+    leave_note(store, metadata, save_id)?;
     let output = OutputOptions { sync: true, control: options.control.clone() };
     let ranks = source.side.as_ref().map_or(0, |side| side.ranks);
     match source.side.is_some() {
         true => publish(store, metadata, &SideFile { save_id: save_id.to_owned(), ranks, files: side }, false, &output),
         // What PyTorch wrote has no side file, and one for the new values alone would only puzzle.
-        false => store
-            .publish(METADATA_FILE, &metadata.encode()?, reshard_storage::Publish::Create)
-            .doing(|| "publishing .metadata".into()),
+        false => store.publish(METADATA_FILE, &metadata.encode()?, Publish::Create).doing(|| "publishing .metadata".into()),
     }
+}
+
+fn leave_note(store: &dyn Store, metadata: &Metadata, save_id: &str) -> Result<()> {
+    let name = note_name(save_id);
+    let mut files = Vec::with_capacity(metadata.files.len());
+    for file in &metadata.files {
+        let length = store.open_reader(file).doing(|| format!("looking at {file}"))?.len();
+        files.push((file.clone(), length));
+    }
+    let note = EditNote { save_id: save_id.to_owned(), files, metadata: metadata.encode()? };
+    let bytes = note.encode().map_err(|e| Error::invalid(format!("the note of the edit cannot be written: {e}")))?;
+    store.publish(&name, &bytes, Publish::Create).doing(|| format!("writing {name}"))
 }

@@ -15,7 +15,7 @@ pub use rules::{Layout, LayoutRule};
 use crate::checkpoint::{Checkpoint, Format};
 use crate::convert::dcp::{RankPiece, write_dcp};
 use crate::convert::output::{OutputOptions, PlanTensor};
-use crate::convert::{ConvertOptions, ConvertReport, plan_of, verify_cut};
+use crate::convert::{ConvertOptions, ConvertReport, Destination, Target, plan_of, verify_cut};
 use crate::error::{Error, Result};
 
 /// Writes a checkpoint again, as the ranks of a layout would have saved it. When it fails, the destination is as it was.
@@ -28,6 +28,9 @@ pub fn relayout(
     let span = tracing::info_span!("relayout", from = source.place(), to = destination.describe());
     let _entered = span.enter();
     let start = Instant::now();
+    if !options.overwrite {
+        Destination::folder(destination.clone()).check_free(Target::Dcp { ranks: 1 })?;
+    }
     let planned = plan_of(source, options, Format::Dcp)?;
     let pieces = layout.pieces(&planned.plan.tensors)?;
     verify_cut(&planned.plan, &[source], &pieces, options)?;

@@ -5,8 +5,8 @@ use reshard_formats::{Content, ReadAt, RecordError, TorchArchive};
 
 use super::zip;
 use super::{Gathered, Named, VerifyOptions, read};
-use crate::checkpoint::{Checkpoint, StoredFile, chain};
-use crate::error::Result;
+use crate::checkpoint::{Checkpoint, StoredFile};
+use crate::error::{Result, chain};
 use crate::workers::Workers;
 
 /// Records are read together until there are this many bytes.

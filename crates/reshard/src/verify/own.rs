@@ -11,8 +11,8 @@ use reshard_storage::Reader;
 use twox_hash::XxHash3_64;
 
 use super::{Gathered, Named, VerifyOptions, read};
-use crate::checkpoint::{Checkpoint, StoredFile, chain};
-use crate::error::Result;
+use crate::checkpoint::{Checkpoint, StoredFile};
+use crate::error::{Result, chain};
 use crate::plan::files::frame;
 use crate::plan::local::dtype_of;
 use crate::sums::{FileIndex, RecordSum, Sums};

@@ -8,6 +8,7 @@ use reshard_storage::{StorageError, is_staged};
 
 use super::{Gathered, Named, NamedByFile, Severity, VerifyOptions, read};
 use crate::checkpoint::{CatalogKind, Checkpoint, ChunkPlace, Format, ValuePlace};
+use crate::edit::note_name;
 use crate::error::{Error, Result};
 use crate::layout_names::{METADATA_FILE, is_save_file};
 use crate::sums::side_file_name;
@@ -179,9 +180,9 @@ fn places(name: &str, size: u64, records: &[Named<'_>], gathered: &mut Gathered)
 fn leftovers(checkpoint: &Checkpoint, listed: &BTreeMap<String, u64>, gathered: &mut Gathered) {
     let catalog = checkpoint.catalog();
     let known: BTreeSet<&str> = catalog.files.iter().map(String::as_str).collect();
-    let side = catalog.save_id.as_deref().map(side_file_name);
+    let own: Vec<String> = catalog.save_id.iter().flat_map(|id| [side_file_name(id), note_name(id)]).collect();
     for (name, size) in listed {
-        if known.contains(name.as_str()) || name == METADATA_FILE || Some(name) == side.as_ref() {
+        if known.contains(name.as_str()) || name == METADATA_FILE || own.contains(name) {
             continue;
         }
         if is_save_file(name) || is_staged(name) {

@@ -6,7 +6,7 @@
 
 use reshard_formats::{ReadAt, TorchArchive};
 
-use crate::checkpoint::chain;
+use crate::error::chain;
 
 /// What is wrong, and where in the source.
 pub(super) type Flaw = (u64, String);

@@ -149,6 +149,86 @@ fn what_pytorch_wrote_can_be_edited() {
     sound(&target);
 }
 
+/// All files of a folder, by name.
+fn names(folder: &Path) -> Vec<String> {
+    let mut names: Vec<String> =
+        std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn an_edited_checkpoint_is_recovered_as_edited() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("source");
+    save(&source, &corpus::columns(2), false);
+    let mut drops = EditOptions::default();
+    drops.drop = vec![Glob::new("optim.*").unwrap()];
+    drops.renames = vec![Rename::parse("^model\\.=net.").unwrap()];
+    let mut sets = EditOptions::default();
+    sets.set = vec![("name".into(), None, Value::from("another"))];
+    let (first, second) = (folder.path().join("first"), folder.path().join("second"));
+    edit(&corpus::open(&source), &corpus::local(&first), &drops).unwrap();
+    edit(&corpus::open(&first), &corpus::local(&second), &sets).unwrap();
+    for target in [&first, &second] {
+        let digest = sorted(&corpus::open(target));
+        let store = corpus::local(target);
+        std::fs::remove_file(target.join(".metadata")).unwrap();
+        let report = recover(&store, &RecoverOptions::default()).unwrap();
+        assert!(report.unused.is_empty() && report.warnings.is_empty(), "{report:?}");
+        assert_eq!(sorted(&corpus::open(target)), digest);
+        sound(target);
+        // Without its note nothing tells what the edit did: the keys before it do not come back by themselves.
+        std::fs::remove_file(target.join(".metadata")).unwrap();
+        let note = names(target).into_iter().find(|name| name.ends_with(".edit")).unwrap();
+        let bytes = std::fs::read(target.join(&note)).unwrap();
+        let mut damaged = bytes.clone();
+        damaged[40] ^= 1;
+        std::fs::write(target.join(&note), &damaged).unwrap();
+        let error = recover(&store, &RecoverOptions::default()).unwrap_err();
+        assert!(error.kind() == ErrorKind::Incomplete && error.to_string().contains("it was edited"), "{error}");
+        std::fs::remove_file(target.join(&note)).unwrap();
+        let error = recover(&store, &RecoverOptions::default()).unwrap_err();
+        assert!(error.kind() == ErrorKind::Incomplete && error.to_string().contains("it was edited"), "{error}");
+        let mut undo = RecoverOptions::default();
+        undo.undo_edits = true;
+        let report = recover(&store, &undo).unwrap();
+        assert!(report.warnings.iter().any(|w| w.contains("undone")), "{report:?}");
+        assert_eq!(sorted(&corpus::open(target)), sorted(&corpus::open(&source)));
+    }
+}
+
+#[test]
+fn a_lost_file_of_an_edited_checkpoint_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, target) = (folder.path().join("source"), folder.path().join("target"));
+    save(&source, &corpus::columns(2), false);
+    let mut options = EditOptions::default();
+    options.drop = vec![Glob::new("optim.*").unwrap()];
+    edit(&corpus::open(&source), &corpus::local(&target), &options).unwrap();
+    std::fs::remove_file(target.join(".metadata")).unwrap();
+    std::fs::remove_file(target.join("__1_0.distcp")).unwrap();
+    let error = recover(&corpus::local(&target), &RecoverOptions::default()).unwrap_err();
+    assert!(error.to_string().contains("__1_0.distcp"), "{error}");
+}
+
+#[test]
+fn a_prune_leaves_the_note_of_an_edit() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("source");
+    save(&source, &corpus::rows(2), false);
+    let steps = folder.path().join("steps");
+    let mut options = EditOptions::default();
+    options.drop = vec![Glob::new("optim.*").unwrap()];
+    edit(&corpus::open(&source), &corpus::local(&steps.join("step_1")), &options).unwrap();
+    let before = names(&steps.join("step_1"));
+    let mut rules = Retention::default();
+    rules.last = Some(1);
+    rules.grace = Duration::ZERO;
+    prune(steps.to_str().unwrap(), &rules, false, &self::options()).unwrap();
+    assert_eq!(names(&steps.join("step_1")), before);
+}
+
 fn options() -> StepsOptions {
     StepsOptions::default()
 }
@@ -192,6 +272,11 @@ fn the_newest_valid_step_is_found_and_never_pruned() {
     assert!(folder.path().join("step_100").exists());
     rules.grace = Duration::ZERO;
     std::fs::write(folder.path().join("step_200/__7_0.distcp"), b"left over").unwrap();
+    // Without any grace they stay all the same: a job saves what is newer than the newest valid step.
+    let report = prune(place, &rules, true, &options()).unwrap();
+    let gone: Vec<&str> = report.steps.iter().filter(|d| !d.keep).map(|d| d.step.name.as_str()).collect();
+    assert_eq!(gone, ["step_100", "step_300"]);
+    rules.abandoned = true;
     let report = prune(place, &rules, false, &options()).unwrap();
     assert!(report.failed.is_empty() && report.bytes > 0, "{report:?}");
     assert_eq!(report.leftovers, ["step_200/__7_0.distcp"]);

@@ -110,6 +110,35 @@ fn a_model_in_several_files_has_an_index_and_stays_under_the_size() {
 }
 
 #[test]
+fn a_place_that_holds_a_checkpoint_of_any_format_is_refused() {
+    let (_kept, source) = saved();
+    let indexed = ConvertTarget::Safetensors { max_shard_size: Some(300) };
+    let targets = [ConvertTarget::Dcp { ranks: 2 }, SAFETENSORS, indexed, ConvertTarget::Torch];
+    let options = ConvertOptions::default();
+    for first in targets {
+        let folder = tempfile::tempdir().unwrap();
+        convert(&source, &to(folder.path(), first), first, &options).unwrap();
+        let digest = sorted(corpus::digest_of(&corpus::open(folder.path())));
+        for second in targets {
+            let error = convert(&source, &to(folder.path(), second), second, &options).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{first:?} then {second:?}: {error}");
+        }
+        assert_eq!(sorted(corpus::digest_of(&corpus::open(folder.path()))), digest, "{first:?}");
+    }
+    // One file beside the index of another model, which loaders would prefer or not as they like.
+    let folder = tempfile::tempdir().unwrap();
+    let report = convert(&source, &to(folder.path(), indexed), indexed, &options).unwrap();
+    for name in ["model.safetensors", "other.safetensors"] {
+        let error = convert(&source, &to(&folder.path().join(name), SAFETENSORS), SAFETENSORS, &options).unwrap_err();
+        assert!(error.kind() == ErrorKind::AlreadyExists && error.to_string().contains("index.json"), "{error}");
+    }
+    // Also when the index is all that is left of it.
+    report.files.iter().for_each(|file| std::fs::remove_file(folder.path().join(file)).unwrap());
+    let error = convert(&source, &to(folder.path(), SAFETENSORS), SAFETENSORS, &options).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
+}
+
+#[test]
 fn selections_renames_and_casts_apply() {
     let (_kept, source) = saved();
     let folder = tempfile::tempdir().unwrap();
