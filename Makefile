@@ -27,13 +27,16 @@ PY_READY := $(VENV)/.ready-$(TORCH)
 endif
 export RESHARD_PYTHON := $(PY)
 
+# The command speaks s3://, gs://, az:// and https:// as well.
+CLI := -p reshard-cli --features reshard-cli/cloud
+
 .PHONY: demo test test-rust test-mpi test-python test-browser test-torch check fmt clippy docs-check deps-check types-check bench bench-check bench-packages fuzz doc build extension system-packages clean
 
 demo:
-	$(CARGO) run --release --quiet -p reshard-cli -- demo
+	$(CARGO) run --release --quiet $(CLI) -- demo
 
 build:
-	$(CARGO) build --release -p reshard-cli
+	$(CARGO) build --release $(CLI)
 
 # ---- tests ----------------------------------------------------------------------------------------------------------
 

@@ -182,7 +182,7 @@ class ReportTest(unittest.TestCase):
         b = self.browser
         self.show("small")
         b.point('.tile[data-path="model.layers.3"] .label')
-        self.assertIn("304 MiB", self.text("#tip"))
+        self.assertIn("319 MB", self.text("#tip"))
         b.click('.tile[data-path="model.layers.3"] .label')
         self.assertEqual(b.js("return [...document.querySelectorAll('#crumbs li')].map((li) => li.textContent)"), ["All", "model", "layers", "3"])
         self.assertIn("9 of 878", self.text("#shown"))

@@ -21,9 +21,9 @@ const count = (n) => whole.format(n);
 const plural = (n, one, many = one + 's') => `${count(n)} ${n === 1 ? one : many}`;
 
 function bytes(n) {
-  const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB', 'EiB'];
+  const units = ['B', 'kB', 'MB', 'GB', 'TB', 'PB', 'EB'];
   let unit = 0;
-  while (n >= 1023.5 && unit < units.length - 1) { n /= 1024; unit += 1; }
+  while (n >= (unit ? 999.5 : 1000) && unit < units.length - 1) { n /= 1000; unit += 1; }
   const digits = unit === 0 || n >= 99.95 ? 0 : n >= 9.995 ? 1 : 2;
   return `${n.toFixed(digits)} ${units[unit]}`;
 }
