@@ -8,7 +8,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 pub(crate) use changing::{
     ConvertArgs, EditArgs, FormatArg, KeyArgs, MergeArgs, PlanArgs, PruneArgs, RecoverArgs, RelayoutArgs, WriteArgs,
 };
-pub(crate) use reading::{DiffArgs, LatestArgs, ReportArgs, ServeArgs, VerifyArgs};
+pub(crate) use reading::{DiffArgs, LatestArgs, PageArgs, ReportArgs, ServeArgs, VerifyArgs};
 
 use crate::printer::ColorChoice;
 use crate::version;

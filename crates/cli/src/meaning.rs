@@ -62,7 +62,7 @@ pub(crate) fn selection(args: &KeyArgs) -> Result<Selection> {
     };
     selection.strip_prefix = args.prefix.clone();
     selection.add_prefix = args.add_prefix.clone();
-    selection.renames = renames(&args.rename, args.rename_file.as_deref())?;
+    selection.renames = renames(&args.renames.rename, args.renames.rename_file.as_deref())?;
     Ok(selection)
 }
 

@@ -17,6 +17,17 @@ pub(crate) enum FormatArg {
     Torch,
 }
 
+/// Other names for keys.
+#[derive(Debug, Default, Args)]
+pub(crate) struct RenameArgs {
+    /// Rename keys: what REGEX matches becomes TEMPLATE, `$1` its first group (repeatable, one after the other)
+    #[arg(long, value_name = "REGEX=TEMPLATE")]
+    pub(crate) rename: Vec<String>,
+    /// Renames from a file, one a line; `#` starts a comment
+    #[arg(long, value_name = "FILE")]
+    pub(crate) rename_file: Option<PathBuf>,
+}
+
 /// Which keys, and under which names.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Keys")]
@@ -39,12 +50,8 @@ pub(crate) struct KeyArgs {
     /// Put this before every key
     #[arg(long, value_name = "PREFIX")]
     pub(crate) add_prefix: Option<String>,
-    /// Rename keys: what REGEX matches becomes TEMPLATE, `$1` its first group (repeatable, one after the other)
-    #[arg(long, value_name = "REGEX=TEMPLATE")]
-    pub(crate) rename: Vec<String>,
-    /// Renames from a file, one a line; `#` starts a comment
-    #[arg(long, value_name = "FILE")]
-    pub(crate) rename_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) renames: RenameArgs,
 }
 
 /// How to write.
@@ -65,6 +72,18 @@ pub(crate) struct WriteArgs {
     pub(crate) skip_opaque: bool,
 }
 
+/// What of a checkpoint is written again, and how.
+#[derive(Debug, Default, Args)]
+pub(crate) struct RewriteArgs {
+    /// Cast floating-point tensors: `bf16`, or `GLOB=fp32` for some (repeatable, the first that fits decides)
+    #[arg(long, value_name = "[GLOB=]DTYPE")]
+    pub(crate) cast: Vec<String>,
+    #[command(flatten)]
+    pub(crate) keys: KeyArgs,
+    #[command(flatten)]
+    pub(crate) write: WriteArgs,
+}
+
 /// Turn a checkpoint into another format
 #[derive(Debug, Args)]
 pub(crate) struct ConvertArgs {
@@ -81,13 +100,8 @@ pub(crate) struct ConvertArgs {
     /// Safetensors: a new file before one exceeds this, such as 5GB
     #[arg(long, value_name = "SIZE")]
     pub(crate) max_shard_size: Option<String>,
-    /// Cast floating-point tensors: `bf16`, or `GLOB=fp32` for some (repeatable, the first that fits decides)
-    #[arg(long, value_name = "[GLOB=]DTYPE")]
-    pub(crate) cast: Vec<String>,
     #[command(flatten)]
-    pub(crate) keys: KeyArgs,
-    #[command(flatten)]
-    pub(crate) write: WriteArgs,
+    pub(crate) write: RewriteArgs,
     #[command(flatten)]
     pub(crate) output: JsonArg,
 }
@@ -101,13 +115,8 @@ pub(crate) struct RelayoutArgs {
     pub(crate) destination: String,
     #[command(flatten)]
     pub(crate) layout: LayoutArgs,
-    /// Cast floating-point tensors: `bf16`, or `GLOB=fp32` for some (repeatable, the first that fits decides)
-    #[arg(long, value_name = "[GLOB=]DTYPE")]
-    pub(crate) cast: Vec<String>,
     #[command(flatten)]
-    pub(crate) keys: KeyArgs,
-    #[command(flatten)]
-    pub(crate) write: WriteArgs,
+    pub(crate) write: RewriteArgs,
     #[command(flatten)]
     pub(crate) output: JsonArg,
 }
@@ -177,12 +186,8 @@ pub(crate) struct EditArgs {
     /// Leave out keys that fit (repeatable)
     #[arg(long, value_name = "GLOB")]
     pub(crate) drop: Vec<String>,
-    /// Rename keys: what REGEX matches becomes TEMPLATE, `$1` its first group (repeatable, one after the other)
-    #[arg(long, value_name = "REGEX=TEMPLATE")]
-    pub(crate) rename: Vec<String>,
-    /// Renames from a file, one a line; `#` starts a comment
-    #[arg(long, value_name = "FILE")]
-    pub(crate) rename_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) renames: RenameArgs,
     /// Set a plain value: JSON, or text as it is (repeatable)
     #[arg(long, value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,
@@ -204,6 +209,9 @@ pub(crate) struct RecoverArgs {
     /// Accept a save of which some ranks left no file at all: a rank that had nothing to write leaves none
     #[arg(long)]
     pub(crate) accept_absent_ranks: bool,
+    /// Bring back the checkpoint as it was before an edit of which nothing is known any more
+    #[arg(long)]
+    pub(crate) undo_edits: bool,
     #[command(flatten)]
     pub(crate) output: JsonArg,
 }
@@ -232,6 +240,9 @@ pub(crate) struct PruneArgs {
     /// Leftovers changed within this time may belong to a save under way and stay
     #[arg(long, value_name = "AGE", default_value = "1h")]
     pub(crate) grace: String,
+    /// Also remove incomplete steps newer than the newest complete one: only when no job saves here
+    #[arg(long)]
+    pub(crate) abandoned: bool,
     /// Read all data and compare checksums before calling a step complete
     #[arg(long)]
     pub(crate) deep: bool,

@@ -69,19 +69,13 @@ pub(crate) struct LatestArgs {
     pub(crate) output: JsonArg,
 }
 
-/// Write one self-contained page about a checkpoint, or about two and what differs
+/// What a page is about.
 #[derive(Debug, Args)]
-pub(crate) struct ReportArgs {
+pub(crate) struct PageArgs {
     /// The checkpoint
     pub(crate) path: String,
     /// Another one to compare it with
     pub(crate) other: Option<String>,
-    /// The file to write; `-` is stdout
-    #[arg(short, long, value_name = "FILE", default_value = "report.html")]
-    pub(crate) output: String,
-    /// Read every tensor for statistics and histograms
-    #[arg(long)]
-    pub(crate) histograms: bool,
     /// Verify everything for the health shown, not only what metadata tells
     #[arg(long)]
     pub(crate) verify: bool,
@@ -93,25 +87,27 @@ pub(crate) struct ReportArgs {
     pub(crate) shapes_only: bool,
 }
 
+/// Write one self-contained page about a checkpoint, or about two and what differs
+#[derive(Debug, Args)]
+pub(crate) struct ReportArgs {
+    #[command(flatten)]
+    pub(crate) page: PageArgs,
+    /// The file to write; `-` is stdout
+    #[arg(short, long, value_name = "FILE", default_value = "report.html")]
+    pub(crate) output: String,
+    /// Read every tensor for statistics and histograms
+    #[arg(long)]
+    pub(crate) histograms: bool,
+}
+
 /// Show the report live on loopback, with tensors loaded when asked for
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// The checkpoint
-    pub(crate) path: String,
-    /// Another one to compare it with
-    pub(crate) other: Option<String>,
+    #[command(flatten)]
+    pub(crate) page: PageArgs,
     /// The port; 0 takes any that is free
     #[arg(long, default_value_t = 0)]
     pub(crate) port: u16,
-    /// Verify everything for the health shown, not only what metadata tells
-    #[arg(long)]
-    pub(crate) verify: bool,
-    /// When comparing: elements this close count as the same
-    #[arg(long, value_name = "T", requires = "other")]
-    pub(crate) tolerance: Option<f64>,
-    /// When comparing: only keys, dtypes and shapes
-    #[arg(long, requires = "other")]
-    pub(crate) shapes_only: bool,
     /// Stop when standard input ends, so that whoever started it cannot leave it behind
     #[arg(long)]
     pub(crate) until_stdin_ends: bool,

@@ -20,12 +20,11 @@ pub(super) struct Converted<'a> {
 }
 
 pub(crate) fn run(context: &mut Context, args: &ConvertArgs) -> Result<Outcome> {
-    let options = meaning::convert_options(&args.keys, &args.cast, &args.write)?;
+    let options = meaning::convert_options(&args.write.keys, &args.write.cast, &args.write.write)?;
     let max_shard_size = args.max_shard_size.as_deref().map(meaning::size).transpose()?;
     let target = meaning::target(args.to, &args.destination, None, args.ranks, max_shard_size)?;
     let source = context.open(&args.source)?;
     let destination = Destination::parse(&args.destination, target, &context.open.store)?;
-    context.check_free(&destination, options.overwrite)?;
     let report = {
         interrupt::cancels(&options.control);
         let _bar = Progress::watch(&context.printer, "convert", &options.control);

@@ -24,7 +24,7 @@ struct Edited<'a> {
 pub(crate) fn run(context: &mut Context, args: &EditArgs) -> Result<Outcome> {
     let mut options = EditOptions::default();
     options.drop = Selection::globs(&args.drop)?.include;
-    options.renames = meaning::renames(&args.rename, args.rename_file.as_deref())?;
+    options.renames = meaning::renames(&args.renames.rename, args.renames.rename_file.as_deref())?;
     let settings = args.set.iter().map(|text| setting(text)).collect::<Result<Vec<_>>>()?;
     let source = context.open(&args.source)?;
     options.set = settings.into_iter().map(|(key, value)| (key.clone(), path(&source, &key), value)).collect();

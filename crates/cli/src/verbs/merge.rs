@@ -24,7 +24,6 @@ pub(crate) fn run(context: &mut Context, args: &MergeArgs) -> Result<Outcome> {
     let first = sources.first().map(|source| source.catalog().format);
     let target = meaning::target(args.to, &args.output, first, args.ranks, None)?;
     let destination = Destination::parse(&args.output, target, &context.open.store)?;
-    context.check_free(&destination, options.overwrite)?;
     let report = {
         interrupt::cancels(&options.control);
         let _bar = Progress::watch(&context.printer, "merge", &options.control);

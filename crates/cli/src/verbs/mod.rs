@@ -26,7 +26,7 @@ pub(crate) use show::place;
 use std::process::ExitCode;
 
 use clap::Parser;
-use reshard::{Checkpoint, Destination, OpenOptions};
+use reshard::{Checkpoint, OpenOptions};
 
 use crate::args::{Cli, GlobalArgs, Verb};
 use crate::failure::{Failure, Result};
@@ -68,19 +68,6 @@ impl Context {
             }
             _ => Failure::from(error),
         })
-    }
-
-    /// Refuses a folder that holds a checkpoint, of whatever format, unless overwriting was asked for: two in one folder would
-    /// make it a riddle which one is meant.
-    pub(crate) fn check_free(&self, destination: &Destination, overwrite: bool) -> Result<()> {
-        if overwrite || destination.file.is_some() {
-            return Ok(());
-        }
-        match Checkpoint::open_store(destination.store.clone()) {
-            Ok(_) => Err(reshard::Error::AlreadyExists { place: destination.describe() }.into()),
-            // What cannot be opened is for the writer to judge.
-            Err(_) => Ok(()),
-        }
     }
 }
 

@@ -51,6 +51,7 @@ fn retention(args: &PruneArgs) -> Result<Retention> {
     retention.every = args.keep_every;
     retention.younger_than = args.keep_younger.as_deref().map(meaning::age).transpose()?;
     retention.grace = meaning::age(&args.grace)?;
+    retention.abandoned = args.abandoned;
     retention.best = args.keep_best.as_deref().map(best).transpose()?;
     if args.keep_every == Some(0) {
         return Err(Failure::new("no number is a multiple of 0: --keep-every needs at least 1"));

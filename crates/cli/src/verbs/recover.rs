@@ -21,6 +21,7 @@ pub(crate) fn run(context: &mut Context, args: &RecoverArgs) -> Result<Outcome> 
     options.replace = args.replace;
     options.dry_run = args.dry_run;
     options.accept_absent_ranks = args.accept_absent_ranks;
+    options.undo_edits = args.undo_edits;
     let store = context.store(&args.path)?;
     let report = recover(&store, &options).map_err(|error| match error.kind() {
         ErrorKind::AlreadyExists => {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use reshard::Checkpoint;
 
-use crate::args::ReportArgs;
+use crate::args::{PageArgs, ReportArgs};
 use crate::failure::{Failure, Result};
 use crate::human;
 use crate::report::render;
@@ -13,12 +13,9 @@ use crate::report_data::{self, Comparison, Wanted};
 use crate::verbs::{Context, Outcome, diff};
 
 pub(crate) fn run(context: &mut Context, args: &ReportArgs) -> Result<Outcome> {
-    let checkpoint = context.open(&args.path)?;
-    let wanted = Wanted {
-        histograms: args.histograms,
-        verify: args.verify,
-        comparison: compared(context, args.other.as_deref(), args.tolerance, args.shapes_only)?,
-    };
+    let checkpoint = context.open(&args.page.path)?;
+    let comparison = compared(context, &args.page)?;
+    let wanted = Wanted { histograms: args.histograms, verify: args.page.verify, comparison };
     let (data, _) = report_data::collect(&checkpoint, &context.printer, &wanted)?;
     let page = render(&data).map_err(|error| Failure::because("cannot make the page", &error))?;
     if args.output == "-" {
@@ -32,15 +29,10 @@ pub(crate) fn run(context: &mut Context, args: &ReportArgs) -> Result<Outcome> {
 }
 
 /// Opens what to compare with.
-pub(super) fn compared(
-    context: &Context,
-    other: Option<&str>,
-    tolerance: Option<f64>,
-    shapes_only: bool,
-) -> Result<Option<Comparison>> {
-    let Some(other) = other else { return Ok(None) };
+pub(super) fn compared(context: &Context, args: &PageArgs) -> Result<Option<Comparison>> {
+    let Some(other) = &args.other else { return Ok(None) };
     let other: Checkpoint = context.open(other)?;
-    Ok(Some(Comparison { other, tolerance: diff::tolerance(tolerance, None, None)?, elements: !shapes_only }))
+    Ok(Some(Comparison { other, tolerance: diff::tolerance(args.tolerance, None, None)?, elements: !args.shapes_only }))
 }
 
 /// The old page stays until the new one is complete.

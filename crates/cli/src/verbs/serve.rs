@@ -10,9 +10,9 @@ use crate::report_data::{self, Live, Wanted};
 use crate::verbs::{Context, Outcome, report};
 
 pub(crate) fn run(context: &mut Context, args: &ServeArgs) -> Result<Outcome> {
-    let checkpoint = context.open(&args.path)?;
-    let comparison = report::compared(context, args.other.as_deref(), args.tolerance, args.shapes_only)?;
-    let wanted = Wanted { histograms: false, verify: args.verify, comparison };
+    let checkpoint = context.open(&args.page.path)?;
+    let comparison = report::compared(context, &args.page)?;
+    let wanted = Wanted { histograms: false, verify: args.page.verify, comparison };
     let (mut data, _) = report_data::collect(&checkpoint, &context.printer, &wanted)?;
     data.live = true;
     let options = ServeOptions { port: args.port, ..ServeOptions::default() };

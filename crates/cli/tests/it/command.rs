@@ -33,7 +33,7 @@ pub(crate) fn reshard(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_reshard"));
     command.args(args).stdin(Stdio::null());
     for (name, _) in std::env::vars() {
-        if ["AWS_", "GOOGLE_", "AZURE_", "CLICOLOR"].iter().any(|prefix| name.starts_with(prefix)) {
+        if ["AWS_", "GOOGLE_", "AZURE_", "AZURITE_", "CLICOLOR"].iter().any(|prefix| name.starts_with(prefix)) {
             command.env_remove(name);
         }
     }
@@ -84,4 +84,12 @@ pub(crate) fn snapshot(name: &str, folder: Option<&Path>, ran: &Ran) {
 /// Runs and compares.
 pub(crate) fn check(name: &str, folder: Option<&Path>, args: &[&str]) {
     snapshot(name, folder, &run(args));
+}
+
+/// The entries of a digest, by key: their order is that of the file.
+pub(crate) fn sorted_entries(digest: &str) -> Vec<(String, serde_json::Value)> {
+    let digest: serde_json::Value = serde_json::from_str(digest).unwrap();
+    let mut entries: Vec<_> = digest["entries"].as_object().unwrap().clone().into_iter().collect();
+    entries.sort_by(|a, b| a.0.cmp(&b.0));
+    entries
 }

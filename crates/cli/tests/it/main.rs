@@ -12,7 +12,12 @@ mod python;
 mod s3;
 mod scale;
 mod schema;
-#[cfg(feature = "cloud")]
-mod server;
 mod steps;
 mod views;
+#[cfg(feature = "cloud")]
+mod web;
+// The S3 server that the storage crate tests with.
+#[cfg(feature = "cloud")]
+#[path = "../../../storage/tests/it/server.rs"]
+#[allow(dead_code, reason = "the storage crate gives its settings in code")]
+mod server;

@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::command::{case, fine};
 
 /// An interpreter with torch: `RESHARD_PYTHON`, or the virtual environment that `make` makes.
-fn python() -> Option<PathBuf> {
+pub(crate) fn python() -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.venv/bin/python");
     let given = std::env::var_os("RESHARD_PYTHON").map(PathBuf::from);
     let found = given.into_iter().chain([root]).find(|path| path.exists());

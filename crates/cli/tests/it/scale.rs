@@ -1,8 +1,10 @@
-//! A checkpoint of 768,000 chunks is looked at in a moment, from its metadata alone.
+//! A checkpoint of 768,000 chunks is looked at in a moment, from its metadata alone; a large tensor is converted in little
+//! memory, however it lies in its file.
 
 use std::time::{Duration, Instant};
 
-use crate::command::{fine, json};
+use crate::command::{fine, json, reshard};
+use crate::python::python;
 
 #[path = "../../examples/big_metadata.rs"]
 mod big_metadata;
@@ -41,5 +43,39 @@ fn largest_child() -> u64 {
         assert_eq!(libc::getrusage(libc::RUSAGE_CHILDREN, &mut usage), 0);
         usage
     };
+    usage.ru_maxrss as u64 * 1024
+}
+
+#[test]
+fn a_large_transposed_tensor_is_converted_in_little_memory() {
+    let Some(python) = python() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let script =
+        "import sys, torch; torch.save({'w': torch.arange(80_000_000, dtype=torch.int32).reshape(8000, 10000).t()}, sys.argv[1])";
+    assert!(std::process::Command::new(python).args(["-c", script, &at("x.pt")]).status().unwrap().success());
+    for (to, more) in [("x.safetensors", &[][..]), ("dcp", &["--to", "dcp", "--ranks", "3"]), ("y.pt", &[])] {
+        let peak = peak_of(&[&["convert", &at("x.pt"), &at(to), "--no-sync"], more].concat());
+        println!("{to}: peak {} MB", peak >> 20);
+        assert!(peak < 256 << 20, "{to}: {} MB for a tensor of 305 MB", peak >> 20);
+        let last = fine(&["show", &at(to), "w", "--slice", "9999:,-1:", "--values-only", "--json"]);
+        assert!(last.contains("79999999"), "{to}: {last}");
+    }
+}
+
+/// Runs what must be fine and gives its largest resident size in bytes.
+fn peak_of(args: &[&str]) -> u64 {
+    let child = reshard(args).stdout(std::process::Stdio::null()).spawn().unwrap();
+    let mut status = 0;
+    // SAFETY: waits for the child that was just started and that nobody else waits for; fills what it is given.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        assert_eq!(
+            libc::wait4(i32::try_from(child.id()).unwrap(), &mut status, 0, &mut usage),
+            i32::try_from(child.id()).unwrap()
+        );
+        usage
+    };
+    assert_eq!(status, 0, "{args:?}");
     usage.ru_maxrss as u64 * 1024
 }

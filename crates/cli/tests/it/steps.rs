@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::command::{case, check, fine, json, run};
+use crate::command::{case, check, fine, json, run, sorted_entries};
 use crate::conversions::copy;
 
 fn folder_of_steps() -> tempfile::TempDir {
@@ -53,17 +53,7 @@ fn recover_brings_metadata_back() {
     check("recover_dry_run", Some(folder.path()), &["recover", &at, "--dry-run"]);
     assert!(!Path::new(&at).join(".metadata").exists());
     check("recover", Some(folder.path()), &["recover", &at]);
-    let sorted = |text: &str| {
-        let mut entries: Vec<_> = serde_json::from_str::<serde_json::Value>(text).unwrap()["entries"]
-            .as_object()
-            .unwrap()
-            .clone()
-            .into_iter()
-            .collect();
-        entries.sort_by(|a, b| a.0.cmp(&b.0));
-        entries
-    };
-    assert_eq!(sorted(&fine(&["digest", &at])), sorted(&before));
+    assert_eq!(sorted_entries(&fine(&["digest", &at])), sorted_entries(&before));
     // PyTorch's own files have no index to recover from.
     let other = folder.path().join("torch").to_str().unwrap().to_owned();
     copy(&case("torch-2.13/fsdp2_w3"), &other);
