@@ -6,6 +6,7 @@
 #   make bench       everything measured beside PyTorch; make bench-check compares with committed floors
 #   make fuzz        a short run of every fuzz target
 #   make doc         the Rust API documentation
+#   make wheel       the Python package as a wheel, checked in an environment without torch
 #   make test-torch TORCH=2.5.1    the Python tests on another PyTorch
 
 SHELL := /bin/bash
@@ -30,7 +31,7 @@ export RESHARD_PYTHON := $(PY)
 # The command speaks s3://, gs://, az:// and https:// as well.
 CLI := -p reshard-cli --features reshard-cli/cloud
 
-.PHONY: demo test test-rust test-mpi test-python test-browser test-torch check fmt clippy docs-check deps-check types-check bench bench-check bench-packages fuzz doc build extension system-packages clean
+.PHONY: demo test test-rust test-mpi test-python test-browser test-torch check fmt clippy docs-check deps-check types-check bench bench-check bench-packages fuzz doc wheel build extension system-packages clean
 
 demo:
 	$(CARGO) run --release --quiet $(CLI) -- demo
@@ -107,6 +108,12 @@ bench-packages: $(PY_READY)
 
 fuzz:
 	FUZZ_SECONDS=$(FUZZ_SECONDS) scripts/fuzz
+
+# What `pip install .` builds, in an isolated environment, and a look at it.
+wheel:
+	rm -rf target/wheels
+	$(PYTHON3) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir target/wheels .
+	PYTHON3=$(PYTHON3) scripts/check-wheel target/wheels/*.whl
 
 doc:
 	$(CARGO) doc --workspace --exclude reshard-python --no-deps --open
