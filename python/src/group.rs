@@ -24,7 +24,7 @@ pub(crate) fn group_of(object: Option<&Bound<'_, PyAny>>) -> PyResult<Arc<dyn Gr
 }
 
 /// Runs a call into Python from whatever thread the engine is on.
-fn call<T>(work: impl FnOnce(Python<'_>) -> PyResult<T>) -> Result<T, String> {
+pub(crate) fn call<T>(work: impl FnOnce(Python<'_>) -> PyResult<T>) -> Result<T, String> {
     let attached = Python::try_attach(|py| work(py).map_err(|error| describe(py, &error)));
     attached.unwrap_or_else(|| Err("the Python interpreter is shutting down".into()))
 }

@@ -2,23 +2,29 @@
 //! tensors become memory.
 //!
 //! A leaf is `(key, path, per_rank, kind, …)`. The path is a tuple, or `None` when it is the key alone. After the kind:
-//! - [`WHOLE`]: dtype, requires_grad, shape, address, strides (`None` when contiguous)
-//! - [`PIECES`]: dtype, requires_grad, shape, list of `(offsets, sizes, address, strides)`
+//! - [`WHOLE`]: dtype, requires_grad, shape, memory, strides (`None` when contiguous)
+//! - [`PIECES`]: dtype, requires_grad, shape, list of `(offsets, sizes, memory, strides)`
 //! - [`VALUE`]: the object
 //! - [`RECORD`]: the bytes of a `torch.save` record
 //!
-//! The dtype is a position in `dtype_names()`; strides count elements.
+//! The dtype is a position in `dtype_names()`; strides count elements. Memory is an address; or, to save from, an object whose
+//! `read(offset, into)` fills a memoryview with what lies where the CPU cannot read.
 #![allow(unsafe_code)]
 
+use std::sync::Arc;
+
 use pyo3::buffer::PyBuffer;
+use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyInt, PyList, PyString, PyTuple};
 use reshard::layout::{ByteLayout, Dims, Region};
 use reshard::{
-    DType, LoadLeaf, LoadPiece, LoadState, LoadTensor, SaveLeaf, SavePiece, SaveState, SaveTensor, Scope, Source, Target,
+    DType, Elsewhere, LoadLeaf, LoadPiece, LoadState, LoadTensor, SaveLeaf, SavePiece, SaveState, SaveTensor, Scope, Source,
+    Target,
 };
 
 use crate::errors::{Raise, invalid};
+use crate::group::call;
 use crate::tree::key_path;
 use crate::value::plain;
 
@@ -139,18 +145,18 @@ fn region(py: Python<'_>, offsets: &[u64], sizes: &[u64]) -> PyResult<Region> {
     Region::new(offsets, sizes).map_err(|error| invalid(py, error.to_string()))
 }
 
-/// One piece: its region, its layout and its address.
-type PieceParts = (Region, ByteLayout, usize);
+/// One piece: its region, its layout and its memory.
+type PieceParts<'py> = (Region, ByteLayout, Bound<'py, PyAny>);
 
 /// The pieces of a leaf of either kind of tensor, with its dtype and shape.
-fn pieces(leaf: &Leaf<'_>) -> PyResult<(DType, Dims, Vec<PieceParts>)> {
+fn pieces<'py>(leaf: &Leaf<'py>) -> PyResult<(DType, Dims, Vec<PieceParts<'py>>)> {
     let py = leaf.tuple.py();
     let dtype = leaf.dtype()?;
     let shape = dims(&leaf.get(6)?)?;
     if leaf.kind == WHOLE {
         let layout = layout_of(py, &shape, &leaf.get(8)?, dtype)?;
         let whole = Region::whole(&shape).map_err(|error| invalid(py, error.to_string()))?;
-        return Ok((dtype, shape, vec![(whole, layout, leaf.get(7)?.extract()?)]));
+        return Ok((dtype, shape, vec![(whole, layout, leaf.get(7)?)]));
     }
     let list = leaf.get(7)?;
     let mut parts = Vec::new();
@@ -159,7 +165,7 @@ fn pieces(leaf: &Leaf<'_>) -> PyResult<(DType, Dims, Vec<PieceParts>)> {
         let sizes = dims(&piece.get_item(1)?)?;
         let layout = layout_of(py, &sizes, &piece.get_item(3)?, dtype)?;
         let region = region(py, &dims(&piece.get_item(0)?)?, &sizes)?;
-        parts.push((region, layout, piece.get_item(2)?.extract()?));
+        parts.push((region, layout, piece.get_item(2)?));
     }
     Ok((dtype, shape, parts))
 }
@@ -169,8 +175,8 @@ fn save_tensor(leaf: &Leaf<'_>) -> PyResult<SaveTensor<'static>> {
     let (dtype, shape, parts) = pieces(leaf)?;
     let pieces = parts
         .into_iter()
-        .map(|(region, layout, address)| {
-            let memory = source(&layout, address);
+        .map(|(region, layout, memory)| {
+            let memory = source(&layout, &memory)?;
             SavePiece::new(region, layout, memory).or_raise(py)
         })
         .collect::<PyResult<_>>()?;
@@ -178,10 +184,38 @@ fn save_tensor(leaf: &Leaf<'_>) -> PyResult<SaveTensor<'static>> {
 }
 
 /// The memory of a box of elements.
-pub(crate) fn source(layout: &ByteLayout, address: usize) -> Source<'static> {
+pub(crate) fn source(layout: &ByteLayout, memory: &Bound<'_, PyAny>) -> PyResult<Source<'static>> {
+    let length = layout.end() as usize;
+    if !memory.is_instance_of::<PyInt>() {
+        return Ok(Source::elsewhere(length, Arc::new(PythonMemory { object: memory.clone().unbind() })));
+    }
+    let address: usize = memory.extract()?;
     // SAFETY: the package describes live tensors, whose storage covers shape and strides, and hands their owners over with
     // the description; whoever holds the description keeps the owners as long as the engine works on it.
-    unsafe { Source::from_raw(address as *const u8, layout.end() as usize) }
+    Ok(unsafe { Source::from_raw(address as *const u8, length) })
+}
+
+/// Memory that an object of the package reads.
+#[derive(Debug)]
+struct PythonMemory {
+    object: Py<PyAny>,
+}
+
+impl Elsewhere for PythonMemory {
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), String> {
+        call(|py| {
+            let length = into.len() as ffi::Py_ssize_t;
+            // SAFETY: the memory is valid for reads and writes of its length until this function returns. The view is
+            // released before that, and releasing fails while anything still refers to what it shows.
+            let view = unsafe {
+                let view = ffi::PyMemoryView_FromMemory(into.as_mut_ptr().cast(), length, ffi::PyBUF_WRITE);
+                Bound::from_owned_ptr_or_err(py, view)?
+            };
+            let read = self.object.bind(py).call_method1("read", (offset, &view));
+            let released = view.call_method0("release");
+            read.and(released).map(drop)
+        })
+    }
 }
 
 fn load_tensor(leaf: &Leaf<'_>) -> PyResult<LoadTensor<'static>> {
@@ -189,7 +223,8 @@ fn load_tensor(leaf: &Leaf<'_>) -> PyResult<LoadTensor<'static>> {
     let (dtype, shape, parts) = pieces(leaf)?;
     let pieces = parts
         .into_iter()
-        .map(|(region, layout, address)| {
+        .map(|(region, layout, memory)| {
+            let address: usize = memory.extract()?;
             // SAFETY: as in `source`; the caller of a load leaves its tensors alone until it returns, and memory that is
             // wanted under several keys is filled one after the other by the engine.
             let memory = unsafe { Target::from_raw(address as *mut u8, layout.end() as usize) };

@@ -31,7 +31,7 @@ pub(crate) fn begin_records(
 type Places<'py> = (Vec<(String, u64, u64)>, Bound<'py, PyBytes>);
 
 /// Writes one rank's records: `(key, path, bytes)` or
-/// `(key, path, None, dtype, requires_grad, shape, offsets, sizes, address, strides)`.
+/// `(key, path, None, dtype, requires_grad, shape, offsets, sizes, memory, strides)`.
 #[pyfunction]
 #[pyo3(signature = (place, save_id, named, rank, ranks, records, owners, options, control, storage_options=None))]
 #[allow(clippy::too_many_arguments)]
@@ -85,7 +85,7 @@ fn record(record: Bound<'_, PyAny>) -> PyResult<RecordToWrite<'static>> {
         false => ByteLayout::strided(&sizes, &dims(&strides)?, dtype.size()),
     };
     let layout = layout.map_err(problem)?;
-    let memory = source(&layout, record.get_item(8)?.extract()?);
+    let memory = source(&layout, &record.get_item(8)?)?;
     let piece = SavePiece::new(region, layout, memory).or_raise(py)?;
     let requires_grad = record.get_item(4)?.is_truthy()?;
     let content = RecordContent::Tensor { dtype, requires_grad, shape: dims(&record.get_item(5)?)?, piece };

@@ -46,7 +46,7 @@ pub struct SavePiece<'a> {
 impl<'a> SavePiece<'a> {
     /// A region in memory of the given layout; its shape must be the region's and it must lie inside the memory.
     pub fn new(region: Region, layout: ByteLayout, memory: Source<'a>) -> Result<SavePiece<'a>> {
-        check_piece(&region, &layout, memory.bytes().len())?;
+        check_piece(&region, &layout, memory.len())?;
         Ok(SavePiece { region, layout, memory })
     }
 
@@ -145,8 +145,7 @@ fn check_tensor(key: &str, tensor: &SaveTensor<'_>) -> Result<()> {
                 tensor.dtype.name()
             )));
         }
-        check_piece(&piece.region, &piece.layout, piece.memory.bytes().len())
-            .map_err(|e| Error::invalid(format!("{key:?}: {e}")))?;
+        check_piece(&piece.region, &piece.layout, piece.memory.len()).map_err(|e| Error::invalid(format!("{key:?}: {e}")))?;
     }
     Ok(())
 }

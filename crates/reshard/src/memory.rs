@@ -1,28 +1,50 @@
 //! Memory that belongs to the caller: the one place where this crate turns pointers into slices.
 //!
 //! A state dict's tensors live in the caller's memory (a Rust slice, a torch tensor) and are read and written by many
-//! threads at once. [`Source`] and [`Target`] carry a pointer, a length and the borrow that keeps the memory alive.
+//! threads at once. [`Source`] and [`Target`] carry a pointer, a length and the borrow that keeps the memory alive. Memory
+//! that the CPU cannot read is an [`Elsewhere`].
 #![allow(unsafe_code)]
 
+use std::fmt::Debug;
 use std::marker::PhantomData;
+use std::sync::Arc;
 
-/// Bytes to save, borrowed for `'a`.
-#[derive(Debug, Clone, Copy)]
-pub struct Source<'a> {
-    pointer: *const u8,
-    length: usize,
-    borrow: PhantomData<&'a [u8]>,
+use crate::error::{Error, Result};
+
+/// Memory that the CPU cannot read, such as that of an accelerator. It is read in parts, by several threads at once.
+pub trait Elsewhere: Debug + Send + Sync {
+    /// Fills `into` with the bytes from `offset` on, or says why it cannot.
+    fn read(&self, offset: u64, into: &mut [u8]) -> std::result::Result<(), String>;
 }
 
-// SAFETY: a Source is a shared borrow of plain bytes; the constructors demand that nobody writes them for 'a.
+/// Bytes to save, borrowed for `'a`.
+#[derive(Debug, Clone)]
+pub struct Source<'a> {
+    length: usize,
+    place: Place<'a>,
+}
+
+#[derive(Debug, Clone)]
+enum Place<'a> {
+    Here(*const u8, PhantomData<&'a [u8]>),
+    Elsewhere(Arc<dyn Elsewhere>),
+}
+
+// SAFETY: a Source is a shared borrow of plain bytes; the constructors demand that nobody writes them for 'a. What lies
+// elsewhere is itself Send.
 unsafe impl Send for Source<'_> {}
-// SAFETY: as above; only shared reads are made through it.
+// SAFETY: as above; only shared reads are made through it, and what lies elsewhere is itself Sync.
 unsafe impl Sync for Source<'_> {}
 
 impl<'a> Source<'a> {
     /// Borrows a slice.
     pub fn new(bytes: &'a [u8]) -> Source<'a> {
-        Source { pointer: bytes.as_ptr(), length: bytes.len(), borrow: PhantomData }
+        Source { length: bytes.len(), place: Place::Here(bytes.as_ptr(), PhantomData) }
+    }
+
+    /// Memory that is read only when its content is about to be written or staged, so that nothing has to be copied ahead.
+    pub fn elsewhere(length: usize, memory: Arc<dyn Elsewhere>) -> Source<'a> {
+        Source { length, place: Place::Elsewhere(memory) }
     }
 
     /// Memory of a foreign owner.
@@ -32,7 +54,7 @@ impl<'a> Source<'a> {
     /// pointer is allowed when `length` is zero.
     pub unsafe fn from_raw(pointer: *const u8, length: usize) -> Source<'a> {
         let pointer = if length == 0 { std::ptr::NonNull::<u8>::dangling().as_ptr() as *const u8 } else { pointer };
-        Source { pointer, length, borrow: PhantomData }
+        Source { length, place: Place::Here(pointer, PhantomData) }
     }
 
     /// Bytes of a memory mapping that travels to another thread together with this: a mapping does not move when its handle
@@ -41,14 +63,48 @@ impl<'a> Source<'a> {
     /// # Safety
     /// The mapping must outlive the source, and nobody may write these bytes while the source is read.
     pub(crate) unsafe fn kept_alive(bytes: &[u8]) -> Source<'static> {
-        Source { pointer: bytes.as_ptr(), length: bytes.len(), borrow: PhantomData }
+        Source { length: bytes.len(), place: Place::Here(bytes.as_ptr(), PhantomData) }
     }
 
-    /// The bytes.
-    pub fn bytes(&self) -> &'a [u8] {
-        // SAFETY: the constructors' contract: valid for reads and unwritten for 'a; non-null when empty.
-        unsafe { std::slice::from_raw_parts(self.pointer, self.length) }
+    /// How many bytes there are.
+    pub fn len(&self) -> usize {
+        self.length
     }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// The bytes, where the CPU can read them.
+    pub fn bytes(&self) -> Option<&'a [u8]> {
+        match self.place {
+            // SAFETY: the constructors' contract: valid for reads and unwritten for 'a; non-null when empty.
+            Place::Here(pointer, _) => Some(unsafe { std::slice::from_raw_parts(pointer, self.length) }),
+            Place::Elsewhere(_) => None,
+        }
+    }
+
+    /// Fills `into` with the bytes from `offset` on, wherever they lie.
+    pub(crate) fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+        let start = usize::try_from(offset).ok();
+        let end = start.and_then(|start| start.checked_add(into.len())).filter(|&end| end <= self.length);
+        let (Some(start), Some(end)) = (start, end) else { return Err(outside()) };
+        match (&self.place, self.bytes()) {
+            (Place::Elsewhere(memory), _) => memory
+                .read(offset, into)
+                .map_err(|detail| Error::invalid(format!("a tensor's memory could not be read: {detail}"))),
+            (Place::Here(..), bytes) => {
+                into.copy_from_slice(bytes.and_then(|bytes| bytes.get(start..end)).ok_or_else(outside)?);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// What a piece is that its memory does not hold.
+pub(crate) fn outside() -> Error {
+    Error::invalid("a piece reaches outside its memory")
 }
 
 /// Memory to load into, borrowed for `'a`.

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from .. import _reshard
 from .._errors import InvalidInput
 from ._leaf import PerRank, ShardView
+from ._staging import DeviceMemory, is_here
 
 # Kinds of leaves, as the extension knows them.
 WHOLE, PIECES, VALUE, RECORD = 0, 1, 2, 3
@@ -52,8 +53,10 @@ class Description:
         self.owners: list[Any] = []
         #: Values, by key.
         self.places: dict[str, Place] = {}
-        #: Memory that stands in for a tensor: (stand-in, tensor), copied before a save or after a load.
+        #: Memory that stands in for a tensor: (stand-in, tensor), copied after a load.
         self.staged: list[tuple[torch.Tensor, torch.Tensor]] = []
+        #: Devices on which tensors are.
+        self.devices: set[torch.device] = set()
         #: Run after the tensors are loaded, before values are put into their places.
         self.after: list[Callable[[], None]] = []
         self._regions: dict[Any, list[_Region]] = {}
@@ -111,14 +114,12 @@ class Description:
                 raise InvalidInput(f"{key!r} is on the meta device and has no content to save", keys=[key])
             tensor = torch.empty_like(tensor, device="cpu", requires_grad=False)
             self._put_after(place, tensor)
-        if not tensor.is_cpu or tensor.is_neg() or tensor.is_conj():
-            tensor = self._stand_in(tensor)
+        tensor = self._readable(tensor)
         contiguous = tensor.is_contiguous()
         if not contiguous and self.loading:
             _check_writable(key, tensor)
-        self.owners.append(tensor)
         strides = None if contiguous else tensor.stride()
-        self.leaves.append((key, path, per_rank, WHOLE, code, grad, tensor.shape, tensor.data_ptr(), strides))
+        self.leaves.append((key, path, per_rank, WHOLE, code, grad, tensor.shape, self._memory(tensor), strides))
 
     def _add_whole_object(self, key: str, path: Any, per_rank: bool, tensor: torch.Tensor, place: Place) -> None:
         """A tensor without plain memory of its own (sparse, quantized, a wrapper): torch.save stores it whole."""
@@ -141,13 +142,11 @@ class Description:
     def _piece(self, key: str, offsets: tuple[int, ...], tensor: torch.Tensor) -> tuple[Any, ...]:
         """A region that a tensor holds whole."""
         _check_memory(key, tensor)
-        if not tensor.is_cpu or tensor.is_neg() or tensor.is_conj():
-            tensor = self._stand_in(tensor)
-        self.owners.append(tensor)
+        tensor = self._readable(tensor)
         contiguous = tensor.is_contiguous()
         if not contiguous and self.loading:
             _check_writable(key, tensor)
-        return (offsets, tuple(tensor.shape), tensor.data_ptr(), None if contiguous else tensor.stride())
+        return (offsets, tuple(tensor.shape), self._memory(tensor), None if contiguous else tensor.stride())
 
     def _add_dtensor(self, key: str, path: Any, per_rank: bool, tensor: DTensor, place: Place) -> None:
         spec = tensor._spec
@@ -195,9 +194,7 @@ class Description:
     def _cut(self, key: str, local: torch.Tensor, regions: list[_Region], shape: Any) -> list[tuple[Any, ...]]:
         """The regions of a tensor that lie in a local one."""
         _check_memory(key, local)
-        if not local.is_cpu or local.is_neg() or local.is_conj():
-            local = self._stand_in(local)
-        self.owners.append(local)
+        local = self._readable(local)
         if len(regions) == 1:
             offsets, sizes, _ = regions[0]
             if sizes != tuple(local.shape):
@@ -211,8 +208,8 @@ class Description:
             contiguous = local.is_contiguous()
             if not contiguous and self.loading:
                 _check_writable(key, local)
-            return [(offsets, sizes, local.data_ptr(), None if contiguous else local.stride())]
-        base, stride, size = local.data_ptr(), local.stride(), local.element_size()
+            return [(offsets, sizes, self._memory(local), None if contiguous else local.stride())]
+        stride = local.stride()
         if self.loading:
             _check_writable(key, local)
         extent = [0] * len(shape)
@@ -224,7 +221,7 @@ class Description:
                 keys=[key],
             )
         return [
-            (offsets, sizes, base + size * sum(o * s for o, s in zip(start, stride)), stride)
+            (offsets, sizes, self._memory(local, sum(o * s for o, s in zip(start, stride))), stride)
             for offsets, sizes, start in regions
         ]
 
@@ -259,27 +256,42 @@ class Description:
 
     # ---- memory elsewhere -----------------------------------------------------------------------------------------------
 
-    def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Pinned memory of the CPU for a tensor that lies elsewhere or whose bits are not its values."""
-        tensor = tensor.detach()
-        pinned = not tensor.is_cpu and torch.cuda.is_available()
-        stand_in = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pinned)
+    def _readable(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor whose bits are its values; to load, one that the CPU can write, which stands in for it."""
+        here = is_here(tensor)
+        if here and not tensor.is_neg() and not tensor.is_conj():
+            return tensor
         if not self.loading:
-            stand_in.copy_(tensor, non_blocking=pinned)
+            if not here:
+                self.devices.add(tensor.device)
+            return tensor.detach().resolve_conj().resolve_neg()
+        tensor = tensor.detach()
+        pinned = not here and torch.cuda.is_available()
+        stand_in = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pinned)
         self.staged.append((stand_in, tensor))
         return stand_in
 
-    def wait_for_copies(self) -> None:
-        """Waits until all stand-ins hold their tensors' content."""
-        for device in {tensor.device for _, tensor in self.staged if not tensor.is_cpu}:
-            torch.get_device_module(device).synchronize(device)
+    def _memory(self, tensor: torch.Tensor, start: int = 0) -> Any:
+        """Where a tensor's memory begins, some elements after its first one: an address, or what reads it."""
+        if not self.loading and not is_here(tensor):
+            # Kept alive by what reads it.
+            return DeviceMemory(tensor, start)
+        self.owners.append(tensor)
+        return tensor.data_ptr() + start * tensor.element_size()
+
+    def wait_for_devices(self) -> None:
+        """Waits until everything that was asked of the tensors' devices is done: others read and write them next."""
+        for device in self.devices:
+            if device.type != "cpu":
+                torch.get_device_module(device).synchronize(device)
 
     def copy_back(self) -> None:
         """Copies what was loaded into stand-ins to where it belongs."""
         with torch.no_grad():
             for stand_in, tensor in self.staged:
                 tensor.copy_(stand_in, non_blocking=True)
-        self.wait_for_copies()
+                self.devices.add(tensor.device)
+        self.wait_for_devices()
         for step in self.after:
             step()
 

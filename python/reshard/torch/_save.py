@@ -40,7 +40,7 @@ def _described(state: Mapping[str, Any], options: dict[str, Any]) -> Description
     flatten(plain, description)
     # Values may be references into the containers just made; they are converted before the caller goes on.
     description.owners.append(plain)
-    description.wait_for_copies()
+    description.wait_for_devices()
     return description
 
 

@@ -148,7 +148,7 @@ class StorageWriter(storage.StorageWriter):
         description = Description(loading=False)
         paths = plan.planner_data if isinstance(plan.planner_data, dict) else {}
         records = [self._record(item, planner, paths, description) for item in plan.items]
-        description.wait_for_copies()
+        description.wait_for_devices()
         files = max(self.thread_count, 1) if self.single_file_per_rank else max(len(records), 1)
         places, sums = _reshard.write_records(
             self.path,

@@ -279,15 +279,30 @@ fn copy(jobs: &Jobs<'_>, from: usize, total: u64, pool: &StagingPool) -> Result<
             let packed = ByteLayout::contiguous(&job.sizes, job.dtype.size())?;
             let zero = Dims::from_elem(0, job.sizes.len());
             let all = runs(&job.sizes, &job.layout, &job.offsets, &packed, &zero)?;
-            if all.count_runs() <= 1 {
-                for Run { src, dst, len } in all {
-                    let source = &job.memory.bytes()[src as usize..(src + len) as usize];
-                    let target = &mut target[dst as usize..(dst + len) as usize];
-                    split_for_copy(source, target, PART).into_par_iter().for_each(|(s, t)| t.copy_from_slice(s));
+            let one = all.count_runs() <= 1;
+            match job.memory.bytes() {
+                Some(bytes) if one => {
+                    for Run { src, dst, len } in all {
+                        let source = &bytes[src as usize..(src + len) as usize];
+                        let target = &mut target[dst as usize..(dst + len) as usize];
+                        split_for_copy(source, target, PART).into_par_iter().for_each(|(s, t)| t.copy_from_slice(s));
+                    }
+                    Ok(())
                 }
-                return Ok(());
+                Some(bytes) => reshard_layout::copy_runs(bytes, target, all).map_err(Error::from),
+                None if one => all.into_iter().try_for_each(|Run { src, dst, len }| {
+                    let parts = target[dst as usize..(dst + len) as usize].par_chunks_mut(PART).enumerate();
+                    parts.try_for_each(|(i, part)| job.memory.read(src + (i * PART) as u64, part))
+                }),
+                None => {
+                    let mut rest = target;
+                    job.each_block(|block| {
+                        let (now, after) = std::mem::take(&mut rest).split_at_mut(block.len());
+                        now.copy_from_slice(block);
+                        rest = after;
+                    })
+                }
             }
-            reshard_layout::copy_runs(job.memory.bytes(), target, all).map_err(Error::from)
         })
     })??;
     let jobs = Jobs { tensors: staged, values: jobs.values.clone(), ends: jobs.ends.clone() };

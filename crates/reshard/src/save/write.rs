@@ -4,7 +4,7 @@ use std::io::IoSlice;
 
 use rayon::prelude::*;
 use reshard_formats::{DType, RecordFrame, value_record};
-use reshard_layout::{ByteLayout, Dims, Run, runs};
+use reshard_layout::{ByteLayout, Dims, Run, Runs, runs};
 use reshard_storage::{Store, WriteOptions, Writer};
 use twox_hash::XxHash3_64;
 
@@ -13,7 +13,7 @@ use super::prepare::Prepared;
 use crate::error::{Error, Result, StorageContext};
 use crate::layout_names::data_file;
 use crate::leaf::{SaveLeaf, SaveState};
-use crate::memory::Source;
+use crate::memory::{Source, outside};
 use crate::plan::files::{FrameSizes, Placed, frame, lay_out};
 use crate::plan::local::TableEntry;
 use crate::sums::{FileIndexRef, IndexedRecordRef, OffsetsAndSizes, RecordSum, SideFileError, Summer, Sums};
@@ -25,6 +25,8 @@ const SMALL: u64 = 512 << 10;
 const BATCH: u64 = 2 << 20;
 /// Large records are checksummed and written in blocks of this size, so that a block is still in the cache when written.
 pub(crate) const BLOCK: usize = 1 << 20;
+/// What lies elsewhere is fetched in parts of this size.
+const FETCH: usize = 4 << 20;
 
 /// One tensor record to write.
 #[derive(Debug, Clone)]
@@ -90,7 +92,7 @@ pub(crate) fn jobs<'a>(state: &SaveState<'a>, prepared: &Prepared, files: u32) -
                     global_offsets: Dims::from_slice(region.offsets()),
                     sizes: Dims::from_slice(region.sizes()),
                     placed: Placed::default(),
-                    memory: piece.memory,
+                    memory: piece.memory.clone(),
                     layout: piece.layout.clone(),
                     offsets: Dims::from_slice(region.within(&piece.region)?.offsets()),
                 });
@@ -129,7 +131,7 @@ pub(crate) fn content_hashes(state: &SaveState<'_>) -> Result<Vec<u64>> {
                     let offsets = Dims::from_elem(0, piece.region.ndim());
                     let mut hasher = XxHash3_64::new();
                     let sink = |bytes: &[u8]| std::hash::Hasher::write(&mut hasher, bytes);
-                    each_block(piece.memory, &piece.layout, &offsets, piece.region.sizes(), tensor.dtype, sink)?;
+                    each_block(&piece.memory, &piece.layout, &offsets, piece.region.sizes(), tensor.dtype, sink)?;
                     hashes.push(std::hash::Hasher::finish(&hasher));
                 }
             }
@@ -482,14 +484,14 @@ impl TensorJob<'_> {
 
     /// Gives the record's data in row-major order, in blocks.
     pub(crate) fn each_block(&self, sink: impl FnMut(&[u8])) -> Result<()> {
-        each_block(self.memory, &self.layout, &self.offsets, &self.sizes, self.dtype, sink)
+        each_block(&self.memory, &self.layout, &self.offsets, &self.sizes, self.dtype, sink)
     }
 }
 
 /// Gives a box of memory in row-major order, in blocks of at most [`BLOCK`] bytes: as it lies there where it lies in a
 /// piece, through a buffer where it does not.
 fn each_block(
-    memory: Source<'_>,
+    memory: &Source<'_>,
     layout: &ByteLayout,
     offsets: &[u64],
     sizes: &[u64],
@@ -506,10 +508,33 @@ fn each_block(
     let packed = ByteLayout::contiguous(sizes, dtype.size())?;
     let zero = Dims::from_elem(0, sizes.len());
     // Runs come in the order of their source, and the order wanted here is that of the packed box.
-    let runs = runs(sizes, &packed, &zero, layout, offsets)?;
-    let outside = || Error::invalid("a piece reaches outside its memory");
+    let all = || runs(sizes, &packed, &zero, layout, offsets);
+    if let Some(bytes) = memory.bytes() {
+        return each_run(bytes, 0, all()?, sink);
+    }
+    let mut fetched: Vec<u8> = Vec::new();
+    if all()?.run_len() >= BLOCK as u64 / 4 || all()?.count_runs() <= 1 {
+        for Run { dst: at, len, .. } in all()? {
+            for start in (0..len).step_by(FETCH) {
+                fetched.resize((len - start).min(FETCH as u64) as usize, 0);
+                memory.read(at + start, &mut fetched)?;
+                fetched.chunks(BLOCK).for_each(&mut sink);
+            }
+        }
+        return Ok(());
+    }
+    // Many short runs: all that lies between the first and the last comes at once.
+    let (start, end) = all()?.fold((u64::MAX, 0), |(start, end), run| (run.dst.min(start), (run.dst + run.len).max(end)));
+    fetched.resize(end.saturating_sub(start) as usize, 0);
+    memory.read(start, &mut fetched)?;
+    each_run(&fetched, start, all()?, sink)
+}
+
+/// Gives runs in blocks; `bytes` start at `base`.
+fn each_run(bytes: &[u8], base: u64, runs: Runs, mut sink: impl FnMut(&[u8])) -> Result<()> {
     let mut buffer: Vec<u8> = Vec::new();
-    for Run { dst: at, len, .. } in runs {
+    for Run { dst, len, .. } in runs {
+        let at = dst.checked_sub(base).ok_or_else(outside)?;
         let run = bytes.get(at as usize..(at + len) as usize).ok_or_else(outside)?;
         if run.len() >= BLOCK / 4 {
             if !buffer.is_empty() {

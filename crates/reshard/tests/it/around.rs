@@ -1,11 +1,13 @@
 //! What the engine promises around a save and a load, one rule a test.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use reshard::layout::{Placement, Region};
+use reshard::layout::{ByteLayout, Dims, Placement, Region};
 use reshard::{
-    CastPolicy, Checkpoint, ChromeTrace, DType, Difference, Error, ErrorKind, Group, LoadLeaf, LoadOptions, LoadState,
-    LoadedValue, PlanCache, SaveLeaf, SaveOptions, SaveState, Scope, Solo, Strictness, Value, load, run_threads, save,
+    AsyncSaver, CastPolicy, Checkpoint, ChromeTrace, DType, Difference, Elsewhere, Error, ErrorKind, Group, LoadLeaf,
+    LoadOptions, LoadState, LoadedValue, PlanCache, SaveLeaf, SaveOptions, SavePiece, SaveState, SaveTensor, Scope, Solo, Source,
+    Strictness, Value, load, run_threads, save,
 };
 
 use crate::layouts::{Cut, Memory, Whole, add_to_load, add_to_save, held, store_at};
@@ -14,9 +16,9 @@ fn save_whole(wholes: &[Whole], path: &std::path::Path) {
     let mut state = SaveState::new();
     for whole in wholes {
         let keys = whole.key.split('.').map(Into::into).collect();
-        let piece = reshard::SavePiece::contiguous(Region::whole(&whole.shape).unwrap(), whole.dtype, &whole.bytes).unwrap();
-        let shape = reshard::layout::Dims::from_slice(&whole.shape);
-        let tensor = reshard::SaveTensor { dtype: whole.dtype, shape, requires_grad: false, pieces: vec![piece] };
+        let piece = SavePiece::contiguous(Region::whole(&whole.shape).unwrap(), whole.dtype, &whole.bytes).unwrap();
+        let shape = Dims::from_slice(&whole.shape);
+        let tensor = SaveTensor { dtype: whole.dtype, shape, requires_grad: false, pieces: vec![piece] };
         state.insert(whole.key.clone(), Some(keys), Scope::Shared, SaveLeaf::Tensor(tensor)).unwrap();
     }
     save(&Solo, &state, &store_at(path), &SaveOptions::default()).unwrap();
@@ -233,6 +235,76 @@ fn a_plan_is_not_kept_for_another_way_of_splitting() {
     assert_eq!(run("whole", 0), (false, 1));
     assert_eq!(run("split", 8), (false, 2));
     assert_eq!(run("split again", 8), (true, 2));
+}
+
+/// Memory that only tells its bytes when asked, and remembers the largest part that was asked for.
+#[derive(Debug)]
+struct Device {
+    bytes: Vec<u8>,
+    largest: AtomicUsize,
+    broken: bool,
+}
+
+impl Elsewhere for Device {
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), String> {
+        if self.broken {
+            return Err("the device is gone".into());
+        }
+        self.largest.fetch_max(into.len(), Ordering::Relaxed);
+        into.copy_from_slice(&self.bytes[offset as usize..offset as usize + into.len()]);
+        Ok(())
+    }
+}
+
+#[test]
+fn memory_elsewhere_is_read_in_parts_as_it_is_written_or_staged() {
+    let folder = tempfile::tempdir().unwrap();
+    let long = Whole::new("long", DType::Float32, &[3000, 1000], 1);
+    let short = Whole::new("short", DType::Int8, &[5], 2);
+    // Stored as columns: every element is a run of its own.
+    let turned = Whole::new("turned", DType::Float32, &[200, 300], 3);
+    let columns: Vec<u8> = (0..300)
+        .flat_map(|c| (0..200).flat_map(move |r| (0..4).map(move |b| (r * 300 + c) * 4 + b)))
+        .map(|i| turned.bytes[i])
+        .collect();
+    let device = |bytes: &[u8], broken| Arc::new(Device { bytes: bytes.to_vec(), largest: AtomicUsize::new(0), broken });
+    for (name, budget, broken) in
+        [("now", None, false), ("staged", Some(1 << 30), false), ("beyond", Some(1000), false), ("broken", None, true)]
+    {
+        let devices = [device(&long.bytes, broken), device(&short.bytes, broken), device(&columns, broken)];
+        let mut state = SaveState::new();
+        for (whole, memory) in [&long, &short, &turned].into_iter().zip(&devices) {
+            let layout = match whole.key.as_str() {
+                "turned" => ByteLayout::strided(&[200, 300], &[1, 200], 4).unwrap(),
+                _ => ByteLayout::contiguous(&whole.shape, whole.dtype.size()).unwrap(),
+            };
+            let source = Source::elsewhere(memory.bytes.len(), Arc::clone(memory) as Arc<dyn Elsewhere>);
+            let piece = SavePiece::new(Region::whole(&whole.shape).unwrap(), layout, source).unwrap();
+            let shape = Dims::from_slice(&whole.shape);
+            let tensor = SaveTensor { dtype: whole.dtype, shape, requires_grad: false, pieces: vec![piece] };
+            state.insert(whole.key.clone(), None, Scope::Shared, SaveLeaf::Tensor(tensor)).unwrap();
+        }
+        let store = store_at(&folder.path().join(name));
+        let saved = match budget {
+            None => save(&Solo, &state, &store, &SaveOptions::default()).map(drop),
+            Some(budget) => {
+                let saver = AsyncSaver::new(budget);
+                saver.save(Arc::new(Solo), &state, Arc::clone(&store), SaveOptions::default()).and_then(|h| h.wait()).map(drop)
+            }
+        };
+        if broken {
+            assert!(saved.unwrap_err().full_text().contains("the device is gone"));
+            assert!(Checkpoint::open_store(store).is_err());
+            continue;
+        }
+        saved.unwrap();
+        let checkpoint = Checkpoint::open_store(store).unwrap();
+        for (whole, memory) in [&long, &short, &turned].into_iter().zip(&devices) {
+            assert_eq!(checkpoint.read_whole(&whole.key).unwrap(), whole.bytes, "{} {name}", whole.key);
+            let largest = memory.largest.load(Ordering::Relaxed);
+            assert!(largest > 0 && largest <= 4 << 20, "{largest} bytes of {} at once", whole.key);
+        }
+    }
 }
 
 #[test]
