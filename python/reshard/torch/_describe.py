@@ -165,8 +165,6 @@ class Description:
                 local = tensor.to_local()
             if hasattr(local, "wait"):
                 local = local.wait()
-            if _is_wrapper(local):
-                raise _no_memory(key, local)
         if local.is_meta:
             if not self.loading:
                 raise InvalidInput(f"{key!r} is on the meta device and has no content to save", keys=[key])
@@ -237,8 +235,6 @@ class Description:
                 )
             elif isinstance(local, ShardedTensor):
                 inner = self._shards(key, local)
-            elif _is_wrapper(local):
-                raise _no_memory(key, local)
             else:
                 inner = [self._piece(key, (0,) * len(offsets), local)]
             pieces.extend((tuple(a + b for a, b in zip(offsets, piece[0])), *piece[1:]) for piece in inner)
@@ -401,17 +397,6 @@ def _placement(key: str, placement: Any, ndim: int) -> tuple[str, int, int]:
     raise InvalidInput(f"{key!r} has the placement {placement}, which reshard does not know", keys=[key])
 
 
-def _no_memory(key: str, tensor: torch.Tensor) -> InvalidInput:
-    """A sharded tensor whose parts keep their content in other tensors, such as codes and the scales of blocks: which
-    region of the whole those belong to is known to nobody but its class."""
-    name = type(tensor).__qualname__
-    return InvalidInput(
-        f"{key!r} is sharded and its parts are {name}s, which keep their content in other tensors: reshard cannot tell which "
-        f"region lies where. Save the tensors inside of {name}, or have the class list its chunks (__create_chunk_list__)",
-        keys=[key],
-    )
-
-
 def _is_wrapper(tensor: torch.Tensor) -> bool:
     """Whether a tensor subclass keeps its content in other tensors."""
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -428,7 +413,8 @@ def _check_memory(key: str, local: torch.Tensor) -> None:
         raise InvalidInput(
             f"{key!r} is sharded, and this rank's part is a {name}, which keeps its content in other tensors",
             keys=[key],
-            hint="save those tensors, or what to_local() gives inside of PerRank: each rank's part is then stored as an object",
+            hint="save those tensors, or what to_local() gives inside of PerRank: each rank's part is then stored as an object; or have "
+            "the class list its chunks (__create_chunk_list__)",
         )
 
 

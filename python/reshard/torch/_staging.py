@@ -87,5 +87,5 @@ class DeviceMemory:
                 part = block[: len(into) - done]
                 # Returns when the block has the content: copies to the CPU wait unless told not to.
                 part.copy_(self._bytes[offset + done : offset + done + len(part)])
-                into[done : done + len(part)] = memoryview(part.numpy())
+                into[done : done + len(part)] = part.numpy().data
                 done += len(part)

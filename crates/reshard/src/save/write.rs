@@ -498,11 +498,13 @@ fn each_block(
     dtype: DType,
     mut sink: impl FnMut(&[u8]),
 ) -> Result<()> {
-    let bytes = memory.bytes();
     // The whole of packed memory: most pieces.
-    if sizes == layout.shape() && layout.is_contiguous() {
-        let whole = bytes.get(layout.base() as usize..layout.end() as usize);
-        whole.ok_or_else(|| Error::invalid("a piece reaches outside its memory"))?.chunks(BLOCK).for_each(sink);
+    if sizes == layout.shape()
+        && layout.is_contiguous()
+        && let Some(bytes) = memory.bytes()
+    {
+        let whole = bytes.get(layout.base() as usize..layout.end() as usize).ok_or_else(outside)?;
+        whole.chunks(BLOCK).for_each(sink);
         return Ok(());
     }
     let packed = ByteLayout::contiguous(sizes, dtype.size())?;

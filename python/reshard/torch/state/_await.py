@@ -97,7 +97,8 @@ def memory_of(leaf: Any) -> list[torch.Tensor]:
     return [leaf] if isinstance(leaf, torch.Tensor) else []
 
 
-def _waits(leaf: Any) -> bool:
+def waits(leaf: Any) -> bool:
+    """Whether a slot is still without content."""
     memory = memory_of(leaf)
     return bool(memory) and all(getattr(tensor, _MARK, None) == tensor._version for tensor in memory)
 
@@ -122,12 +123,12 @@ def without_waiting(given: Mapping[Any, Any]) -> Mapping[Any, Any]:
     """An optimizer's state without the slots that still wait. The same object if there are none."""
     nested = "state" in given
     state = given["state"] if nested else given
-    if not isinstance(state, Mapping) or not any(_waits(leaf) for leaf in _leaves(state)):
+    if not isinstance(state, Mapping) or not any(waits(leaf) for leaf in _leaves(state)):
         return given
     if not nested:
         kept = _settled({key: value for key, value in given.items() if not str(key).startswith("param_groups.")})
         return {key: value for key, value in given.items() if key in kept or str(key).startswith("param_groups.")}
-    some = any(not _waits(leaf) for leaf in _leaves(state) if _numel(leaf))
+    some = any(not waits(leaf) for leaf in _leaves(state) if _numel(leaf))
     settled = {}
     for name, slots in state.items():
         left = _settled(slots, some) if isinstance(slots, Mapping) else slots
@@ -139,9 +140,9 @@ def without_waiting(given: Mapping[Any, Any]) -> Mapping[Any, Any]:
 def _settled(slots: Mapping[Any, Any], some: bool = False) -> dict[Any, Any]:
     """The slots of a parameter that do not wait. Where a rank holds nothing of a slot, nothing is ever written into it:
     it is as the others are."""
-    held = {key: leaf for key, leaf in slots.items() if _numel(leaf) or not _waits(leaf)}
-    here = any(not _waits(leaf) for leaf in held.values()) if held else some
-    return {key: leaf for key, leaf in slots.items() if not _waits(leaf) or (here and not _numel(leaf))}
+    held = {key: leaf for key, leaf in slots.items() if _numel(leaf) or not waits(leaf)}
+    here = any(not waits(leaf) for leaf in held.values()) if held else some
+    return {key: leaf for key, leaf in slots.items() if not waits(leaf) or (here and not _numel(leaf))}
 
 
 def _numel(leaf: Any) -> int:

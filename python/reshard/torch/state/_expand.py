@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .._describe import CODES
-from ._await import arrived
+from ._await import arrived, waits
 from ._template import SLOT_KEYS, Entry, OptimizerStateDict, _at, alive
 
 #: From a wanted key to the checkpoint's; None leaves a key alone.
@@ -105,7 +105,8 @@ def _renamed(
     template.names = {}
     for path in wanted:
         key = rename(".".join(map(str, (*prefix, *path))))
-        if key is None and _at(template, path) is not None:
+        there = _at(template, path)
+        if key is None and there is not None and not waits(there):
             # Left alone, and so as it is.
             below.append((path, None, ()))
         elif key is not None and key in stored:
