@@ -405,7 +405,7 @@ mod tests {
         let steps: Vec<Step> = (1..=6).map(|n| step(n * 100, n != 6, n * 1000)).collect();
         let none = vec![None; 6];
         let rules = |set: &dyn Fn(&mut Retention)| {
-            let mut rules = Retention::default();
+            let mut rules = Retention { abandoned: true, ..Retention::default() };
             set(&mut rules);
             rules
         };
@@ -423,6 +423,15 @@ mod tests {
             r.grace = Duration::from_secs(5000);
         });
         assert_eq!(kept(&steps, &none, &rules), [500, 600]);
+    }
+
+    #[test]
+    fn an_incomplete_step_newer_than_the_newest_valid_one_stays_until_it_is_called_abandoned() {
+        let steps = [step(100, false, 1), step(200, true, 2), step(300, false, 3)];
+        let mut rules = Retention { last: Some(1), grace: Duration::ZERO, ..Retention::default() };
+        assert_eq!(kept(&steps, &[None; 3], &rules), [200, 300]);
+        rules.abandoned = true;
+        assert_eq!(kept(&steps, &[None; 3], &rules), [200]);
     }
 
     #[test]

@@ -41,7 +41,7 @@ fn answer(mut socket: &TcpStream, folder: &Path) -> Option<()> {
     let mut words = first.split(' ');
     let (method, target) = (words.next()?, words.next()?);
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
-    let path = folder.join(path.trim_matches('/').replace("devstoreaccount1/", ""));
+    let path = folder.join(decoded(path).trim_matches('/').replace("devstoreaccount1/", ""));
     let (status, body) = match method {
         "GET" if query.contains("list-type=2") => ("200 OK", google_list(&path, query)),
         "GET" if query.contains("comp=list") => ("200 OK", azure_list(&path, query)),
@@ -60,16 +60,29 @@ fn answer(mut socket: &TcpStream, folder: &Path) -> Option<()> {
         None => (status, body.as_slice(), String::new()),
     };
     let head = format!("HTTP/1.1 {status}\r\nLast-Modified: {DATE}\r\nETag: \"one\"\r\nx-ms-version: 2023-11-03\r\n");
-    write!(socket, "{head}{extra}Content-Length: {}\r\n\r\n", part.len()).ok()?;
+    // In one piece: a head by itself waits for the client's acknowledgement before the body follows.
+    let mut reply = format!("{head}{extra}Content-Length: {}\r\n\r\n", part.len()).into_bytes();
     if method != "HEAD" {
-        socket.write_all(part).ok()?;
+        reply.extend_from_slice(part);
     }
-    Some(())
+    socket.write_all(&reply).ok()
+}
+
+/// Without percent-encoding: every client has its own idea of what needs it.
+fn decoded(text: &str) -> String {
+    let mut parts = text.split('%');
+    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
+    for part in parts {
+        bytes.push(u8::from_str_radix(&part[..2], 16).unwrap());
+        bytes.extend_from_slice(&part.as_bytes()[2..]);
+    }
+    String::from_utf8(bytes).unwrap()
 }
 
 /// The files below a bucket whose names start with the prefix of a query, with their sizes.
 fn listed(bucket: &Path, query: &str) -> Vec<(String, u64)> {
-    let prefix = query.split('&').find_map(|pair| pair.strip_prefix("prefix=")).unwrap_or("").replace("%2F", "/");
+    let prefix = query.split('&').find_map(|pair| pair.strip_prefix("prefix=")).unwrap_or("");
+    let prefix = decoded(prefix);
     let mut found = Vec::new();
     let mut folders = vec![bucket.to_owned()];
     while let Some(folder) = folders.pop() {

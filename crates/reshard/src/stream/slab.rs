@@ -38,7 +38,8 @@ impl Slab {
         let element = stored.element_size();
         let kept = distinct(&region, stored)?;
         let zero = Dims::from_elem(0, region.ndim());
-        let packed = ByteLayout::contiguous(kept.sizes(), element)?;
+        // In the order of the file, so that what is contiguous there is read in one piece; the copy out of here turns it round.
+        let packed = ByteLayout::strided(kept.sizes(), &file_order(kept.sizes(), stored.byte_strides()), element)?;
         let doing = || format!("reading {}", reader.path());
         let all = runs(kept.sizes(), stored, kept.offsets(), &packed, &zero)?;
         let (start, end) = (all.clone().next().map_or(0, |run| run.src), all.ends().0);
@@ -71,6 +72,19 @@ impl Slab {
         let all = runs(region.sizes(), &self.layout, from.offsets(), &packed, &zero)?;
         copy_runs(&self.bytes, target, all).map_err(Error::from)
     }
+}
+
+/// Strides, in elements, of a packed buffer whose dimensions are nested as they are in the file.
+fn file_order(sizes: &[u64], stored: &[u64]) -> Dims {
+    let mut order: Vec<usize> = (0..sizes.len()).collect();
+    order.sort_by_key(|&dim| stored[dim]);
+    let mut strides = Dims::from_elem(0, sizes.len());
+    let mut next = 1;
+    for dim in order {
+        strides[dim] = next;
+        next *= sizes[dim];
+    }
+    strides
 }
 
 /// What of a region has to be read: of a dimension that repeats its elements, the first.
