@@ -16,7 +16,7 @@ class Missing(Exception):
 
 
 _BUILD = {
-    "reshard": (["build", "--release", "-p", "reshard-cli"], "reshard"),
+    "reshard": (["build", "--release", "-p", "reshard-cli", "--features", "reshard-cli/cloud"], "reshard"),
     "bars": (["bench", "--no-run", "-p", "reshard", "--bench", "bars"], "deps/bars-*"),
     "layout": (["bench", "--no-run", "-p", "reshard-layout", "--bench", "layout"], "deps/layout-*"),
     "metadata_scale": (["build", "--release", "-p", "reshard-formats", "--example", "metadata_scale"], "examples/metadata_scale"),

@@ -44,7 +44,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to try the measurements themselves; the numbers mean nothing")
     parser.add_argument("--only", metavar="N", help="only these groups, such as 5 or 1,5,7-9")
-    parser.add_argument("--rounds", type=int, help="counted rounds of each row (5; 2 with --quick)")
+    parser.add_argument("--rounds", type=int, help="counted rounds of each row (3; 2 with --quick)")
     parser.add_argument("--check", action="store_true", help="compare ratios with floors.json; exit 1 and say which rows are below")
     parser.add_argument("--write-readme", action="store_true", help="put the table into the README, from this run or with --from")
     parser.add_argument("--from", dest="source", type=Path, metavar="JSON", help="measure nothing: take the results of an earlier run")
@@ -130,7 +130,7 @@ def main() -> int:
         folder.mkdir(parents=True)
         start = time.monotonic()
         try:
-            bench = Bench(folder.resolve(), options.quick, options.rounds or (2 if options.quick else 5), build)
+            bench = Bench(folder.resolve(), options.quick, options.rounds or (2 if options.quick else 3), build)
             found, broken = measure(bench, numbers)
         finally:
             remove(folder)
