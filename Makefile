@@ -26,7 +26,8 @@ else
 PY := $(CURDIR)/$(VENV)/bin/python
 PY_READY := $(VENV)/.ready-$(TORCH)
 endif
-export RESHARD_PYTHON := $(PY)
+# Also where it was given as empty on the command line, which asks for an environment.
+override export RESHARD_PYTHON := $(PY)
 
 # The command speaks s3://, gs://, az:// and https:// as well.
 CLI := -p reshard-cli --features reshard-cli/cloud
@@ -62,6 +63,7 @@ test-torch:
 
 $(PY_READY):
 	$(PYTHON3) -m venv $(VENV)
+	rm -f $(VENV)/.ready-*
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r python/requirements-test.txt torch==$(TORCH)
 	touch $@
 

@@ -7,6 +7,7 @@ old checkpoint until the new one is complete, and reading runs no code from the 
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
 import io
 import os
@@ -213,7 +214,7 @@ class StorageWriter(storage.StorageWriter):
             saving.save_id,
             saving.named,
             sums,
-            pickle.dumps(metadata),
+            _encoded(metadata),
             self._options(),
             name,
             self._storage_options,
@@ -232,6 +233,21 @@ class StorageWriter(storage.StorageWriter):
     def validate_checkpoint_id(cls, checkpoint_id: StrPath) -> bool:
         """Whether this storage can use an id: any path, and addresses of known schemes."""
         return _is_address(checkpoint_id)
+
+
+class _MetadataPickler(pickle.Pickler):
+    """Writes tensor properties as every torch reads them: 2.15 would add strides, at which earlier ones fail."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is TensorProperties:
+            return copyreg.__newobj__, (TensorProperties,), value.__getstate__()[:5]  # type: ignore[attr-defined]
+        return NotImplemented
+
+
+def _encoded(metadata: Metadata) -> bytes:
+    buffer = io.BytesIO()
+    _MetadataPickler(buffer, protocol=4).dump(metadata)
+    return buffer.getvalue()
 
 
 class StorageReader(storage.StorageReader):

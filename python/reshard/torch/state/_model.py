@@ -192,10 +192,12 @@ class LiveModel:
         flat = Flat(name, handle)
         self.flats[name] = flat
         shared = getattr(param, "_shared_param_infos", None) or ()
+        # Before torch 2.6 all of them were.
+        contiguous = getattr(param, "_contiguities", None)
         members = []
         for index, info in enumerate(param._param_infos):
             fqn = param._fqns[index]
-            if not param._contiguities[index]:
+            if contiguous is not None and not contiguous[index]:
                 raise StateError(f"{fqn!r} is not contiguous in its flat parameter; reshard cannot cut it into regions", keys=[fqn])
             shape = tuple(param._shapes[index])
             extension = param._param_extensions[index]
