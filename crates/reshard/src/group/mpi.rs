@@ -90,7 +90,7 @@ impl Mpi {
 
     /// Everyone's bytes, where rank `i` gives `counts[i]`.
     fn all_gather_round(&self, communicator: &SimpleCommunicator, send: &[u8], counts: Vec<Count>) -> Result<Vec<u8>> {
-        let (send, receive) = (Lent::new(send.to_vec().into_boxed_slice()), Lent::zeroed(total(&counts)));
+        let (send, receive) = (LentBytes::new(send.to_vec()), LentBytes::zeroed(total(&counts)));
         let displacements = displacements(&counts);
         // SAFETY: all are lent to this one exchange; the partition, which refers to the buffer, goes before it.
         unsafe {
@@ -98,14 +98,14 @@ impl Mpi {
             self.wait(communicator.immediate_all_gather_varcount_into(StaticScope, &*send.get(), partition.get()))?;
             drop(partition.back());
             drop(send.back());
-            Ok(receive.back().into_vec())
+            Ok(receive.back())
         }
     }
 
     /// Everyone's bytes at the root, where rank `i` gives `counts[i]`; nothing elsewhere.
     fn gather_round(&self, communicator: &SimpleCommunicator, root: usize, send: &[u8], counts: Vec<Count>) -> Result<Vec<u8>> {
         let process = communicator.process_at_rank(root as Count);
-        let send = Lent::new(send.to_vec().into_boxed_slice());
+        let send = LentBytes::new(send.to_vec());
         if root != self.rank {
             // SAFETY: lent just above and used by this one exchange until it is taken back.
             unsafe {
@@ -114,7 +114,7 @@ impl Mpi {
             }
             return Ok(Vec::new());
         }
-        let receive = Lent::zeroed(total(&counts));
+        let receive = LentBytes::zeroed(total(&counts));
         let displacements = displacements(&counts);
         // SAFETY: as above; the partition, which refers to the buffer, goes before the buffer is taken back.
         unsafe {
@@ -122,7 +122,7 @@ impl Mpi {
             self.wait(process.immediate_gather_varcount_into_root(StaticScope, &*send.get(), partition.get()))?;
             drop(partition.back());
             drop(send.back());
-            Ok(receive.back().into_vec())
+            Ok(receive.back())
         }
     }
 
@@ -135,15 +135,15 @@ impl Mpi {
         length: usize,
     ) -> Result<Vec<u8>> {
         let process = communicator.process_at_rank(root as Count);
-        let receive = Lent::zeroed(length);
+        let receive = LentBytes::zeroed(length);
         let Some((bytes, counts)) = sent else {
             // SAFETY: lent just above and used by this one exchange until it is taken back.
             unsafe {
                 self.wait(process.immediate_scatter_varcount_into(StaticScope, receive.get()))?;
-                return Ok(receive.back().into_vec());
+                return Ok(receive.back());
             }
         };
-        let send = Lent::new(bytes.into_boxed_slice());
+        let send = LentBytes::new(bytes);
         let displacements = displacements(&counts);
         // SAFETY: as above; the partition, which refers to the buffer, goes before the buffer is taken back.
         unsafe {
@@ -151,7 +151,7 @@ impl Mpi {
             self.wait(process.immediate_scatter_varcount_into_root(StaticScope, &*partition.get(), receive.get()))?;
             drop(partition.back());
             drop(send.back());
-            Ok(receive.back().into_vec())
+            Ok(receive.back())
         }
     }
 
@@ -233,9 +233,38 @@ impl<T: ?Sized> Lent<T> {
     }
 }
 
-impl Lent<[u8]> {
-    fn zeroed(length: usize) -> Lent<[u8]> {
-        Lent::new(vec![0; length].into_boxed_slice())
+/// Lent bytes, never at the address that an empty slice has: to MPI it means "in place".
+struct LentBytes {
+    lent: Lent<[u8]>,
+    length: usize,
+}
+
+impl LentBytes {
+    fn new(mut bytes: Vec<u8>) -> LentBytes {
+        let length = bytes.len();
+        bytes.resize(length.max(1), 0);
+        LentBytes { lent: Lent::new(bytes.into_boxed_slice()), length }
+    }
+
+    fn zeroed(length: usize) -> LentBytes {
+        LentBytes::new(vec![0; length])
+    }
+
+    /// # Safety
+    /// As [`Lent::get`].
+    #[allow(clippy::mut_from_ref, reason = "the buffer is lent, not owned")]
+    unsafe fn get(&self) -> &'static mut [u8] {
+        // SAFETY: the caller keeps what `Lent::get` asks for.
+        unsafe { &mut self.lent.get()[..self.length] }
+    }
+
+    /// # Safety
+    /// As [`Lent::back`].
+    unsafe fn back(self) -> Vec<u8> {
+        // SAFETY: the caller keeps what `Lent::back` asks for.
+        let mut bytes = unsafe { self.lent.back() }.into_vec();
+        bytes.truncate(self.length);
+        bytes
     }
 }
 
