@@ -240,7 +240,7 @@ class _MetadataPickler(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is TensorProperties:
-            return copyreg.__newobj__, (TensorProperties,), value.__getstate__()[:5]  # type: ignore[attr-defined]
+            return copyreg.__newobj__, (TensorProperties,), value.__getstate__()[:5]  # type: ignore[attr-defined,no-untyped-call]
         return NotImplemented
 
 
