@@ -83,7 +83,7 @@ pub fn digest(checkpoint: &Checkpoint, options: &DigestOptions) -> Result<Digest
     // Large ones first, so that no thread is left alone with one at the end.
     work.sort_by_key(|&(i, bytes)| (std::cmp::Reverse(bytes), i));
     let sums: Mutex<Vec<Option<String>>> = Mutex::new(vec![None; selected.len()]);
-    Workers::normal().run(|| {
+    Workers::reading(checkpoint.store.as_ref()).run(|| {
         work.par_iter().with_max_len(1).try_for_each(|&(i, _)| -> Result<()> {
             let hex = sha256(checkpoint, selected[i].stored, options)?;
             sums.lock().unwrap_or_else(std::sync::PoisonError::into_inner)[i] = Some(hex);

@@ -1,13 +1,19 @@
-//! The threads that move bytes: one pool for work that someone waits for, one of low priority for work in the background.
+//! The threads that move bytes: one pool for work that someone waits for, one of low priority for work in the background, and
+//! one of threads that mostly wait for a service's answers.
 
 use std::sync::OnceLock;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
+use reshard_storage::Store;
 
 use crate::error::{Error, Result};
 
+/// Threads that read from a service, as many as requests of one process run at once by default.
+const REMOTE_THREADS: usize = 32;
+
 /// A pool of threads.
 pub(crate) struct Workers {
+    threads: usize,
     pool: std::result::Result<ThreadPool, String>,
 }
 
@@ -15,20 +21,26 @@ impl Workers {
     /// For work that someone waits for.
     pub(crate) fn normal() -> &'static Workers {
         static POOL: OnceLock<Workers> = OnceLock::new();
-        POOL.get_or_init(|| Workers::new("reshard", false))
+        POOL.get_or_init(|| Workers::new("reshard", processors(), false))
+    }
+
+    /// For reading from a store. A disk is busy with a thread for each processor; of those that read from a service, most
+    /// wait for an answer at any time.
+    pub(crate) fn reading(store: &dyn Store) -> &'static Workers {
+        static POOL: OnceLock<Workers> = OnceLock::new();
+        match store.capabilities().remote {
+            true => POOL.get_or_init(|| Workers::new("reshard-remote", REMOTE_THREADS, false)),
+            false => Workers::normal(),
+        }
     }
 
     /// For asynchronous saves: yields the processor and the disk to training.
     pub(crate) fn background() -> &'static Workers {
         static POOL: OnceLock<Workers> = OnceLock::new();
-        POOL.get_or_init(|| Workers::new("reshard-background", true))
+        POOL.get_or_init(|| Workers::new("reshard-background", processors(), true))
     }
 
-    fn new(name: &'static str, low_priority: bool) -> Workers {
-        let threads = std::env::var("RESHARD_THREADS")
-            .ok()
-            .and_then(|n| n.parse().ok())
-            .unwrap_or_else(|| std::thread::available_parallelism().map_or(2, |n| n.get().min(16)));
+    fn new(name: &'static str, threads: usize, low_priority: bool) -> Workers {
         let pool = ThreadPoolBuilder::new()
             .num_threads(threads)
             .thread_name(move |i| format!("{name}-{i}"))
@@ -39,7 +51,12 @@ impl Workers {
             })
             .build()
             .map_err(|error| error.to_string());
-        Workers { pool }
+        Workers { threads, pool }
+    }
+
+    /// How many threads there are.
+    pub(crate) fn threads(&self) -> usize {
+        self.threads
     }
 
     /// Runs `work` with rayon's iterators using this pool.
@@ -49,6 +66,11 @@ impl Workers {
             Err(detail) => Err(Error::invalid(format!("no threads could be started: {detail}"))),
         }
     }
+}
+
+fn processors() -> usize {
+    let given = std::env::var("RESHARD_THREADS").ok().and_then(|n| n.parse().ok()).filter(|&n| n > 0);
+    given.unwrap_or_else(|| std::thread::available_parallelism().map_or(2, |n| n.get().min(16)))
 }
 
 /// Lets everything else on the machine go first. Best effort: a system that refuses still writes the checkpoint.

@@ -113,7 +113,7 @@ impl Store for MemoryStore {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { ordered_writes: false, atomic_replace: true, put_if_absent: true, hard_links: true }
+        Capabilities { ordered_writes: false, atomic_replace: true, put_if_absent: true, hard_links: true, remote: false }
     }
 
     fn prepare(&self) -> Result<()> {

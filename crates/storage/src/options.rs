@@ -48,7 +48,7 @@ pub struct StoreOptions {
     pub part_size: u64,
     /// Two wanted ranges of an object become one request when at most so many unwanted bytes lie between them.
     pub coalesce_gap: u64,
-    /// How many requests for ranges of one object run at once.
+    /// How many requests for parts of objects run at once, of all readers of the store together.
     pub read_concurrency: usize,
     /// Trying again.
     pub retry: Retry,
@@ -72,7 +72,7 @@ impl Default for StoreOptions {
             upload_budget: 64 << 20,
             part_size: 8 << 20,
             coalesce_gap: 1 << 20,
-            read_concurrency: 8,
+            read_concurrency: 32,
             retry: Retry::default(),
             endpoint: None,
             allow_http: None,

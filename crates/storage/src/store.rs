@@ -19,6 +19,8 @@ pub struct Capabilities {
     pub put_if_absent: bool,
     /// [`Store::link_or_copy`] can make a second name for the same bytes.
     pub hard_links: bool,
+    /// Every request travels to a service and back: few and large ones are best, many of them at once.
+    pub remote: bool,
 }
 
 /// One file of a listing.

@@ -11,7 +11,9 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 pub use options::{CastPolicy, KeyFilter, KeyMap, LoadOptions, Strictness, Verify};
+use rayon::prelude::*;
 pub use resolve::Cast;
+use resolve::Resolved;
 use serde::Serialize;
 
 use crate::checkpoint::{CatalogKind, Checkpoint, LoadedValue};
@@ -92,7 +94,8 @@ pub fn load(group: &dyn Group, checkpoint: &Checkpoint, state: &mut LoadState<'_
     let skipped = exchange.as_ref().map(|e| &e.skipped);
     let plan = together(group, plan::plan(checkpoint, state, &resolution.found, skipped, options))?;
     clock.enter("read");
-    let done = Workers::normal().run(|| read::execute(checkpoint, state, &plan, options)).and_then(|done| done);
+    let readers = Workers::reading(checkpoint.store.as_ref());
+    let done = readers.run(|| read::execute(checkpoint, state, &plan, options)).and_then(|done| done);
     let mut exchanged = 0;
     let done = match exchange {
         Some(exchange) => {
@@ -105,12 +108,13 @@ pub fn load(group: &dyn Group, checkpoint: &Checkpoint, state: &mut LoadState<'_
     };
     clock.enter("values");
     let values = done.and_then(|done| {
-        let mut values = IndexMap::new();
-        for found in resolution.found.iter().filter(|r| matches!(r.stored.kind, CatalogKind::Value(_))) {
+        let wanted: Vec<_> = resolution.found.iter().filter(|r| matches!(r.stored.kind, CatalogKind::Value(_))).collect();
+        let read = |found: &&Resolved<'_>| {
             let name = state.leaves.get_index(found.wanted).map(|(name, _)| name.clone()).unwrap_or_default();
-            values.insert(name, checkpoint.read_value(found.key)?);
-        }
-        Ok((done, values))
+            Ok((name, checkpoint.read_value(found.key)?))
+        };
+        let values: Vec<_> = readers.run(|| wanted.par_iter().map(read).collect::<Result<_>>())??;
+        Ok((done, IndexMap::from_iter(values)))
     });
     let (done, values) = together(group, values)?;
     let report = LoadReport {

@@ -16,8 +16,9 @@ use crate::error::Result;
 use crate::leaf::{LoadLeaf, LoadState};
 use crate::workers::Workers;
 
-/// A batch of moves is closed when it has this many bytes.
-const BATCH: u64 = 4 << 20;
+/// A batch of moves is closed when it has this many bytes, on a local disk and on an object store.
+const LOCAL_BATCH: u64 = 4 << 20;
+const REMOTE_BATCH: u64 = 8 << 20;
 
 /// One planned copy from a chunk to a piece.
 #[derive(Debug)]
@@ -100,9 +101,10 @@ pub(super) fn plan(
         }
     }
     // Finding a chunk may mean reading its record's header, so it is done by all threads.
-    let planned: Vec<(usize, Vec<PlannedMove>, Vec<PlannedCheck>)> = Workers::normal().run(|| {
+    let remote = checkpoint.store.capabilities().remote;
+    let planned: Vec<(usize, Vec<PlannedMove>, Vec<PlannedCheck>)> = Workers::reading(checkpoint.store.as_ref()).run(|| {
         jobs.par_iter()
-            .with_min_len(16)
+            .with_min_len(if remote { 1 } else { 16 })
             .map(|(wave, piece, resolved, stored, _)| {
                 let (moves, checks) = piece_moves(checkpoint, state, resolved, stored, *piece, options)?;
                 Ok((*wave, moves, checks))
@@ -122,7 +124,8 @@ pub(super) fn plan(
     files.sort_unstable();
     files.dedup();
     plan.files = files.len() as u64;
-    plan.waves = waves.into_iter().map(batches).collect();
+    let size = if remote { REMOTE_BATCH } else { LOCAL_BATCH };
+    plan.waves = waves.into_iter().map(|moves| batches(moves, size)).collect();
     Ok(plan)
 }
 
@@ -186,13 +189,13 @@ fn overlaps(stored: &CatalogTensor, wanted: &Region) -> Result<Vec<Move>> {
     Ok(moves(stored.index()?, std::slice::from_ref(wanted)))
 }
 
-/// Sorted by position, a few megabytes each.
-fn batches(mut moves: Vec<PlannedMove>) -> Vec<Vec<PlannedMove>> {
+/// Sorted by position, at most `size` bytes each unless a move has more.
+fn batches(mut moves: Vec<PlannedMove>, size: u64) -> Vec<Vec<PlannedMove>> {
     moves.sort_by_key(|m| (m.located.file, m.start));
     let mut batches: Vec<Vec<PlannedMove>> = Vec::new();
     let mut bytes = 0;
     for planned in moves {
-        let fits = bytes + planned.bytes <= BATCH
+        let fits = bytes + planned.bytes <= size
             && batches.last().and_then(|b| b.last()).is_some_and(|last| last.located.file == planned.located.file);
         bytes = if fits { bytes } else { 0 } + planned.bytes;
         match batches.last_mut().filter(|_| fits) {

@@ -23,10 +23,14 @@ use crate::leaf::{LoadLeaf, LoadPiece, LoadState};
 
 /// Runs shorter than this are not worth a vector of their own.
 const TINY: u64 = 512;
-/// A request is sent when it has this many bytes, so that they are still in the cache when they are hashed.
-const REQUEST: u64 = 1 << 20;
+/// A request is sent when it has this many bytes. On a local disk they are still in the cache then when they are hashed; an
+/// object store's reader makes several requests of it, which run at once.
+const LOCAL_REQUEST: u64 = 1 << 20;
+const REMOTE_REQUEST: u64 = 32 << 20;
 /// …or this many parts; the kernel takes 1,024.
 const PARTS: usize = 1000;
+/// …or this many bytes that nobody wants.
+const UNWANTED: u64 = 4 << 20;
 /// Unwanted bytes between neighbours that are cheaper to read than to skip, on a local disk and on an object store.
 const LOCAL_GAP: u64 = 4 << 10;
 const REMOTE_GAP: u64 = 256 << 10;
@@ -64,7 +68,10 @@ pub(super) fn execute(
 ) -> Result<Done> {
     let tally = Tally::default();
     options.control.expect(plan.bytes_wanted);
-    let job = Job { checkpoint, state, options, tally: &tally, max_gap: max_gap(checkpoint, options) };
+    let remote = checkpoint.store.capabilities().remote;
+    let request = if remote { REMOTE_REQUEST } else { LOCAL_REQUEST };
+    let max_gap = options.max_gap.unwrap_or(if remote { REMOTE_GAP } else { LOCAL_GAP });
+    let job = Job { checkpoint, state, options, tally: &tally, request, max_gap };
     for wave in &plan.waves {
         wave.par_iter().try_for_each(|batch| job.batch(batch))?;
     }
@@ -78,16 +85,12 @@ pub(super) fn execute(
     Ok(Done { bytes_read: tally.bytes_read.into_inner(), reads: tally.reads.into_inner(), verified: tally.verified.into_inner() })
 }
 
-fn max_gap(checkpoint: &Checkpoint, options: &LoadOptions) -> u64 {
-    let by_store = || if checkpoint.store.capabilities().ordered_writes { REMOTE_GAP } else { LOCAL_GAP };
-    options.max_gap.unwrap_or_else(by_store)
-}
-
 struct Job<'j, 'a> {
     checkpoint: &'j Checkpoint,
     state: &'j LoadState<'a>,
     options: &'j LoadOptions,
     tally: &'j Tally,
+    request: u64,
     max_gap: u64,
 }
 
@@ -122,7 +125,7 @@ impl<'a> Job<'_, 'a> {
         self.options.control.check("loading")?;
         let reader = self.checkpoint.reader(first.located.file)?.as_ref();
         let mut direct =
-            Direct { job: self, reader, batch, segments: Vec::new(), bytes: 0, end: 0, hasher: None, gaps: Vec::new() };
+            Direct { job: self, reader, batch, segments: Vec::new(), bytes: 0, unwanted: 0, end: 0, hasher: None, gaps: Vec::new() };
         for (i, planned) in batch.iter().enumerate() {
             let (piece, dtype) = self.piece(planned.wanted, planned.piece)?;
             let verify = self.options.verify != Verify::Never && planned.whole && planned.located.check_is_layout();
@@ -177,7 +180,7 @@ impl<'a> Job<'_, 'a> {
         all: Runs,
         mut each: impl FnMut(&[u8], &[Run], u64) -> Result<()>,
     ) -> Result<()> {
-        let limit = self.options.buffer.max(REQUEST);
+        let limit = self.options.buffer.max(LOCAL_REQUEST);
         let gap = self.max_gap.max(TINY_GAP);
         let mut buffer: Vec<u8> = Vec::new();
         let mut group: Vec<Run> = Vec::new();
@@ -268,10 +271,10 @@ impl<'a> Job<'_, 'a> {
         let Some((offset, length)) = check.stretch() else { return Ok(()) };
         let reader = self.checkpoint.reader(file)?.as_ref();
         let mut checker = Checker::new(check);
-        let mut buffer = vec![0; length.min(REQUEST) as usize];
+        let mut buffer = vec![0; length.min(self.options.buffer) as usize];
         let mut at = offset;
         while at < offset + length {
-            let part = &mut buffer[..(offset + length - at).min(REQUEST) as usize];
+            let part = &mut buffer[..(offset + length - at).min(self.options.buffer) as usize];
             reader.read_at(at, part).doing(|| format!("reading {key:?} from {}", reader.path()))?;
             self.tally.read(part.len() as u64, 1);
             checker.update(part);
@@ -332,6 +335,7 @@ struct Direct<'d, 'j, 'a> {
     batch: &'d [PlannedMove],
     segments: Vec<Segment<'d, 'a>>,
     bytes: u64,
+    unwanted: u64,
     /// Where the last segment ends.
     end: u64,
     /// Of the move whose segments are being hashed; outlives a request.
@@ -344,13 +348,15 @@ impl<'d, 'a> Direct<'d, '_, 'a> {
         let mut left = all.bytes();
         for mut run in all {
             while run.len > 0 {
-                let room = REQUEST - self.bytes.min(REQUEST - 1);
+                let request = self.job.request;
+                let room = request - self.bytes.min(request - 1);
                 // Runs that nearly fit are not cut in two.
                 let length = if run.len <= room + TINY { run.len } else { run.len.min(room) };
                 let gap = run.src.checked_sub(self.end).filter(|_| !self.segments.is_empty());
                 if let Some(gap) = gap.filter(|&gap| gap > 0 && gap <= self.job.max_gap) {
                     self.segments.push(Segment { offset: self.end, length: gap, to: None, verify: None, last: false });
                     self.bytes += gap;
+                    self.unwanted += gap;
                 }
                 left -= length;
                 let to = Some((piece, run.dst));
@@ -360,7 +366,7 @@ impl<'d, 'a> Direct<'d, '_, 'a> {
                 run.src += length;
                 run.dst += length;
                 run.len -= length;
-                if self.bytes >= REQUEST || self.segments.len() >= PARTS {
+                if self.bytes >= request || self.segments.len() >= PARTS || self.unwanted >= UNWANTED {
                     self.flush()?;
                 }
             }
@@ -373,8 +379,7 @@ impl<'d, 'a> Direct<'d, '_, 'a> {
             return Ok(());
         }
         self.job.options.control.check("loading")?;
-        let gap_bytes: u64 = self.segments.iter().filter(|s| s.to.is_none()).map(|s| s.length).sum();
-        self.gaps.resize(gap_bytes as usize, 0);
+        self.gaps.resize(self.unwanted as usize, 0);
         let mut gaps = self.gaps.as_mut_slice();
         let mut ranges = Vec::with_capacity(self.segments.len());
         for segment in &self.segments {
@@ -396,7 +401,7 @@ impl<'d, 'a> Direct<'d, '_, 'a> {
         })?;
         drop(ranges);
         self.job.tally.read(self.bytes, 1);
-        self.job.options.control.advance(self.bytes - gap_bytes);
+        self.job.options.control.advance(self.bytes - self.unwanted);
         for segment in std::mem::take(&mut self.segments) {
             let (Some((piece, at)), Some(index)) = (segment.to, segment.verify) else { continue };
             let planned = &self.batch[index];
@@ -419,6 +424,7 @@ impl<'d, 'a> Direct<'d, '_, 'a> {
             }
         }
         self.bytes = 0;
+        self.unwanted = 0;
         Ok(())
     }
 

@@ -69,9 +69,8 @@ pub fn estimate_load(checkpoint: &Checkpoint, layout: &Layout, selection: &Selec
             tensors.push((item.stored, item.key.clone(), tensor));
         }
     }
-    let gap = if checkpoint.store().capabilities().ordered_writes { REMOTE_GAP } else { LOCAL_GAP };
-    let threads = std::thread::available_parallelism().map_or(2, |n| n.get().min(16)) as u64;
-    let buffers = LoadOptions::default().buffer * threads;
+    let gap = if checkpoint.store().capabilities().remote { REMOTE_GAP } else { LOCAL_GAP };
+    let buffers = LoadOptions::default().buffer * Workers::reading(checkpoint.store().as_ref()).threads() as u64;
     let numbers = layout.mesh().ranks().to_vec();
     let mut ranks = Workers::normal().run(|| {
         numbers.par_iter().with_max_len(1).map(|&rank| one_rank(rank, &tensors, layout, gap, buffers)).collect::<Result<Vec<_>>>()

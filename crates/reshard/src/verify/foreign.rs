@@ -151,7 +151,7 @@ pub(super) fn torch_file(checkpoint: &Checkpoint, options: &VerifyOptions) -> Re
     let entries = archive.entries();
     let places: Vec<(Option<u64>, Option<u32>, u64, &str)> =
         entries.iter().map(|e| (archive.data_offset(e).ok(), e.crc32, e.size, e.name.as_str())).collect();
-    let found: Vec<(u64, String)> = Workers::normal().run(|| {
+    let found: Vec<(u64, String)> = Workers::reading(checkpoint.store.as_ref()).run(|| {
         places
             .par_iter()
             .with_max_len(1)

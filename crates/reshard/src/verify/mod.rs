@@ -267,7 +267,7 @@ fn verify_folder(
         let others = foreign::check_all(checkpoint, &foreign, options)?;
         Ok(own.join(others))
     };
-    Ok(gathered.join(Workers::normal().run(work)??))
+    Ok(gathered.join(Workers::reading(checkpoint.store.as_ref()).run(work)??))
 }
 
 /// Reads a stretch of a file; a failure is a finding, except that there is nothing to go on with.

@@ -205,7 +205,7 @@ pub(super) fn safetensors(checkpoint: &Checkpoint, options: &VerifyOptions) -> R
         }
     }
     let numbers: Vec<u32> = (0..catalog.files.len() as u32).collect();
-    let all = Workers::normal().run(|| {
+    let all = Workers::reading(checkpoint.store.as_ref()).run(|| {
         numbers
             .par_iter()
             .with_max_len(1)

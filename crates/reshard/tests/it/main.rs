@@ -14,6 +14,7 @@ mod killed;
 mod layouts;
 mod ordered;
 mod relayouts;
+mod remote;
 mod round_trip;
 mod strided;
 mod verifying;

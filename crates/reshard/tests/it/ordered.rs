@@ -1,16 +1,58 @@
-//! A store that behaves as object stores do: bytes in order only, whole objects or none, no second names.
+//! A store that behaves as object stores do: bytes in order only, whole objects or none, no second names, and a way to go for
+//! every request.
 
 use std::io::IoSlice;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use reshard::storage::memory::MemoryStore;
 use reshard::storage::{
-    Capabilities, FileInfo, Linked, Origin, Publish, PublishObserver, Reader, Result, Store, WriteOptions, Writer,
+    Capabilities, FileInfo, Linked, Origin, Publish, PublishObserver, RangeRead, Reader, Result, Store, WriteOptions, Writer,
 };
 
 #[derive(Debug, Default)]
 pub(crate) struct Ordered {
-    inner: Arc<MemoryStore>,
+    pub(crate) inner: Arc<MemoryStore>,
+    /// How long every read takes.
+    pub(crate) away: Duration,
+    pub(crate) reads: Arc<Reads>,
+}
+
+/// The reads that a store has seen.
+#[derive(Debug, Default)]
+pub(crate) struct Reads {
+    pub(crate) all: AtomicUsize,
+    running: AtomicUsize,
+    pub(crate) most_at_once: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct FarReader {
+    inner: Arc<dyn Reader>,
+    away: Duration,
+    reads: Arc<Reads>,
+}
+
+impl Reader for FarReader {
+    fn path(&self) -> &str {
+        self.inner.path()
+    }
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.read_ranges(&mut [RangeRead { offset, buf }])
+    }
+    fn read_ranges(&self, ranges: &mut [RangeRead<'_>]) -> Result<()> {
+        self.reads.all.fetch_add(1, Ordering::SeqCst);
+        let running = self.reads.running.fetch_add(1, Ordering::SeqCst) + 1;
+        self.reads.most_at_once.fetch_max(running, Ordering::SeqCst);
+        std::thread::sleep(self.away);
+        let done = self.inner.read_ranges(ranges);
+        self.reads.running.fetch_sub(1, Ordering::SeqCst);
+        done
+    }
 }
 
 #[derive(Debug)]
@@ -26,7 +68,7 @@ impl Store for Ordered {
         self.inner.describe()
     }
     fn capabilities(&self) -> Capabilities {
-        Capabilities { ordered_writes: true, hard_links: false, ..self.inner.capabilities() }
+        Capabilities { ordered_writes: true, hard_links: false, remote: true, ..self.inner.capabilities() }
     }
     fn prepare(&self) -> Result<()> {
         self.inner.prepare()
@@ -44,7 +86,7 @@ impl Store for Ordered {
         self.inner.read(path, limit)
     }
     fn open_reader(&self, path: &str) -> Result<Arc<dyn Reader>> {
-        self.inner.open_reader(path)
+        Ok(Arc::new(FarReader { inner: self.inner.open_reader(path)?, away: self.away, reads: Arc::clone(&self.reads) }))
     }
     fn create_writer(&self, path: &str, options: &WriteOptions) -> Result<Box<dyn Writer>> {
         let (store, path) = (Arc::clone(&self.inner), path.to_owned());

@@ -143,7 +143,7 @@ impl Store for LocalStore {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { ordered_writes: false, atomic_replace: true, put_if_absent: true, hard_links: true }
+        Capabilities { ordered_writes: false, atomic_replace: true, put_if_absent: true, hard_links: true, remote: false }
     }
 
     fn local_root(&self) -> Option<&Path> {

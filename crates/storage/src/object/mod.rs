@@ -31,6 +31,7 @@ pub struct ObjectBackend {
     options: StoreOptions,
     /// Whether the service decides "only if absent" itself; corrected when it turns out that it cannot.
     put_if_absent: AtomicBool,
+    limits: read::Limits,
 }
 
 impl ObjectBackend {
@@ -48,6 +49,7 @@ impl ObjectBackend {
             service,
             options: options.clone(),
             put_if_absent: AtomicBool::new(address.scheme() != Scheme::Http),
+            limits: read::Limits::new(options),
         })
     }
 
@@ -117,6 +119,7 @@ impl Store for ObjectBackend {
             atomic_replace: self.address.scheme() != Scheme::Http,
             put_if_absent: self.put_if_absent.load(Ordering::Relaxed),
             hard_links: false,
+            remote: true,
         }
     }
 
@@ -181,6 +184,7 @@ impl Store for ObjectBackend {
             meta.size,
             tag,
             &self.options,
+            self.limits.clone(),
         )))
     }
 

@@ -1,5 +1,6 @@
 //! Range reads of one object: wanted ranges that lie close together become one request, long ones become several, and
-//! all of them run at once. Bytes are copied into the caller's memory as they come, under a byte budget.
+//! all of them run at once. Bytes are copied into the caller's memory as they come. How many requests run and how many bytes
+//! wait to be copied is bounded for all readers of a store together.
 
 use std::ops::Range;
 use std::sync::{Arc, mpsc};
@@ -8,7 +9,7 @@ use bytes::Bytes;
 use futures::StreamExt;
 use object_store::path::Path as Key;
 use object_store::{GetOptions, GetRange, ObjectStore};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::classify;
 use super::runtime::{handle, lost};
@@ -17,8 +18,8 @@ use crate::{Operation, RangeRead, Reader, Result, Retry, StorageError, StoreOpti
 
 /// Longer requests are split, so that several connections share the work.
 const MAX_REQUEST: u64 = 8 << 20;
-/// How many bytes may have arrived without having been copied to where they are wanted.
-const IN_HAND: usize = 32 << 20;
+/// How many bytes may have arrived without having been copied to where they are wanted, of one store.
+const IN_HAND: usize = 64 << 20;
 
 #[derive(Debug)]
 pub(super) struct ObjectReader {
@@ -29,8 +30,23 @@ pub(super) struct ObjectReader {
     /// The version that was opened; an object replaced since is an error, not a mixture.
     tag: Option<String>,
     coalesce_gap: u64,
-    concurrency: usize,
+    limits: Limits,
     retry: Retry,
+}
+
+/// What all readers of one store share.
+#[derive(Clone, Debug)]
+pub(super) struct Limits {
+    requests: Arc<Semaphore>,
+    /// Of bytes that have arrived and are not yet where they are wanted.
+    in_hand: Arc<Semaphore>,
+}
+
+impl Limits {
+    pub(super) fn new(options: &StoreOptions) -> Limits {
+        let requests = options.read_concurrency.clamp(1, Semaphore::MAX_PERMITS);
+        Limits { requests: Arc::new(Semaphore::new(requests)), in_hand: Arc::new(Semaphore::new(IN_HAND)) }
+    }
 }
 
 impl ObjectReader {
@@ -41,6 +57,7 @@ impl ObjectReader {
         len: u64,
         tag: Option<String>,
         options: &StoreOptions,
+        limits: Limits,
     ) -> ObjectReader {
         ObjectReader {
             client,
@@ -49,7 +66,7 @@ impl ObjectReader {
             len,
             tag,
             coalesce_gap: options.coalesce_gap,
-            concurrency: options.read_concurrency.max(1),
+            limits,
             retry: options.retry.clone(),
         }
     }
@@ -57,7 +74,6 @@ impl ObjectReader {
     /// Fetches all requests at once and gives each piece that arrives, with its position, to `take`.
     fn fetch(&self, requests: Vec<Range<u64>>, mut take: impl FnMut(u64, &[u8])) -> Result<()> {
         let (sender, receiver) = mpsc::channel();
-        let in_hand = Arc::new(Semaphore::new(IN_HAND));
         let mut left: u64 = requests.iter().map(|range| range.end - range.start).sum();
         let source = Arc::new(Source {
             client: self.client.clone(),
@@ -65,15 +81,14 @@ impl ObjectReader {
             path: self.path.clone(),
             tag: self.tag.clone(),
             retry: self.retry.clone(),
+            limits: self.limits.clone(),
         });
-        let concurrency = self.concurrency;
-        let room = in_hand.clone();
         let task = handle()?.spawn(async move {
             futures::stream::iter(requests)
-                .for_each_concurrent(concurrency, |range| {
-                    let (source, room, sender) = (source.clone(), room.clone(), sender.clone());
+                .for_each_concurrent(None, |range| {
+                    let (source, sender) = (source.clone(), sender.clone());
                     async move {
-                        if let Err(error) = source.send(range, &room, &sender).await {
+                        if let Err(error) = source.send(range, &sender).await {
                             let _ = sender.send(Err(error));
                         }
                     }
@@ -82,10 +97,9 @@ impl ObjectReader {
         });
         while left > 0 {
             match receiver.recv() {
-                Ok(Ok((position, bytes))) => {
-                    take(position, &bytes);
-                    left = left.saturating_sub(bytes.len() as u64);
-                    in_hand.add_permits(bytes.len().min(IN_HAND));
+                Ok(Ok(piece)) => {
+                    take(piece.position, &piece.bytes);
+                    left = left.saturating_sub(piece.bytes.len() as u64);
                 }
                 Ok(Err(error)) => {
                     task.abort();
@@ -98,7 +112,14 @@ impl ObjectReader {
     }
 }
 
-type Arrival = Result<(u64, Bytes)>;
+/// Some bytes of an object, which count as in hand until they are dropped.
+struct Piece {
+    position: u64,
+    bytes: Bytes,
+    _room: Option<OwnedSemaphorePermit>,
+}
+
+type Arrival = Result<Piece>;
 
 struct Source {
     client: Arc<dyn ObjectStore>,
@@ -106,16 +127,19 @@ struct Source {
     path: String,
     tag: Option<String>,
     retry: Retry,
+    limits: Limits,
 }
 
 impl Source {
     /// Sends one range piece by piece, and goes on where it stopped when the connection breaks.
-    async fn send(&self, range: Range<u64>, room: &Semaphore, sender: &mpsc::Sender<Arrival>) -> Result<()> {
+    async fn send(&self, range: Range<u64>, sender: &mpsc::Sender<Arrival>) -> Result<()> {
+        // The semaphores are never closed.
+        let _turn = self.limits.requests.acquire().await.ok();
         let mut at = range.start;
         let mut tries = 0;
         loop {
             let before = at;
-            let Err(error) = self.send_some(&mut at, range.end, room, sender).await else {
+            let Err(error) = self.send_some(&mut at, range.end, sender).await else {
                 return Ok(());
             };
             if at > before {
@@ -129,7 +153,7 @@ impl Source {
         }
     }
 
-    async fn send_some(&self, at: &mut u64, end: u64, room: &Semaphore, sender: &mpsc::Sender<Arrival>) -> Result<()> {
+    async fn send_some(&self, at: &mut u64, end: u64, sender: &mpsc::Sender<Arrival>) -> Result<()> {
         let failed = |error| classify(Operation::Read, &self.path, error);
         let options =
             GetOptions { range: Some(GetRange::Bounded(*at..end)), if_match: self.tag.clone(), ..GetOptions::default() };
@@ -153,13 +177,10 @@ impl Source {
                 continue;
             }
             let permits = u32::try_from(piece.len().min(IN_HAND)).unwrap_or(u32::MAX);
-            // The semaphore is never closed; given back by the receiver.
-            if let Ok(permit) = room.acquire_many(permits).await {
-                permit.forget();
-            }
+            let room = self.limits.in_hand.clone().acquire_many_owned(permits).await.ok();
             let position = *at;
             *at += piece.len() as u64;
-            if sender.send(Ok((position, piece))).is_err() {
+            if sender.send(Ok(Piece { position, bytes: piece, _room: room })).is_err() {
                 return Ok(());
             }
         }
