@@ -8,10 +8,10 @@ from typing import Any
 
 def human_bytes(count: float) -> str:
     """A number of bytes for people."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if count < 1024 or unit == "TiB":
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
+        count /= 1000
     return ""
 
 

@@ -81,18 +81,6 @@ pub(crate) fn load_state(leaves: &Bound<'_, PyList>) -> PyResult<LoadState<'stat
     Ok(state)
 }
 
-/// The wanted keys of values, and whether each is a rank's own.
-pub(crate) fn value_keys(leaves: &Bound<'_, PyList>) -> PyResult<Vec<(String, bool)>> {
-    let mut keys = Vec::new();
-    for leaf in leaves.iter() {
-        let tuple = leaf.cast_into::<PyTuple>()?;
-        if tuple.get_item(3)?.extract::<u8>()? == VALUE {
-            keys.push((tuple.get_item(0)?.extract()?, tuple.get_item(2)?.is_truthy()?));
-        }
-    }
-    Ok(keys)
-}
-
 /// One tuple, with what all kinds have in common.
 struct Leaf<'py> {
     tuple: Bound<'py, PyTuple>,

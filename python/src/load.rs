@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
-use reshard::records::{per_rank_key, together};
-use reshard::{CatalogKind, LoadedValue};
+use reshard::LoadedValue;
+use reshard::records::together;
 
 use crate::checkpoint::{Checkpoint, opened};
 use crate::errors::Raise;
 use crate::group::group_of;
-use crate::leaves::{load_state, value_keys};
+use crate::leaves::load_state;
 use crate::options::{Control, load_options, store_options};
 use crate::reports::load_report;
 use crate::run::run;
@@ -38,9 +38,7 @@ pub(crate) fn load<'py>(
     storage_options: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<(Bound<'py, PyDict>, Bound<'py, PyDict>)> {
     let group = group_of(group)?;
-    let rank = group.rank();
-    let values = if trusted.is_some() { value_keys(leaves)? } else { Vec::new() };
-    let prepared = prepare(py, source, leaves, options, control, renames, storage_options);
+    let prepared = prepare(py, source, leaves, options, control, renames, trusted, storage_options);
     let (ready, own) = own_error(py, group.rank(), prepared, failure);
     let result = run(py, &control.inner, move || {
         let ready = ready.and_then(|(from, state, options)| {
@@ -48,9 +46,6 @@ pub(crate) fn load<'py>(
                 From::Opened(checkpoint) => checkpoint,
                 From::Place(place, store) => Arc::new(opened(&place, store)?),
             };
-            if let Some(trusted) = &trusted {
-                check_trusted(&checkpoint, &values, rank, &options, trusted)?;
-            }
             Ok((checkpoint, state, options))
         });
         let (checkpoint, mut state, options) = together(group.as_ref(), ready)?;
@@ -73,31 +68,6 @@ pub(crate) fn load<'py>(
     Ok((values, load_report(py, &loaded.report)?))
 }
 
-/// Values that only unpickling could bring back are found before any tensor is touched.
-fn check_trusted(
-    checkpoint: &reshard::Checkpoint,
-    wanted: &[(String, bool)],
-    rank: usize,
-    options: &reshard::LoadOptions,
-    trusted: &HashSet<String>,
-) -> reshard::Result<()> {
-    for (key, per_rank) in wanted {
-        let stored = options.key_map.as_ref().map_or_else(|| Some(key.clone()), |map| map(key));
-        let Some(mut stored) = stored else { continue };
-        if *per_rank {
-            stored = per_rank_key(&stored, rank);
-        }
-        // What is missing or is a tensor is for the load to complain about.
-        let Ok(CatalogKind::Value(_)) = checkpoint.entry(&stored).map(|entry| &entry.kind) else { continue };
-        if let LoadedValue::Opaque { class, .. } = checkpoint.read_value(&stored)?
-            && !trusted.contains(&class)
-        {
-            return Err(reshard::Error::Untrusted { place: checkpoint.place().to_owned(), key: key.clone(), class });
-        }
-    }
-    Ok(())
-}
-
 /// Where to load from.
 enum From {
     Opened(Arc<reshard::Checkpoint>),
@@ -106,6 +76,7 @@ enum From {
 
 type Ready = (From, reshard::LoadState<'static>, reshard::LoadOptions);
 
+#[allow(clippy::too_many_arguments)]
 fn prepare<'py>(
     py: Python<'py>,
     source: &Bound<'py, PyAny>,
@@ -113,9 +84,11 @@ fn prepare<'py>(
     options: &Bound<'py, PyDict>,
     control: &Control,
     renames: Option<HashMap<String, Option<String>>>,
+    trusted: Option<HashSet<String>>,
     storage_options: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<Ready> {
     let mut options = load_options(py, options, control)?;
+    options.trusted = trusted.map(|names| Arc::new(move |class: &str| names.contains(class)) as reshard::KeyFilter);
     if let Some(renames) = renames {
         options.key_map = Some(Arc::new(move |key| match renames.get(key) {
             Some(stored) => stored.clone(),

@@ -131,6 +131,7 @@ pub(crate) fn load_options(py: Python<'_>, given: &Bound<'_, PyDict>, control: &
             "verify" => options.verify = verify(py, &value)?,
             "max_gap" => options.max_gap = value.extract()?,
             "exchange" => options.exchange = value.extract()?,
+            "parts" => options.parts = value.extract()?,
             // Which stored keys may go unwanted is known to the caller, who asks for all of them or none.
             "ignore_unexpected" => {
                 if value.extract()? {

@@ -60,6 +60,26 @@ def test_a_rank_that_raises_before_the_engine_is_heard_by_all(ranks, place):
     assert not rt.exists(place + "-async")
 
 
+def one_rank_asks(rank, size, place):
+    """A save in the background fails; rank 0 asks for the failure and goes on, rank 1 does not."""
+    # Something is in the way of rank 1's file.
+    if rank == 1:
+        os.makedirs(place + "-bad/__1_0.distcp/x")
+    handle = rt.async_save({"x": rt.PerRank(torch.ones(3))}, place + "-bad")
+    first = outcome(handle.result) if rank == 0 else None
+    second = outcome(lambda: rt.async_save({"x": torch.ones(3)}, place))
+    third = rt.async_save({"x": torch.ones(3)}, place).result()
+    return first, second, third.total_bytes
+
+
+def test_a_failure_that_one_rank_has_handled_is_raised_on_the_other_and_nobody_hangs(ranks, place):
+    (first, second, stored), (_, unasked, also) = ranks(2, one_rank_asks, place)
+    assert first[0] == "StorageError" and first[2] == [1], first
+    assert unasked[0] == "StorageError" and "__1_0" in unasked[1] and unasked[3] < 20, unasked
+    assert second[0] == "GroupError" and second[2] == [1] and second[3] < 20, second
+    assert stored == also == 12 and rt.exists(place)
+
+
 def pickles_on_one(rank, size, place):
     return outcome(lambda: rt.save({"f": (lambda: 1) if rank == 1 else 5}, place))
 

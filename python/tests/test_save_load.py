@@ -312,13 +312,26 @@ def test_the_place_has_two_names(tmp_path):
         rt.save({})
 
 
+def test_an_empty_dict_is_not_silently_left_empty(place):
+    rt.save({"model": {"w": torch.ones(2), "deep": {"b": torch.ones(1)}}, "step": 3, "nothing": {}}, place)
+    for state in ({"model": {}}, {"model": {"deep": {}}}, {"model": {}, "step": 0}):
+        with pytest.raises(reshard.Mismatch) as raised:
+            rt.load(state, place)
+        assert set(raised.value.keys) == {"model.w", "model.deep.b"}
+        assert set(rt.load(state, place, strict=False).unexpected) == {"model.w", "model.deep.b"}
+    # What was saved empty is loaded empty, and what is not asked for is nobody's business.
+    state = {"nothing": {}, "step": 0}
+    rt.load(state, place)
+    assert state == {"nothing": {}, "step": 3}
+
+
 def test_reports_print_and_tell_everything(place):
     report = rt.save({"x": torch.ones(1000)}, place)
     assert report.total_bytes == 4000 and report.records == 1 and report.files == 1 and report.seconds > 0
     assert place in str(report) and "<table>" in report._repr_html_() and report.to_dict()["total_bytes"] == 4000
     report = rt.load({"x": torch.zeros(1000)}, place)
     assert report.bytes_wanted == 4000 and report.verified == 1 and "read" in report.phases
-    assert "<table>" in report._repr_html_() and report.to_dict()["tensors"] == 1 and "3.9 KiB" in str(report)
+    assert "<table>" in report._repr_html_() and report.to_dict()["tensors"] == 1 and "4.0 kB" in str(report)
 
 
 def test_a_shard_view_is_its_regions(place):

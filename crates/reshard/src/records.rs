@@ -12,7 +12,7 @@ use reshard_storage::{Publish, Store};
 
 use crate::checkpoint::{CatalogKind, Checkpoint, LoadedValue, ValuePlace};
 use crate::error::{Error, Result, StorageContext};
-use crate::group::{Group, agree, decode, encode};
+use crate::group::{Group, decode, encode};
 use crate::layout_names::{METADATA_FILE, data_file, is_save_file};
 use crate::leaf::SavePiece;
 use crate::plan::cache::CachedPlan;
@@ -28,20 +28,7 @@ use crate::workers::Workers;
 /// The same outcome on every rank: fine on all, or everyone's errors. For steps of an embedding program that may fail on one
 /// rank before the engine is called.
 pub fn together<T>(group: &dyn Group, result: Result<T>) -> Result<T> {
-    if group.size() == 1 {
-        return result;
-    }
-    let (value, local) = match result {
-        Ok(value) => (Some(value), Ok(Vec::new())),
-        Err(error) => (None, Err(error)),
-    };
-    agree(group, local)?;
-    value.ok_or_else(|| Error::invalid("a rank failed without an error"))
-}
-
-/// The stored key of a rank's own content under `key`: see [`Scope::PerRank`](crate::Scope::PerRank).
-pub fn per_rank_key(key: &str, rank: usize) -> String {
-    crate::leaf::per_rank_key(key, rank)
+    crate::group::together(group, result)
 }
 
 /// A save that someone else plans.

@@ -55,6 +55,8 @@ class Description:
         self.places: dict[str, Place] = {}
         #: Memory that stands in for a tensor: (stand-in, tensor), copied after a load.
         self.staged: list[tuple[torch.Tensor, torch.Tensor]] = []
+        #: Top-level keys below which something is an empty container.
+        self.hollow: set[str] = set()
         #: Devices on which tensors are.
         self.devices: set[torch.device] = set()
         #: Run after the tensors are loaded, before values are put into their places.
@@ -352,6 +354,8 @@ def _visit(key: str, path: tuple[str | int, ...], value: Any, place: Place, out:
     elif isinstance(value, Mapping):
         if stored is not None and key in stored:
             out.add(key, path, value, place)
+        elif not value:
+            out.hollow.add(str(path[0]))
         else:
             _open(f"{key}.", path, value, place.wrapper, out, stored)
     elif isinstance(value, list) and not _is_terminal(value):

@@ -218,7 +218,7 @@ def group_for(
         raise InvalidInput("this rank is not part of the given process group")
     if dist.get_world_size(parent) == 1:
         return None
-    name = (getattr(parent, "group_name", None) or repr(parent), purpose)
+    name = _name(parent, purpose)
     with _groups_lock:
         known = _groups.get(name)
         if known is None or known[0] is not parent or (isinstance(known[1], GlooGroup) and known[1].broken):
@@ -226,6 +226,20 @@ def group_for(
             _groups[name] = known
     group = known[1]
     return group.with_timeout(timeout) if isinstance(group, GlooGroup) else group
+
+
+def is_broken(process_group: Any = None, *, purpose: str) -> bool:
+    """Whether the last exchange of the group failed, so that nobody can be told anything before new connections are made."""
+    if not dist.is_available() or not dist.is_initialized():
+        return False
+    parent = process_group if process_group is not None else dist.group.WORLD
+    with _groups_lock:
+        known = _groups.get(_name(parent, purpose))
+    return known is not None and known[0] is parent and isinstance(known[1], GlooGroup) and known[1].broken
+
+
+def _name(parent: Any, purpose: str) -> tuple[str, str]:
+    return (getattr(parent, "group_name", None) or repr(parent), purpose)
 
 
 def _make(parent: Any, everyone: bool, purpose: str, timeout: float) -> GlooGroup | StoreGroup:
@@ -248,4 +262,4 @@ def described_failure(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-__all__ = ["DEFAULT_TIMEOUT", "GlooGroup", "Group", "GroupError", "StoreGroup", "described_failure", "group_for"]
+__all__ = ["DEFAULT_TIMEOUT", "GlooGroup", "Group", "GroupError", "StoreGroup", "described_failure", "group_for", "is_broken"]

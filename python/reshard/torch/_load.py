@@ -54,7 +54,8 @@ def load(
         process_group: the ranks that load together; all by default.
         no_dist: load without talking to other ranks.
         strict: raise :class:`reshard.Mismatch` on any difference; otherwise load what fits and report the rest. Keys that
-            the checkpoint has beyond what is wanted count inside the top-level entries of which something is wanted.
+            the checkpoint has beyond what is wanted count inside the top-level entries of which something is wanted, and
+            inside those that have an empty dict to load into.
         cast: where element types differ: "never" (a difference), "widening" (only casts that keep every value) or "any".
         rename: from a wanted key to the checkpoint's, as a dict or a function; None leaves the key alone.
         allow_pickle: unpickle values that are not plain data. Only for files you trust: it runs code from them.
@@ -71,7 +72,7 @@ def load(
     group = group_for(process_group, no_dist, timeout=timeout)
     store = dict(storage_options) if storage_options else None
     checkpoint = _reshard.Checkpoint(where, store, group)
-    options = {"strict": strict, "cast": cast, "verify": verify, "exchange": exchange}
+    options: dict[str, Any] = {"strict": strict, "cast": cast, "verify": verify, "exchange": exchange}
     control = _reshard.Control()
     stored_name = _stored_name(rename)
     asked: dict[Any, Any] = {}
@@ -92,6 +93,9 @@ def load(
         description.owners.append(wanted)
         if stored_name is not None:
             renames.update((leaf[0], stored_name(leaf[0])) for leaf in description.leaves)
+        else:
+            # An empty container is where something was forgotten, if the checkpoint has something for it.
+            options["parts"] = sorted(description.hollow)
         return description
 
     renames: dict[str, str | None] = {}

@@ -116,7 +116,8 @@ class CheckpointManager:
             "storage_options": self._storage_options,
             **self._save_options,
         }
-        self.wait()
+        # The saver raises what went wrong with the save before.
+        self._pending_ended()
         if self._saver is None:
             report = save(whole, self.place(step), **options)
             self._retire(step)
@@ -130,13 +131,17 @@ class CheckpointManager:
 
     def wait(self) -> None:
         """Waits for the save under way and the removal of what it replaces; raises what went wrong with it."""
+        pending = self._pending_ended()
+        if pending is not None and not pending._asked:
+            pending.result()
+
+    def _pending_ended(self) -> AsyncSaveHandle | None:
+        """Waits for the save under way and the removal of what it replaces."""
         pending, self._pending = self._pending, None
         if pending is not None:
-            asked = pending._asked
-            error = pending.exception()
+            pending.durable.exception()
             self._tidied.wait()
-            if error is not None and not asked:
-                raise error
+        return pending
 
     def close(self) -> None:
         """Waits for the save under way."""

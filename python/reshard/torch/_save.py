@@ -12,7 +12,7 @@ from .._errors import InvalidInput
 from .._progress import Progress
 from .._reports import SaveReport
 from ._describe import Description, flatten, is_stateful, pickled
-from ._group import DEFAULT_TIMEOUT, Group, described_failure, group_for
+from ._group import DEFAULT_TIMEOUT, Group, described_failure, group_for, is_broken
 from .state._saved import has_unplaced, saved_form
 
 StrPath = str | os.PathLike[str]
@@ -119,15 +119,22 @@ def _save_together(
     options: dict[str, Any],
     control: _reshard.Control,
     storage_options: Mapping[str, Any] | None,
+    earlier: BaseException | None = None,
 ) -> _T:
-    """Describes the state and hands it to the engine, with all ranks of the group."""
+    """Describes the state and hands it to the engine, with all ranks of the group. Instead of that, raises what went wrong
+    earlier and tells the others of it."""
     store = dict(storage_options) if storage_options else None
+
+    def describe() -> Description:
+        if earlier is not None:
+            raise earlier
+        return _described(state, options)
 
     def work(description: Description, failure: str | None) -> _T:
         leaves, owners = description.leaves, description.owners
         return engine(_SaveRequest(place, leaves, owners, pickled, group, options, control, failure, store))
 
-    return run_together(group, lambda: _described(state, options), work)
+    return run_together(group, describe, work)
 
 
 def _options(
@@ -272,21 +279,22 @@ class AsyncSaver:
     ) -> AsyncSaveHandle:
         """Plans and copies now, writes and publishes in the background; see :func:`reshard.torch.async_save`."""
         where = chosen_place(place, checkpoint_id)
-        self._settle()
+        earlier = self._settle()
+        if earlier is not None and is_broken(process_group, purpose="async"):
+            raise earlier
         group = group_for(process_group, no_dist, purpose="async", timeout=timeout)
         options = _options(overwrite, sync, checksums, files_per_rank, check_replicas, split_replicated_above)
         control = _reshard.Control()
-        inner = _save_together(self._inner.save, state, where, group, options, control, storage_options)
+        inner = _save_together(self._inner.save, state, where, group, options, control, storage_options, earlier)
         self._last = AsyncSaveHandle(where, inner, control)
         return self._last
 
-    def _settle(self) -> None:
-        """Waits for the save before; a failure that nobody has asked for is raised here."""
+    def _settle(self) -> BaseException | None:
+        """Waits for the save before; a failure that nobody has asked for is to be raised. Other ranks may have been asked for
+        theirs and go on to the next save: they are to be told."""
         last, self._last = self._last, None
-        if last is not None:
-            error = last.durable.exception()
-            if error is not None and not last._asked:
-                raise error
+        error = last.durable.exception() if last is not None else None
+        return error if last is not None and not last._asked else None
 
 
 def _default_budget() -> int:

@@ -147,6 +147,19 @@ where
     decode(&bytes)
 }
 
+/// The same outcome on every rank: fine on all, or everyone's errors.
+pub(crate) fn together<T>(group: &dyn Group, result: Result<T>) -> Result<T> {
+    if group.size() == 1 {
+        return result;
+    }
+    let (value, local) = match result {
+        Ok(value) => (Some(value), Ok(Vec::new())),
+        Err(error) => (None, Err(error)),
+    };
+    agree(group, local)?;
+    value.ok_or_else(|| Error::invalid("a rank failed without an error"))
+}
+
 /// Every rank gives its bytes or its error; every rank gets everyone's bytes, or everyone's errors.
 pub(crate) fn agree(group: &dyn Group, local: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
     let (sent, own_error) = seal(group.rank(), local)?;

@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use crate::checkpoint::{CatalogKind, Checkpoint, LoadedValue};
 use crate::error::{Error, Result};
-use crate::group::{Group, agree};
+use crate::group::{Group, together};
 use crate::leaf::LoadState;
 use crate::mismatch::{Difference, Mismatch};
 use crate::report::{PhaseClock, Phases};
@@ -92,31 +92,20 @@ pub fn load(group: &dyn Group, checkpoint: &Checkpoint, state: &mut LoadState<'_
         false => None,
     };
     let skipped = exchange.as_ref().map(|e| &e.skipped);
-    let plan = together(group, plan::plan(checkpoint, state, &resolution.found, skipped, options))?;
+    let plan = plan::plan(checkpoint, state, &resolution.found, skipped, options);
+    clock.enter("values");
+    // First of all: what is wrong with a value is known before any tensor is touched.
+    let ready = plan.and_then(|plan| Ok((plan, read_values(checkpoint, state, &resolution.found, options)?)));
+    let (plan, values) = together(group, ready)?;
     clock.enter("read");
     let readers = Workers::reading(checkpoint.store.as_ref());
     let done = readers.run(|| read::execute(checkpoint, state, &plan, options)).and_then(|done| done);
+    let done = together(group, done)?;
     let mut exchanged = 0;
-    let done = match exchange {
-        Some(exchange) => {
-            let done = together(group, done)?;
-            clock.enter("exchange");
-            exchanged = exchange.pass_on(group, state)?;
-            Ok(done)
-        }
-        None => done,
-    };
-    clock.enter("values");
-    let values = done.and_then(|done| {
-        let wanted: Vec<_> = resolution.found.iter().filter(|r| matches!(r.stored.kind, CatalogKind::Value(_))).collect();
-        let read = |found: &&Resolved<'_>| {
-            let name = state.leaves.get_index(found.wanted).map(|(name, _)| name.clone()).unwrap_or_default();
-            Ok((name, checkpoint.read_value(found.key)?))
-        };
-        let values: Vec<_> = readers.run(|| wanted.par_iter().map(read).collect::<Result<_>>())??;
-        Ok((done, IndexMap::from_iter(values)))
-    });
-    let (done, values) = together(group, values)?;
+    if let Some(exchange) = exchange {
+        clock.enter("exchange");
+        exchanged = together(group, exchange.pass_on(group, state))?;
+    }
     let report = LoadReport {
         place: checkpoint.place().to_owned(),
         phases: clock.finish(),
@@ -148,17 +137,27 @@ fn resolved<'c>(
     Ok(resolution)
 }
 
-/// The same outcome on every rank: fine on all, or everyone's errors.
-fn together<T>(group: &dyn Group, result: Result<T>) -> Result<T> {
-    if group.size() == 1 {
-        return result;
-    }
-    let (value, local) = match result {
-        Ok(value) => (Some(value), Ok(Vec::new())),
-        Err(error) => (None, Err(error)),
+/// The wanted values, by wanted key.
+fn read_values(
+    checkpoint: &Checkpoint,
+    state: &LoadState<'_>,
+    found: &[Resolved<'_>],
+    options: &LoadOptions,
+) -> Result<IndexMap<String, LoadedValue>> {
+    let wanted: Vec<_> = found.iter().filter(|r| matches!(r.stored.kind, CatalogKind::Value(_))).collect();
+    let read = |found: &&Resolved<'_>| {
+        let name = state.leaves.get_index(found.wanted).map(|(name, _)| name.clone()).unwrap_or_default();
+        let value = checkpoint.read_value(found.key)?;
+        match (&options.trusted, &value) {
+            (Some(trusted), LoadedValue::Opaque { class, .. }) if !trusted(class) => {
+                Err(Error::Untrusted { place: checkpoint.place().to_owned(), key: name, class: class.clone() })
+            }
+            _ => Ok((name, value)),
+        }
     };
-    agree(group, local)?;
-    value.ok_or_else(|| Error::invalid("a rank failed without an error"))
+    let values: Vec<_> =
+        Workers::reading(checkpoint.store.as_ref()).run(|| wanted.par_iter().map(read).collect::<Result<_>>())??;
+    Ok(values.into_iter().collect())
 }
 
 impl Checkpoint {

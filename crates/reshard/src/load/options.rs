@@ -45,7 +45,7 @@ pub enum Verify {
 /// Maps a wanted key to the checkpoint's key; `None` for keys that are not to be loaded.
 pub type KeyMap = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
 
-/// Says which stored keys count.
+/// Says which names count: stored keys, or classes.
 pub type KeyFilter = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
 /// How to load.
@@ -62,6 +62,11 @@ pub struct LoadOptions {
     pub key_map: Option<KeyMap>,
     /// Which stored keys count when looking for unexpected ones; all when `None`.
     pub expected: Option<KeyFilter>,
+    /// Top-level parts of the tree that are wanted even if nothing of them is: what is stored of them is unexpected then.
+    pub parts: Vec<String>,
+    /// Classes of values to hand out although only unpickling could bring them back; all when `None`. A wanted value of any
+    /// other is an error before any tensor is touched.
+    pub trusted: Option<KeyFilter>,
     /// Stretches of a file are read together when no more than this many unwanted bytes lie between them; `None` lets the
     /// kind of store decide (a page on a local disk, much more on an object store).
     pub max_gap: Option<u64>,
@@ -81,6 +86,8 @@ impl Default for LoadOptions {
             verify: Verify::Whole,
             key_map: None,
             expected: None,
+            parts: Vec::new(),
+            trusted: None,
             max_gap: None,
             buffer: 4 << 20,
             exchange: false,
@@ -96,6 +103,7 @@ impl std::fmt::Debug for LoadOptions {
             .field("cast", &self.cast)
             .field("verify", &self.verify)
             .field("key_map", &self.key_map.is_some())
+            .field("parts", &self.parts)
             .field("max_gap", &self.max_gap)
             .field("buffer", &self.buffer)
             .field("exchange", &self.exchange)

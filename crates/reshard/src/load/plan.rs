@@ -102,15 +102,16 @@ pub(super) fn plan(
     }
     // Finding a chunk may mean reading its record's header, so it is done by all threads.
     let remote = checkpoint.store.capabilities().remote;
-    let planned: Vec<(usize, Vec<PlannedMove>, Vec<PlannedCheck>)> = Workers::reading(checkpoint.store.as_ref()).run(|| {
-        jobs.par_iter()
-            .with_min_len(if remote { 1 } else { 16 })
-            .map(|(wave, piece, resolved, stored, _)| {
-                let (moves, checks) = piece_moves(checkpoint, state, resolved, stored, *piece, options)?;
-                Ok((*wave, moves, checks))
-            })
-            .collect::<Result<Vec<_>>>()
-    })??;
+    let planned: Vec<(usize, Vec<PlannedMove>, Vec<PlannedCheck>)> =
+        Workers::reading(checkpoint.store.as_ref()).run(|| {
+            jobs.par_iter()
+                .with_min_len(if remote { 1 } else { 16 })
+                .map(|(wave, piece, resolved, stored, _)| {
+                    let (moves, checks) = piece_moves(checkpoint, state, resolved, stored, *piece, options)?;
+                    Ok((*wave, moves, checks))
+                })
+                .collect::<Result<Vec<_>>>()
+        })??;
     for (wave, moves, checks) in planned {
         if waves.len() <= wave {
             waves.resize_with(wave + 1, Vec::new);

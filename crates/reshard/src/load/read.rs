@@ -124,8 +124,17 @@ impl<'a> Job<'_, 'a> {
         let Some(first) = batch.first() else { return Ok(()) };
         self.options.control.check("loading")?;
         let reader = self.checkpoint.reader(first.located.file)?.as_ref();
-        let mut direct =
-            Direct { job: self, reader, batch, segments: Vec::new(), bytes: 0, unwanted: 0, end: 0, hasher: None, gaps: Vec::new() };
+        let mut direct = Direct {
+            job: self,
+            reader,
+            batch,
+            segments: Vec::new(),
+            bytes: 0,
+            unwanted: 0,
+            end: 0,
+            hasher: None,
+            gaps: Vec::new(),
+        };
         for (i, planned) in batch.iter().enumerate() {
             let (piece, dtype) = self.piece(planned.wanted, planned.piece)?;
             let verify = self.options.verify != Verify::Never && planned.whole && planned.located.check_is_layout();

@@ -72,8 +72,9 @@ pub(super) fn resolve<'c>(
 /// Stored keys that are not wanted, in those parts of the tree of which something is.
 fn unexpected(checkpoint: &Checkpoint, state: &LoadState<'_>, used: &[bool], options: &LoadOptions) -> Vec<Difference> {
     let entries = &checkpoint.catalog.entries;
-    let parts: HashSet<Part<'_>> =
+    let mut parts: HashSet<Part<'_>> =
         entries.iter().zip(used).filter(|(_, used)| **used).map(|((key, e), _)| part(key, e)).collect();
+    parts.extend(options.parts.iter().map(|name| Part::Below(name)));
     let unused = entries.iter().zip(used).filter(|(_, used)| !**used).map(|(entry, _)| entry);
     unused
         .filter(|(key, _)| options.expected.as_ref().is_none_or(|expected| expected(key)))

@@ -59,16 +59,7 @@ impl ObjectReader {
         options: &StoreOptions,
         limits: Limits,
     ) -> ObjectReader {
-        ObjectReader {
-            client,
-            key,
-            path,
-            len,
-            tag,
-            coalesce_gap: options.coalesce_gap,
-            limits,
-            retry: options.retry.clone(),
-        }
+        ObjectReader { client, key, path, len, tag, coalesce_gap: options.coalesce_gap, limits, retry: options.retry.clone() }
     }
 
     /// Fetches all requests at once and gives each piece that arrives, with its position, to `take`.
