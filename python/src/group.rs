@@ -1,5 +1,5 @@
-//! A group of ranks over a Python object: `rank`, `size`, `all_gather`, `gather` and `broadcast` of bytes. The package fills
-//! it with torch.distributed; a single process needs none.
+//! A group of ranks over a Python object: `rank`, `size`, `all_gather`, `gather`, `broadcast` and `scatter` of bytes. The
+//! package fills it with torch.distributed; a single process needs none.
 
 use std::sync::Arc;
 
@@ -55,6 +55,14 @@ impl Collectives for PythonCollectives {
         call(|py| {
             let bytes = bytes.map(|bytes| PyBytes::new(py, bytes));
             let received = self.object.bind(py).call_method1("broadcast", (root, bytes))?;
+            Ok(received.cast::<PyBytes>()?.as_bytes().to_vec())
+        })
+    }
+
+    fn scatter(&self, root: usize, parts: Option<Vec<Vec<u8>>>) -> Result<Vec<u8>, String> {
+        call(|py| {
+            let parts = parts.map(|parts| PyList::new(py, parts.iter().map(|part| PyBytes::new(py, part)))).transpose()?;
+            let received = self.object.bind(py).call_method1("scatter", (root, parts))?;
             Ok(received.cast::<PyBytes>()?.as_bytes().to_vec())
         })
     }

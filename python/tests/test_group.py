@@ -23,6 +23,7 @@ def exchange(group, rank, size):
         assert group.all_gather(own) == all_
         root = round_ % size
         assert group.gather(root, own) == (all_ if rank == root else None)
+        assert group.scatter(root, all_ if rank == root else None) == own
         assert group.broadcast(root, message(root, length) if rank == root else None) == message(root, length)
 
 

@@ -1,7 +1,10 @@
 """StorageWriter and StorageReader under PyTorch's own save and load, with its planners and with users' own."""
 
 import io
+import os
 import pathlib
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -213,6 +216,36 @@ def asynchronously(rank, size, place):
 
 def test_torchs_async_save_on_top_of_ours(ranks, place):
     ranks(2, asynchronously, place)
+
+
+def test_torchs_async_save_in_a_process_of_its_own(place, tmp_path):
+    """The writer crosses to another process, which torch starts and which saves there."""
+    saver = pytest.importorskip("torch.distributed.checkpoint.state_dict_saver")
+    if not hasattr(saver, "AsyncCheckpointerType"):
+        pytest.skip("this torch saves asynchronously in threads only")
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import sys
+import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+import reshard.torch as rt
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=0, world_size=1)
+    writer = rt.StorageWriter(sys.argv[1])
+    kind = AsyncCheckpointerType.PROCESS
+    dcp.async_save({"x": torch.arange(9.0), "epoch": 2}, storage_writer=writer, async_checkpointer_type=kind).result(240)
+    dist.destroy_process_group()
+"""
+    )
+    path = os.pathsep.join([str(pathlib.Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, program, place, tmp_path / "store"]
+    run = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    state = {"x": torch.zeros(9), "epoch": 0}
+    rt.load(state, place)
+    assert same(state["x"], torch.arange(9.0)) and state["epoch"] == 2
 
 
 def with_cached_plans(rank, size, place):

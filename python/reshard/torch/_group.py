@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import AllgatherOptions, BroadcastOptions, GatherOptions, PrefixStore
+from torch._C._distributed_c10d import AllgatherOptions, BroadcastOptions, GatherOptions, PrefixStore, ScatterOptions
 
 from .. import _reshard
 from .._errors import GroupError, InvalidInput
@@ -38,6 +38,8 @@ class Group(Protocol):
     def gather(self, root: int, data: bytes) -> list[bytes] | None: ...
 
     def broadcast(self, root: int, data: bytes | None) -> bytes: ...
+
+    def scatter(self, root: int, parts: list[bytes] | None) -> bytes: ...
 
 
 def _head(data: bytes) -> torch.Tensor:
@@ -146,6 +148,29 @@ class GlooGroup:
             self._broadcast(root, rest)
         return data if data is not None else _joined(head, rest, length)
 
+    def scatter(self, root: int, parts: list[bytes] | None) -> bytes:
+        """The root gives bytes for each rank; every rank gets its own."""
+        with self._state:
+            options = ScatterOptions()
+            options.rootRank = root
+            options.timeout = self._timeout
+            head = torch.empty(_HEAD, dtype=torch.uint8)
+            heads = [[_head(part) for part in parts]] if parts is not None else []
+            self._group.scatter([head], heads, options).wait()
+            if parts is not None:
+                rests = [(rank, part) for rank, part in enumerate(parts) if rank != root and len(part) > _ROOM]
+                # Kept until they are sent.
+                sent = [_rest(part, len(part) - _ROOM) for _, part in rests]
+                for work in [self._group.send([rest], rank, 0) for (rank, _), rest in zip(rests, sent)]:
+                    work.wait(self._timeout)
+                return parts[root]
+            length = _length(head)
+            if length <= _ROOM:
+                return _bytes(head[8 : 8 + length])
+            rest = torch.empty(length - _ROOM, dtype=torch.uint8)
+            self._group.recv([rest], root, 0).wait(self._timeout)
+        return _joined(head, rest, length)
+
     def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         options = AllgatherOptions()
         options.timeout = self._timeout
@@ -181,8 +206,7 @@ class StoreGroup:
     def all_gather(self, data: bytes) -> list[bytes]:
         """Every rank gives bytes; every rank gets everyone's."""
         with self._lock:
-            number = self._round
-            self._round += 1
+            number = self._next_round()
             self._store.set(f"{number}/{self.rank}", data)
             keys = [f"{number}/{rank}" for rank in range(self.size)]
             self._store.wait(keys, self._timeout)
@@ -194,8 +218,30 @@ class StoreGroup:
 
     def gather(self, root: int, data: bytes) -> list[bytes] | None:
         """Every rank gives bytes; the root gets everyone's."""
-        gathered = self.all_gather(data)
-        return gathered if self.rank == root else None
+        with self._lock:
+            number = self._next_round()
+            self._store.set(f"{number}/{self.rank}", data)
+            return [self._taken(f"{number}/{rank}") for rank in range(self.size)] if self.rank == root else None
+
+    def scatter(self, root: int, parts: list[bytes] | None) -> bytes:
+        """The root gives bytes for each rank; every rank gets its own."""
+        with self._lock:
+            number = self._next_round()
+            for rank, part in enumerate(parts or ()):
+                self._store.set(f"{number}/{rank}", part)
+            return self._taken(f"{number}/{self.rank}")
+
+    def _next_round(self) -> int:
+        number = self._round
+        self._round += 1
+        return number
+
+    def _taken(self, key: str) -> bytes:
+        """What is under a key that nobody else reads."""
+        self._store.wait([key], self._timeout)
+        value = bytes(self._store.get(key))
+        self._store.delete_key(key)
+        return value
 
     def broadcast(self, root: int, data: bytes | None) -> bytes:
         """The root gives bytes; every rank gets them."""

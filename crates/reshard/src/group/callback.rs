@@ -15,6 +15,9 @@ pub trait Collectives: Send + Sync {
 
     /// `root` gives bytes; every rank gets them.
     fn broadcast(&self, root: usize, bytes: Option<&[u8]>) -> std::result::Result<Vec<u8>, String>;
+
+    /// `root` gives bytes for each rank; every rank gets its own.
+    fn scatter(&self, root: usize, parts: Option<Vec<Vec<u8>>>) -> std::result::Result<Vec<u8>, String>;
 }
 
 /// A group over [`Collectives`].
@@ -71,5 +74,12 @@ impl Group for Callback {
 
     fn broadcast(&self, root: usize, bytes: Option<&[u8]>) -> Result<Vec<u8>> {
         self.collectives.broadcast(root, bytes).map_err(|detail| self.failed("broadcasting", detail))
+    }
+
+    fn scatter(&self, root: usize, bytes: Option<Vec<Vec<u8>>>) -> Result<Vec<u8>> {
+        if let Some(parts) = bytes.as_ref().filter(|parts| parts.len() != self.size) {
+            return Err(Error::invalid(format!("{} parts to scatter to {} ranks", parts.len(), self.size)));
+        }
+        self.collectives.scatter(root, bytes).map_err(|detail| self.failed("scattering", detail))
     }
 }
