@@ -177,6 +177,47 @@ impl Region {
         }
         Ok(Region { offsets, sizes: self.sizes.clone() })
     }
+
+    /// Whole rows, shared between at most `parts` regions of nearly the same size, in order. A row is what one index of the
+    /// first dimension longer than one selects.
+    pub fn cut_rows(&self, parts: u64) -> Vec<Region> {
+        match self.row_dim() {
+            Some(dim) => self.steps(dim, self.sizes[dim].div_ceil(parts.max(1))).collect(),
+            None => vec![self.clone()],
+        }
+    }
+
+    /// Regions of at most `volume` elements (at least one), in row-major order, of whole rows where a row is not larger.
+    pub fn cut_to(&self, volume: u64) -> Vec<Region> {
+        let mut done = Vec::new();
+        let mut todo = vec![self.clone()];
+        while let Some(region) = todo.pop() {
+            match region.row_dim().filter(|_| region.volume() > volume) {
+                Some(dim) => {
+                    let rows = volume / (region.volume() / region.sizes[dim]);
+                    let from = todo.len();
+                    todo.extend(region.steps(dim, rows.max(1)));
+                    todo[from..].reverse();
+                }
+                None => done.push(region),
+            }
+        }
+        done
+    }
+
+    fn row_dim(&self) -> Option<usize> {
+        self.sizes.iter().position(|&size| size > 1)
+    }
+
+    /// Stretches of `step` indices of one dimension.
+    fn steps(&self, dim: usize, step: u64) -> impl Iterator<Item = Region> + '_ {
+        (0..self.sizes[dim]).step_by(usize::try_from(step).unwrap_or(usize::MAX)).map(move |start| {
+            let mut part = self.clone();
+            part.offsets[dim] += start;
+            part.sizes[dim] = step.min(self.sizes[dim] - start);
+            part
+        })
+    }
 }
 
 impl fmt::Display for Region {
@@ -215,6 +256,22 @@ mod tests {
         assert_eq!((scalar.volume(), scalar.is_empty()), (1, false));
         assert_eq!(scalar.intersection(&scalar), Some(scalar.clone()));
         assert_eq!(scalar.to_string(), "[]");
+    }
+
+    #[test]
+    fn rows_are_shared_and_parts_are_bounded() {
+        let shown = |parts: Vec<Region>| parts.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+        let wide = region(&[0, 10, 0], &[1, 5, 4]);
+        assert_eq!(shown(wide.cut_rows(2)), "[0:1, 10:13, 0:4] [0:1, 13:15, 0:4]");
+        assert_eq!(wide.cut_rows(0), vec![wide.clone()]);
+        assert_eq!(wide.cut_rows(100).len(), 5);
+        assert_eq!(shown(wide.cut_to(9)), "[0:1, 10:12, 0:4] [0:1, 12:14, 0:4] [0:1, 14:15, 0:4]");
+        assert_eq!(shown(region(&[0, 0], &[2, 3]).cut_to(2)), "[0:1, 0:2] [0:1, 2:3] [1:2, 0:2] [1:2, 2:3]");
+        assert_eq!(region(&[0, 0], &[2, 3]).cut_to(0).len(), 6);
+        assert_eq!(region(&[0, 0], &[0, 9]).cut_to(1).len(), 1);
+        for small in [region(&[], &[]), region(&[3], &[1])] {
+            assert_eq!((small.cut_rows(3), small.cut_to(1)), (vec![small.clone()], vec![small.clone()]));
+        }
     }
 
     #[test]

@@ -96,32 +96,12 @@ pub(super) fn agree_on_readers(group: &dyn Group, state: &LoadState<'_>, found: 
         if reader != group.rank() {
             exchange.skipped.extend(mine.iter().copied());
         }
-        for region in parts(&key.1, element)? {
+        // Parts that fit into a round.
+        for region in key.1.cut_to(ROUND / 2 / element.max(1)) {
             exchange.shared.push(Shared { reader, region, element, mine: mine.clone() });
         }
     }
     Ok(exchange)
-}
-
-/// A region in parts of whole rows that fit into a round.
-fn parts(region: &Region, element: u64) -> Result<Vec<Region>> {
-    let mut todo = vec![region.clone()];
-    let mut done = Vec::new();
-    while let Some(region) = todo.pop() {
-        let dim = region.sizes().iter().position(|&size| size > 1);
-        let (Some(dim), true) = (dim, region.volume() * element > ROUND / 2) else {
-            done.push(region);
-            continue;
-        };
-        let half = region.sizes()[dim] / 2;
-        let (mut offsets, mut sizes) = (Dims::from_slice(region.offsets()), Dims::from_slice(region.sizes()));
-        sizes[dim] = half;
-        let first = Region::new(&offsets, &sizes)?;
-        offsets[dim] += half;
-        sizes[dim] = region.sizes()[dim] - half;
-        todo.extend([Region::new(&offsets, &sizes)?, first]);
-    }
-    Ok(done)
 }
 
 impl Exchange {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rayon::prelude::*;
 use reshard_formats::swap_bytes;
-use reshard_layout::{ByteLayout, Dims, Run, Runs, runs};
+use reshard_layout::{ByteLayout, Dims, Region, Run, Runs, runs};
 use reshard_storage::{RangeRead, Reader};
 use twox_hash::XxHash3_64;
 
@@ -233,27 +233,16 @@ impl<'a> Job<'_, 'a> {
         swaps: bool,
     ) -> Result<()> {
         let element = planned.stored.size();
-        let mut boxes = vec![(Dims::from_elem(0, planned.sizes.len()), planned.sizes.clone())];
-        while let Some((offsets, sizes)) = boxes.pop() {
+        for part in Region::whole(&planned.sizes)?.cut_to(self.options.buffer / element) {
             self.options.control.check("loading")?;
-            let bytes = sizes.iter().product::<u64>() * element;
-            if bytes > self.options.buffer
-                && let Some(dim) = sizes.iter().position(|&size| size > 1)
-            {
-                let half = sizes[dim] / 2;
-                let (mut first, mut second) = ((offsets.clone(), sizes.clone()), (offsets, sizes));
-                first.1[dim] = half;
-                second.0[dim] += half;
-                second.1[dim] -= half;
-                boxes.extend([second, first]);
-                continue;
-            }
+            let (offsets, sizes) = (part.offsets(), part.sizes());
+            let bytes = part.volume() * element;
             let from: Dims = offsets.iter().zip(&planned.chunk_offsets).map(|(a, b)| a + b).collect();
             let to: Dims = offsets.iter().zip(&planned.piece_offsets).map(|(a, b)| a + b).collect();
             let zero = Dims::from_elem(0, sizes.len());
-            let packed = ByteLayout::contiguous(&sizes, element)?;
+            let packed = ByteLayout::contiguous(sizes, element)?;
             let mut stored = vec![0u8; bytes as usize];
-            let all = self.runs(planned, &sizes, &from, &packed, &zero)?;
+            let all = self.runs(planned, sizes, &from, &packed, &zero)?;
             self.spans(reader, planned.wanted, all, |bytes, runs, base| {
                 for run in runs {
                     let from = (run.src - base) as usize;
@@ -266,8 +255,8 @@ impl<'a> Job<'_, 'a> {
             }
             let mut wanted = vec![0u8; (bytes / element * dtype.size()) as usize];
             cast(planned.stored, &stored, dtype, &mut wanted)?;
-            let packed = ByteLayout::contiguous(&sizes, dtype.size())?;
-            for run in runs(&sizes, &packed, &zero, &piece.layout, &to)? {
+            let packed = ByteLayout::contiguous(sizes, dtype.size())?;
+            for run in runs(sizes, &packed, &zero, &piece.layout, &to)? {
                 place(piece, run.dst, &wanted[run.src as usize..(run.src + run.len) as usize])?;
             }
             self.options.control.advance(bytes);

@@ -116,7 +116,8 @@ pub(crate) fn plan(ranks: &[RankPlan], options: PlanOptions) -> Result<GlobalPla
                 items.push(Item { key: key_id, region: Some(region), whole: true, bytes, holders });
                 continue;
             }
-            for part in split(&region, bytes, holders.len(), options.split_above)? {
+            // Several holders share the writing of a large one.
+            for part in region.cut_rows(bytes.div_ceil(options.split_above).min(holders.len() as u64)) {
                 let (whole, bytes) = (part == region, part.volume().saturating_mul(element));
                 items.push(Item { key: key_id, region: Some(part), whole, bytes, holders: holders.clone() });
             }
@@ -281,28 +282,6 @@ fn check_coverage(key: &str, shape: &[u64], distinct: &[Region], held: &[Held<'_
         }
         None => Err(Error::invalid(format!("the pieces of {key:?} do not tile its shape {shape:?}"))),
     }
-}
-
-/// Cuts a large replicated region into parts of whole rows, so that several holders share the writing.
-fn split(region: &Region, bytes: u64, holders: usize, above: u64) -> Result<Vec<Region>> {
-    let Some(dim) = region.sizes().iter().position(|&size| size > 1) else {
-        return Ok(vec![region.clone()]);
-    };
-    let rows = region.sizes()[dim];
-    let parts = bytes.div_ceil(above).min(holders as u64).min(rows);
-    let step = rows.div_ceil(parts);
-    let mut cut = Vec::new();
-    let mut row = 0;
-    while row < rows {
-        let count = step.min(rows - row);
-        let mut offsets = reshard_layout::Dims::from_slice(region.offsets());
-        let mut sizes = reshard_layout::Dims::from_slice(region.sizes());
-        offsets[dim] += row;
-        sizes[dim] = count;
-        cut.push(Region::new(&offsets, &sizes)?);
-        row += count;
-    }
-    Ok(cut)
 }
 
 fn assign(table: Arc<Vec<TableEntry>>, items: Vec<Item>, holders: &[Held<'_>], ranks: usize) -> Result<GlobalPlan> {
