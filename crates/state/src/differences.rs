@@ -55,6 +55,7 @@ impl Differences {
     }
 }
 
+/// With the words of `nn.Module.load_state_dict`, which people search logs for.
 impl fmt::Display for Differences {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts = Vec::new();
@@ -66,15 +67,15 @@ impl fmt::Display for Differences {
                     None => format!("'{name}'"),
                 }
             });
-            parts.push(format!("{} missing: {names}", self.missing.len()));
+            parts.push(format!("Missing key(s) in state_dict: {names}"));
         }
         if !self.unexpected.is_empty() {
             let names = list(&self.unexpected, |name| format!("'{name}'"));
-            parts.push(format!("{} unexpected: {names}", self.unexpected.len()));
+            parts.push(format!("Unexpected key(s) in state_dict: {names}"));
         }
         if !self.shapes.is_empty() {
             let shapes = list(&self.shapes, |(key, given, wanted)| {
-                format!("'{key}' has shape {:?}, wanted {:?}", given.as_slice(), wanted.as_slice())
+                format!("size mismatch for '{key}': it has shape {:?}, wanted {:?}", given.as_slice(), wanted.as_slice())
             });
             parts.push(shapes);
         }
