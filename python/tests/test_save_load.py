@@ -312,6 +312,18 @@ def test_the_place_has_two_names(tmp_path):
         rt.save({})
 
 
+def test_arguments_are_named_as_torch_names_them(tmp_path):
+    state = {"x": torch.arange(3.0)}
+    rt.save(state_dict=state, checkpoint_id=tmp_path / "a", no_dist=True)
+    rt.async_save(state_dict=state, checkpoint_id=tmp_path / "b", no_dist=True).result()
+    for name in "ab":
+        loaded = {"x": torch.zeros(3)}
+        rt.load(state_dict=loaded, checkpoint_id=tmp_path / name, no_dist=True)
+        assert same(loaded["x"], state["x"])
+    with pytest.raises(TypeError, match="progress"):
+        rt.async_save(state, tmp_path / "c", progress=True)
+
+
 def test_an_empty_dict_is_not_silently_left_empty(place):
     rt.save({"model": {"w": torch.ones(2), "deep": {"b": torch.ones(1)}}, "step": 3, "nothing": {}}, place)
     for state in ({"model": {}}, {"model": {"deep": {}}}, {"model": {}, "step": 0}):

@@ -25,7 +25,7 @@ _TENSORS_INSIDE = {"torch.Tensor", "a sparse tensor", "a quantised tensor", "a n
 
 
 def load(
-    state: MutableMapping[str, Any],
+    state_dict: MutableMapping[str, Any],
     place: StrPath | None = None,
     *,
     checkpoint_id: StrPath | None = None,
@@ -48,7 +48,7 @@ def load(
     the state and the checkpoint is found before anything is read.
 
     Args:
-        state: what is wanted, and where. Any layout of ranks; only the parts that this rank wants are read.
+        state_dict: what is wanted, and where. Any layout of ranks; only the parts that this rank wants are read.
         place: a DCP folder, a safetensors file or folder, or a ``torch.save`` file; a path or an address.
         checkpoint_id: the same, by the name that PyTorch gives it.
         process_group: the ranks that load together; all by default.
@@ -80,7 +80,7 @@ def load(
     templates: list[OptimizerStateDict] = []
 
     def describe() -> Description:
-        for key, value in mutable(state).items():
+        for key, value in mutable(state_dict).items():
             if is_stateful(value):
                 asked[key] = value
                 wanted[key] = value.state_dict()
@@ -119,8 +119,8 @@ def load(
     for key, value in wanted.items():
         if key in asked:
             asked[key].load_state_dict(value)
-        elif state[key] is not value:
-            state[key] = value
+        elif state_dict[key] is not value:
+            state_dict[key] = value
     return LoadReport(report)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import Future
-from typing import Any, Callable, Mapping, NamedTuple, TypeVar
+from typing import Any, Callable, Mapping, NamedTuple, TypedDict, TypeVar, Unpack
 
 from .. import _reshard
 from .._errors import InvalidInput
@@ -44,8 +44,24 @@ def _described(state: Mapping[str, Any], options: dict[str, Any]) -> Description
     return description
 
 
+class SaveOptions(TypedDict, total=False):
+    """What :func:`save`, :func:`async_save` and :meth:`AsyncSaver.save` all take by name; ``save`` says what each means."""
+
+    checkpoint_id: StrPath | None
+    process_group: Any
+    no_dist: bool
+    overwrite: bool
+    sync: bool
+    checksums: bool
+    files_per_rank: int
+    check_replicas: bool
+    split_replicated_above: int | None
+    timeout: float
+    storage_options: Mapping[str, Any] | None
+
+
 def save(
-    state: Mapping[str, Any],
+    state_dict: Mapping[str, Any],
     place: StrPath | None = None,
     *,
     checkpoint_id: StrPath | None = None,
@@ -67,7 +83,7 @@ def save(
     lay at the place before is untouched.
 
     Args:
-        state: nested dicts and lists of tensors, DTensors, ShardedTensors, :class:`ShardView`, and any picklable values;
+        state_dict: nested dicts and lists of tensors, DTensors, ShardedTensors, :class:`ShardView`, and any picklable values;
             objects with ``state_dict`` and ``load_state_dict`` at the top level are asked for their state.
         place: a folder, or an address such as ``s3://bucket/step-100``.
         checkpoint_id: the same, by the name that PyTorch gives it.
@@ -89,7 +105,7 @@ def save(
     options["plan_cache"] = group.plans if group else _plans_alone
     control = _reshard.Control()
     with Progress(control, "saving", enabled=progress, rank=group.rank if group else 0):
-        report = _save_together(_reshard.save, state, where, group, options, control, storage_options)
+        report = _save_together(_reshard.save, state_dict, where, group, options, control, storage_options)
     return SaveReport(report)
 
 
@@ -260,32 +276,29 @@ class AsyncSaver:
         """Allocates staging memory ahead of time, so that the first save is as fast as the others."""
         self._inner.reserve(size)
 
-    def save(
-        self,
-        state: Mapping[str, Any],
-        place: StrPath | None = None,
-        *,
-        checkpoint_id: StrPath | None = None,
-        process_group: Any = None,
-        no_dist: bool = False,
-        overwrite: bool = False,
-        sync: bool = True,
-        checksums: bool = True,
-        files_per_rank: int = 1,
-        check_replicas: bool = False,
-        split_replicated_above: int | None = None,
-        timeout: float = DEFAULT_TIMEOUT,
-        storage_options: Mapping[str, Any] | None = None,
-    ) -> AsyncSaveHandle:
+    def save(self, state_dict: Mapping[str, Any], place: StrPath | None = None, **options: Unpack[SaveOptions]) -> AsyncSaveHandle:
         """Plans and copies now, writes and publishes in the background; see :func:`reshard.torch.async_save`."""
-        where = chosen_place(place, checkpoint_id)
+        unknown = options.keys() - SaveOptions.__annotations__.keys()
+        if unknown:
+            raise TypeError(f"async_save takes no {', '.join(sorted(unknown))}")
+        where = chosen_place(place, options.get("checkpoint_id"))
+        process_group = options.get("process_group")
         earlier = self._settle()
         if earlier is not None and is_broken(process_group, purpose="async"):
             raise earlier
-        group = group_for(process_group, no_dist, purpose="async", timeout=timeout)
-        options = _options(overwrite, sync, checksums, files_per_rank, check_replicas, split_replicated_above)
+        timeout = options.get("timeout", DEFAULT_TIMEOUT)
+        group = group_for(process_group, options.get("no_dist", False), purpose="async", timeout=timeout)
+        chosen = _options(
+            options.get("overwrite", False),
+            options.get("sync", True),
+            options.get("checksums", True),
+            options.get("files_per_rank", 1),
+            options.get("check_replicas", False),
+            options.get("split_replicated_above"),
+        )
         control = _reshard.Control()
-        inner = _save_together(self._inner.save, state, where, group, options, control, storage_options, earlier)
+        store = options.get("storage_options")
+        inner = _save_together(self._inner.save, state_dict, where, group, chosen, control, store, earlier)
         self._last = AsyncSaveHandle(where, inner, control)
         return self._last
 
@@ -307,7 +320,7 @@ _saver: AsyncSaver | None = None
 _saver_lock = threading.Lock()
 
 
-def async_save(state: Mapping[str, Any], place: StrPath | None = None, **options: Any) -> AsyncSaveHandle:
+def async_save(state_dict: Mapping[str, Any], place: StrPath | None = None, **options: Unpack[SaveOptions]) -> AsyncSaveHandle:
     """Saves in the background: returns when the state has been copied, and writes while training goes on.
 
     Takes what :func:`save` takes, except ``progress``. A save that is still being written is waited for first; if it failed
@@ -321,4 +334,4 @@ def async_save(state: Mapping[str, Any], place: StrPath | None = None, **options
     with _saver_lock:
         if _saver is None:
             _saver = AsyncSaver()
-    return _saver.save(state, place, **options)
+    return _saver.save(state_dict, place, **options)
