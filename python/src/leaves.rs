@@ -19,8 +19,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyList, PyString, PyTuple};
 use reshard::layout::{ByteLayout, Dims, Region};
 use reshard::{
-    DType, Elsewhere, LoadLeaf, LoadPiece, LoadState, LoadTensor, SaveLeaf, SavePiece, SaveState, SaveTensor, Scope, Source,
-    Target,
+    DType, Elsewhere, ElsewhereMut, LoadLeaf, LoadPiece, LoadState, LoadTensor, SaveLeaf, SavePiece, SaveState, SaveTensor,
+    Scope, Source, StridedBox, Target,
 };
 
 use crate::errors::{Raise, invalid};
@@ -175,7 +175,7 @@ fn save_tensor(leaf: &Leaf<'_>) -> PyResult<SaveTensor<'static>> {
 pub(crate) fn source(layout: &ByteLayout, memory: &Bound<'_, PyAny>) -> PyResult<Source<'static>> {
     let length = layout.end() as usize;
     if !memory.is_instance_of::<PyInt>() {
-        return Ok(Source::elsewhere(length, Arc::new(PythonMemory { object: memory.clone().unbind() })));
+        return Ok(Source::elsewhere(length, Arc::new(PythonMemory::new(memory)?)));
     }
     let address: usize = memory.extract()?;
     // SAFETY: the package describes live tensors, whose storage covers shape and strides, and hands their owners over with
@@ -183,26 +183,72 @@ pub(crate) fn source(layout: &ByteLayout, memory: &Bound<'_, PyAny>) -> PyResult
     Ok(unsafe { Source::from_raw(address as *const u8, length) })
 }
 
-/// Memory that an object of the package reads.
+/// Memory that an object of the package reads and writes.
 #[derive(Debug)]
 struct PythonMemory {
     object: Py<PyAny>,
+    address: usize,
+}
+
+impl PythonMemory {
+    fn new(object: &Bound<'_, PyAny>) -> PyResult<PythonMemory> {
+        Ok(PythonMemory { object: object.clone().unbind(), address: object.getattr("address")?.extract()? })
+    }
+
+    /// Calls a method whose last argument is a view of memory of the engine.
+    ///
+    /// # Safety
+    /// The memory must be valid for reads, and for writes if `flags` say so, until this returns.
+    unsafe fn with_view(
+        &self,
+        memory: *mut u8,
+        length: usize,
+        flags: std::ffi::c_int,
+        method: impl FnOnce(&Bound<'_, PyAny>, &Bound<'_, PyAny>) -> PyResult<()>,
+    ) -> Result<(), String> {
+        call(|py| {
+            // SAFETY: by this function's contract. The view is released before it returns, and releasing fails while anything
+            // still refers to what it shows.
+            let view = unsafe {
+                let view = ffi::PyMemoryView_FromMemory(memory.cast(), length as ffi::Py_ssize_t, flags);
+                Bound::from_owned_ptr_or_err(py, view)?
+            };
+            let done = method(self.object.bind(py), &view);
+            let released = view.call_method0("release");
+            done.and(released.map(drop))
+        })
+    }
 }
 
 impl Elsewhere for PythonMemory {
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), String> {
-        call(|py| {
-            let length = into.len() as ffi::Py_ssize_t;
-            // SAFETY: the memory is valid for reads and writes of its length until this function returns. The view is
-            // released before that, and releasing fails while anything still refers to what it shows.
-            let view = unsafe {
-                let view = ffi::PyMemoryView_FromMemory(into.as_mut_ptr().cast(), length, ffi::PyBUF_WRITE);
-                Bound::from_owned_ptr_or_err(py, view)?
-            };
-            let read = self.object.bind(py).call_method1("read", (offset, &view));
-            let released = view.call_method0("release");
-            read.and(released).map(drop)
-        })
+        // SAFETY: an exclusive borrow that lasts as long as the call.
+        unsafe {
+            self.with_view(into.as_mut_ptr(), into.len(), ffi::PyBUF_WRITE, |object, view| {
+                object.call_method1("read", (offset, view)).map(drop)
+            })
+        }
+    }
+}
+
+impl ElsewhereMut for PythonMemory {
+    fn address(&self) -> usize {
+        self.address
+    }
+
+    fn write(&self, to: StridedBox<'_>, bytes: &[u8]) -> Result<(), String> {
+        let strides: Vec<u64> = to.byte_strides.iter().map(|stride| stride / to.element_size.max(1)).collect();
+        // SAFETY: a shared borrow that lasts as long as the call; the view is read-only.
+        unsafe {
+            self.with_view(bytes.as_ptr().cast_mut(), bytes.len(), ffi::PyBUF_READ, |object, view| {
+                object
+                    .call_method1(
+                        "write",
+                        (to.offset, PyTuple::new(view.py(), to.sizes)?, PyTuple::new(view.py(), strides)?, view),
+                    )
+                    .map(drop)
+            })
+        }
     }
 }
 
@@ -212,14 +258,22 @@ fn load_tensor(leaf: &Leaf<'_>) -> PyResult<LoadTensor<'static>> {
     let pieces = parts
         .into_iter()
         .map(|(region, layout, memory)| {
-            let address: usize = memory.extract()?;
-            // SAFETY: as in `source`; the caller of a load leaves its tensors alone until it returns, and memory that is
-            // wanted under several keys is filled one after the other by the engine.
-            let memory = unsafe { Target::from_raw(address as *mut u8, layout.end() as usize) };
+            let memory = target(&layout, &memory)?;
             LoadPiece::new(region, layout, memory).or_raise(py)
         })
         .collect::<PyResult<_>>()?;
     Ok(LoadTensor { dtype, shape, pieces })
+}
+
+fn target(layout: &ByteLayout, memory: &Bound<'_, PyAny>) -> PyResult<Target<'static>> {
+    let length = layout.end() as usize;
+    if !memory.is_instance_of::<PyInt>() {
+        return Ok(Target::elsewhere(length, Arc::new(PythonMemory::new(memory)?)));
+    }
+    let address: usize = memory.extract()?;
+    // SAFETY: as in `source`; the caller of a load leaves its tensors alone until it returns, and memory that is wanted under
+    // several keys is filled one after the other by the engine.
+    Ok(unsafe { Target::from_raw(address as *mut u8, length) })
 }
 
 /// A writable buffer that another thread fills while its owner is kept.

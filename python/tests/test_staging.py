@@ -129,18 +129,70 @@ def test_through_pytorch_too(place, blocks, monkeypatch):
     check(place, wanted)
 
 
+def test_a_load_goes_through_a_few_blocks(place, blocks):
+    state, wanted = views()
+    rt.save({"model": wanted}, place)
+    kept = {name: tensor.clone() for name, tensor in wanted.items()}
+    for verify in ("whole", "never"):
+        for tensor in wanted.values():
+            tensor.zero_()
+        blocks.times = 0
+        report = rt.load({"model": state}, place, verify=verify)
+        bounded(blocks)
+        assert report.verified == (len(kept) - 1 if verify == "whole" else 0)
+        for name, tensor in wanted.items():
+            assert same(tensor, kept[name]), name
+
+
+def test_a_load_converts_on_its_way(place, blocks):
+    rt.save({"x": torch.arange(90_000.0).reshape(300, 300), "z": torch.tensor([[1 + 2j, 3 - 4j]])}, place)
+    halves = torch.zeros(300, 300, dtype=torch.float64).T
+    conjugate = torch.zeros(1, 2, dtype=torch.complex64).conj()
+    rt.load({"x": halves, "z": conjugate}, place, cast="any")
+    assert same(halves, torch.arange(90_000.0, dtype=torch.float64).reshape(300, 300))
+    assert conjugate.tolist() == [[1 + 2j, 3 - 4j]]
+
+
+def test_a_load_through_pytorch_too(place, blocks):
+    _, wanted = views()
+    rt.save({"model": wanted}, place)
+    found = {name: torch.zeros_like(tensor) for name, tensor in wanted.items()}
+    dcp.load({"model": found}, storage_reader=rt.StorageReader(place), **ALONE)
+    bounded(blocks)
+    for name, tensor in wanted.items():
+        assert same(found[name], tensor), name
+
+
+def test_what_cannot_be_written_fails_the_load_by_name(place, blocks, monkeypatch):
+    def broken(self, *_):
+        raise RuntimeError("the device is gone")
+
+    state, wanted = views()
+    rt.save({"model": wanted}, place)
+    monkeypatch.setattr(_staging.DeviceMemory, "write", broken)
+    with pytest.raises(reshard.ReshardError, match="the device is gone"):
+        rt.load({"model": state}, place)
+
+
 def on_ranks(rank, size, place):
     kept = _describe.is_here
     blocks = pretend(setattr)
     whole = torch.arange(9.0 * 8 * 5000).reshape(9 * 8, 5000)
     for layout, (shape, placements) in layouts(size).items():
-        rt.save({layout: sharded(whole, mesh_of(shape), placements)}, f"{place}-{layout}", check_replicas=True)
+        rt.save({"w": sharded(whole, mesh_of(shape), placements)}, f"{place}-{layout}", check_replicas=True)
     assert blocks.made <= COUNT and blocks.times > 20
+    for layout in layouts(size):
+        for other, (shape, placements) in layouts(size).items():
+            found = sharded(torch.zeros_like(whole), mesh_of(shape), placements)
+            rt.load({"w": found}, f"{place}-{layout}", exchange=layout < other)
+            wanted = sharded(whole, mesh_of(shape), placements)
+            assert same(found.to_local(), wanted.to_local()), (layout, other)
+    assert blocks.made <= COUNT
     _describe.is_here = kept
     for layout in layouts(size):
-        found = {layout: torch.zeros_like(whole)}
+        found = {"w": torch.zeros_like(whole)}
         rt.load(found, f"{place}-{layout}")
-        assert same(found[layout], whole), layout
+        assert same(found["w"], whole), layout
 
 
 def test_every_layout_on_ranks(ranks, place):
@@ -182,3 +234,7 @@ def test_tensors_of_a_real_device(place):
     on_device = {name: tensor.cuda() for name, tensor in wanted.items()}
     rt.save({"model": on_device}, place)
     check(place, wanted)
+    found = {name: torch.zeros_like(tensor) for name, tensor in on_device.items()}
+    rt.load({"model": found}, place)
+    for name, tensor in wanted.items():
+        assert same(found[name].cpu(), tensor), name

@@ -52,7 +52,7 @@ pub use error::{Error, ErrorKind, RankFailure, Result};
 pub use group::{Group, Solo, Threads, run_threads};
 pub use leaf::{LoadLeaf, LoadPiece, LoadState, LoadTensor, SaveLeaf, SavePiece, SaveState, SaveTensor, Scope};
 pub use load::{Cast, CastPolicy, KeyFilter, KeyMap, LoadOptions, LoadReport, Loaded, Strictness, Verify, load};
-pub use memory::{Elsewhere, Source, Target};
+pub use memory::{Elsewhere, ElsewhereMut, Source, StridedBox, Target};
 pub use merge::{MergeReport, merge};
 pub use mismatch::{Difference, Mismatch};
 pub use plan::cache::PlanCache;

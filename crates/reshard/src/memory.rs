@@ -17,6 +17,28 @@ pub trait Elsewhere: Debug + Send + Sync {
     fn read(&self, offset: u64, into: &mut [u8]) -> std::result::Result<(), String>;
 }
 
+/// Memory that the CPU can neither read nor write by itself. It is written in boxes, by several threads at once.
+pub trait ElsewhereMut: Elsewhere {
+    /// A number that is the same for the same memory, such as its address there.
+    fn address(&self) -> usize;
+
+    /// Writes elements that lie packed in `bytes`, in row-major order, or says why it cannot.
+    fn write(&self, to: StridedBox<'_>, bytes: &[u8]) -> std::result::Result<(), String>;
+}
+
+/// A box of elements in memory.
+#[derive(Debug, Clone, Copy)]
+pub struct StridedBox<'s> {
+    /// Where the first element is, in bytes.
+    pub offset: u64,
+    /// How many elements there are, in each dimension.
+    pub sizes: &'s [u64],
+    /// How far neighbours are from each other in bytes, in each dimension.
+    pub byte_strides: &'s [u64],
+    /// Bytes of an element.
+    pub element_size: u64,
+}
+
 /// Bytes to save, borrowed for `'a`.
 #[derive(Debug, Clone)]
 pub struct Source<'a> {
@@ -110,20 +132,31 @@ pub(crate) fn outside() -> Error {
 /// Memory to load into, borrowed for `'a`.
 #[derive(Debug)]
 pub struct Target<'a> {
-    pointer: *mut u8,
     length: usize,
-    borrow: PhantomData<&'a mut [u8]>,
+    place: PlaceMut<'a>,
 }
 
-// SAFETY: a Target is an exclusive borrow of plain bytes, which may move between threads.
+#[derive(Debug)]
+enum PlaceMut<'a> {
+    Here(*mut u8, PhantomData<&'a mut [u8]>),
+    Elsewhere(Arc<dyn ElsewhereMut>),
+}
+
+// SAFETY: a Target is an exclusive borrow of plain bytes, which may move between threads. What lies elsewhere is itself Send.
 unsafe impl Send for Target<'_> {}
-// SAFETY: `&Target` gives no access to the bytes except through the unsafe `slice`, whose caller upholds disjointness.
+// SAFETY: `&Target` gives no access to the bytes except through the unsafe `slice`, whose caller upholds disjointness. What
+// lies elsewhere is itself Sync.
 unsafe impl Sync for Target<'_> {}
 
 impl<'a> Target<'a> {
     /// Borrows a slice.
     pub fn new(bytes: &'a mut [u8]) -> Target<'a> {
-        Target { pointer: bytes.as_mut_ptr(), length: bytes.len(), borrow: PhantomData }
+        Target { length: bytes.len(), place: PlaceMut::Here(bytes.as_mut_ptr(), PhantomData) }
+    }
+
+    /// Memory that is written when content for it has been read, a bounded part at a time.
+    pub fn elsewhere(length: usize, memory: Arc<dyn ElsewhereMut>) -> Target<'a> {
+        Target { length, place: PlaceMut::Elsewhere(memory) }
     }
 
     /// Memory of a foreign owner.
@@ -134,7 +167,7 @@ impl<'a> Target<'a> {
     /// key (tied parameters). A null pointer is allowed when `length` is zero.
     pub unsafe fn from_raw(pointer: *mut u8, length: usize) -> Target<'a> {
         let pointer = if length == 0 { std::ptr::NonNull::<u8>::dangling().as_ptr() } else { pointer };
-        Target { pointer, length, borrow: PhantomData }
+        Target { length, place: PlaceMut::Here(pointer, PhantomData) }
     }
 
     /// How many bytes there are.
@@ -149,10 +182,21 @@ impl<'a> Target<'a> {
 
     /// The address, to recognise memory that is wanted twice.
     pub(crate) fn address(&self) -> usize {
-        self.pointer as usize
+        match &self.place {
+            PlaceMut::Here(pointer, _) => *pointer as usize,
+            PlaceMut::Elsewhere(memory) => memory.address(),
+        }
     }
 
-    /// The bytes `start..start + length`, or `None` when they are not inside.
+    /// The memory that the CPU cannot write by itself.
+    pub(crate) fn away(&self) -> Option<&dyn ElsewhereMut> {
+        match &self.place {
+            PlaceMut::Here(..) => None,
+            PlaceMut::Elsewhere(memory) => Some(memory.as_ref()),
+        }
+    }
+
+    /// The bytes `start..start + length`, or `None` when they are not inside or not here.
     ///
     /// # Safety
     /// While the slice lives, no other slice of the same bytes may exist: the load plan gives each byte of a target to
@@ -160,11 +204,12 @@ impl<'a> Target<'a> {
     pub(crate) unsafe fn slice(&self, start: u64, length: u64) -> Option<&'a mut [u8]> {
         let start = usize::try_from(start).ok()?;
         let length = usize::try_from(length).ok()?;
+        let PlaceMut::Here(pointer, _) = &self.place else { return None };
         if start.checked_add(length)? > self.length {
             return None;
         }
         // SAFETY: inside the memory by the check above; exclusive by this function's contract.
-        Some(unsafe { std::slice::from_raw_parts_mut(self.pointer.add(start), length) })
+        Some(unsafe { std::slice::from_raw_parts_mut(pointer.add(start), length) })
     }
 }
 

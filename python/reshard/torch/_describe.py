@@ -255,23 +255,20 @@ class Description:
     # ---- memory elsewhere -----------------------------------------------------------------------------------------------
 
     def _readable(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor whose bits are its values; to load, one that the CPU can write, which stands in for it."""
-        here = is_here(tensor)
-        if here and not tensor.is_neg() and not tensor.is_conj():
+        """A tensor whose bits are its values; to load, one that stands in for it if its are not."""
+        if not is_here(tensor):
+            self.devices.add(tensor.device)
+        if not tensor.is_neg() and not tensor.is_conj():
             return tensor
         if not self.loading:
-            if not here:
-                self.devices.add(tensor.device)
             return tensor.detach().resolve_conj().resolve_neg()
-        tensor = tensor.detach()
-        pinned = not here and torch.cuda.is_available()
-        stand_in = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pinned)
-        self.staged.append((stand_in, tensor))
+        stand_in = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+        self.staged.append((stand_in, tensor.detach()))
         return stand_in
 
     def _memory(self, tensor: torch.Tensor, start: int = 0) -> Any:
-        """Where a tensor's memory begins, some elements after its first one: an address, or what reads it."""
-        if not self.loading and not is_here(tensor):
+        """Where a tensor's memory begins, some elements after its first one: an address, or what reads and writes it."""
+        if not is_here(tensor):
             # Kept alive by what reads it.
             return DeviceMemory(tensor, start)
         self.owners.append(tensor)
@@ -287,8 +284,7 @@ class Description:
         """Copies what was loaded into stand-ins to where it belongs."""
         with torch.no_grad():
             for stand_in, tensor in self.staged:
-                tensor.copy_(stand_in, non_blocking=True)
-                self.devices.add(tensor.device)
+                tensor.copy_(stand_in)
         self.wait_for_devices()
         for step in self.after:
             step()

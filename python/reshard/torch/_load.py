@@ -91,6 +91,7 @@ def load(
         description = Description(loading=True)
         flatten(wanted, description, checkpoint if stored_name is None else _Renamed(checkpoint, stored_name))
         description.owners.append(wanted)
+        description.wait_for_devices()
         if stored_name is not None:
             renames.update((leaf[0], stored_name(leaf[0])) for leaf in description.leaves)
         else:
@@ -128,6 +129,7 @@ def into(state: dict[Any, Any], checkpoint: Any, place: str, allow_pickle: bool,
     """Loads a state that was made from the checkpoint itself, on this rank alone."""
     description = Description(loading=True)
     flatten(state, description, checkpoint)
+    description.wait_for_devices()
     options = {"strict": True, "verify": verify, "ignore_unexpected": True}
     trusted = None if allow_pickle else _trusted_classes()
     values, _ = _reshard.load(

@@ -366,6 +366,7 @@ class StorageReader(storage.StorageReader):
             if code is None:
                 raise InvalidInput(f"{key!r} is wanted as {dtype}, which reshard cannot read into", keys=[key])
             description.leaves.append((key, None, False, PIECES, code, False, tuple(self._sizes[key]), pieces))
+        description.wait_for_devices()
         options = {"strict": True, "cast": "any", "verify": self.verify, "ignore_unexpected": True}
         _reshard.load(checkpoint, description.leaves, description.owners, None, options, _reshard.Control())
         description.copy_back()

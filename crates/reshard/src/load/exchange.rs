@@ -3,13 +3,13 @@
 //! Ranks tell each other which regions they want. A region that several want is read by the least loaded of them, and
 //! sent to the others in rounds of bounded size. Everything else is read as always. It pays where the network between ranks
 //! is faster than the storage.
-#![allow(unsafe_code)]
 
 use std::collections::{BTreeMap, HashSet};
 
-use reshard_layout::{ByteLayout, Dims, Region, runs};
+use reshard_layout::Region;
 use serde::{Deserialize, Serialize};
 
+use super::boxes;
 use super::resolve::Resolved;
 use crate::checkpoint::CatalogKind;
 use crate::error::{Error, Result};
@@ -154,27 +154,11 @@ impl Shared {
         let piece = piece_of(state, first)?;
         let start = out.len();
         out.resize(start + self.bytes() as usize, 0);
-        let (packed, zero) = self.packed()?;
-        let local = self.region.within(&piece.region)?;
-        for run in runs(self.region.sizes(), &piece.layout, local.offsets(), &packed, &zero)? {
-            // SAFETY: all reads are done and one thread passes pieces on, so this is the only slice of these bytes.
-            let bytes = unsafe { piece.memory.slice(run.src, run.len) }.ok_or_else(super::read::outside)?;
-            out[start + run.dst as usize..][..run.len as usize].copy_from_slice(bytes);
-        }
-        Ok(())
+        boxes::take(piece, &self.region.within(&piece.region)?, &mut out[start..])
     }
 
     fn unpack(&self, piece: &LoadPiece<'_>, bytes: &[u8]) -> Result<()> {
-        let (packed, zero) = self.packed()?;
-        let local = self.region.within(&piece.region)?;
-        for run in runs(self.region.sizes(), &packed, &zero, &piece.layout, local.offsets())? {
-            super::read::place(piece, run.dst, &bytes[run.src as usize..(run.src + run.len) as usize])?;
-        }
-        Ok(())
-    }
-
-    fn packed(&self) -> Result<(ByteLayout, Dims)> {
-        Ok((ByteLayout::contiguous(self.region.sizes(), self.element)?, Dims::from_elem(0, self.region.ndim())))
+        boxes::put(piece, &self.region.within(&piece.region)?, bytes)
     }
 }
 

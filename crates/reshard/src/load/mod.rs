@@ -1,6 +1,7 @@
 //! Loading: every rank finds the stored chunks that overlap what it wants and reads exactly those bytes, straight into
 //! their places. Ranks need not talk to each other to load; they only tell each other of errors.
 
+mod boxes;
 mod exchange;
 mod options;
 mod plan;

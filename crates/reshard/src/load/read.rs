@@ -14,6 +14,7 @@ use reshard_layout::{ByteLayout, Dims, Region, Run, Runs, runs};
 use reshard_storage::{RangeRead, Reader};
 use twox_hash::XxHash3_64;
 
+use super::boxes::{self, outside, place};
 use super::options::{LoadOptions, Verify};
 use super::plan::{PlannedMove, ReadPlan};
 use crate::cast::cast;
@@ -139,11 +140,8 @@ impl<'a> Job<'_, 'a> {
             let (piece, dtype) = self.piece(planned.wanted, planned.piece)?;
             let verify = self.options.verify != Verify::Never && planned.whole && planned.located.check_is_layout();
             let swaps = planned.located.big_endian && planned.stored.size() > 1;
-            if swaps || dtype != planned.stored {
-                if verify {
-                    self.check_stretch(self.key(planned.wanted), planned.located.file, planned.located.check)?;
-                }
-                self.convert(reader, planned, piece, dtype, swaps)?;
+            if swaps || dtype != planned.stored || piece.memory.away().is_some() {
+                self.by_boxes(reader, planned, piece, dtype, verify)?;
                 continue;
             }
             let all = self.runs(planned, &planned.sizes, &planned.chunk_offsets, &piece.layout, &planned.piece_offsets)?;
@@ -223,45 +221,62 @@ impl<'a> Job<'_, 'a> {
         flush(&mut group, end)
     }
 
-    /// Moves that need a cast or a byte swap: box by box through buffers.
-    fn convert(
+    /// Moves that need a cast or a byte swap, or whose target the CPU cannot write by itself: box by box through a buffer.
+    fn by_boxes(
         &self,
         reader: &dyn Reader,
         planned: &PlannedMove,
         piece: &LoadPiece<'_>,
         dtype: reshard_formats::DType,
-        swaps: bool,
+        verify: bool,
     ) -> Result<()> {
         let element = planned.stored.size();
+        let mut checker = verify.then(|| Checker::new(planned.located.check));
         for part in Region::whole(&planned.sizes)?.cut_to(self.options.buffer / element) {
             self.options.control.check("loading")?;
-            let (offsets, sizes) = (part.offsets(), part.sizes());
             let bytes = part.volume() * element;
-            let from: Dims = offsets.iter().zip(&planned.chunk_offsets).map(|(a, b)| a + b).collect();
-            let to: Dims = offsets.iter().zip(&planned.piece_offsets).map(|(a, b)| a + b).collect();
-            let zero = Dims::from_elem(0, sizes.len());
-            let packed = ByteLayout::contiguous(sizes, element)?;
-            let mut stored = vec![0u8; bytes as usize];
-            let all = self.runs(planned, sizes, &from, &packed, &zero)?;
-            self.spans(reader, planned.wanted, all, |bytes, runs, base| {
-                for run in runs {
-                    let from = (run.src - base) as usize;
-                    stored[run.dst as usize..(run.dst + run.len) as usize].copy_from_slice(&bytes[from..from + run.len as usize]);
-                }
-                Ok(())
-            })?;
-            if swaps {
-                swap_bytes(planned.stored, &mut stored);
+            let from = part.translated(&planned.chunk_offsets)?;
+            let packed = ByteLayout::contiguous(part.sizes(), element)?;
+            let mut content = vec![0u8; bytes as usize];
+            let all = self.runs(planned, part.sizes(), from.offsets(), &packed, &Dims::from_elem(0, part.ndim()))?;
+            self.gather(reader, planned.wanted, all, &mut content)?;
+            // What is verified is a whole record in its own order, and so are the boxes one after the other.
+            if let Some(checker) = &mut checker {
+                checker.update(&content);
             }
-            let mut wanted = vec![0u8; (bytes / element * dtype.size()) as usize];
-            cast(planned.stored, &stored, dtype, &mut wanted)?;
-            let packed = ByteLayout::contiguous(sizes, dtype.size())?;
-            for run in runs(sizes, &packed, &zero, &piece.layout, &to)? {
-                place(piece, run.dst, &wanted[run.src as usize..(run.src + run.len) as usize])?;
+            if planned.located.big_endian && element > 1 {
+                swap_bytes(planned.stored, &mut content);
             }
+            if dtype != planned.stored {
+                let mut wanted = vec![0u8; (part.volume() * dtype.size()) as usize];
+                cast(planned.stored, &content, dtype, &mut wanted)?;
+                content = wanted;
+            }
+            boxes::put(piece, &part.translated(&planned.piece_offsets)?, &content)?;
             self.options.control.advance(bytes);
         }
-        Ok(())
+        match checker {
+            Some(checker) => self.compare(planned, checker),
+            None => Ok(()),
+        }
+    }
+
+    /// Reads runs into one buffer; one long run straight, many through spans.
+    fn gather(&self, reader: &dyn Reader, wanted: u32, mut all: Runs, into: &mut [u8]) -> Result<()> {
+        if all.count_runs() == 1
+            && let Some(run) = all.next()
+        {
+            reader.read_at(run.src, into).doing(|| self.reading(wanted, reader))?;
+            self.tally.read(run.len, 1);
+            return Ok(());
+        }
+        self.spans(reader, wanted, all, |bytes, runs, base| {
+            for run in runs {
+                let from = (run.src - base) as usize;
+                into[run.dst as usize..(run.dst + run.len) as usize].copy_from_slice(&bytes[from..from + run.len as usize]);
+            }
+            Ok(())
+        })
     }
 
     /// Reads a stretch of a file only to compare its checksum.
@@ -302,28 +317,13 @@ impl<'a> Job<'_, 'a> {
         if source.memory.address() == target.memory.address() {
             return Ok(());
         }
-        let zero = Dims::from_elem(0, source.region.ndim());
-        for run in runs(source.region.sizes(), &source.layout, &zero, &target.layout, &zero)? {
-            // SAFETY: all reads are done, so nothing else touches the targets; source and target are different memory,
-            // since no two pieces of one key may overlap unless they are the same.
-            let bytes = unsafe { source.memory.slice(run.src, run.len) }.ok_or_else(outside)?;
-            place(target, run.dst, bytes)?;
+        for part in Region::whole(source.region.sizes())?.cut_to(self.options.buffer / source.layout.element_size()) {
+            let mut bytes = vec![0; (part.volume() * source.layout.element_size()) as usize];
+            boxes::take(source, &part, &mut bytes)?;
+            boxes::put(target, &part, &bytes)?;
         }
         Ok(())
     }
-}
-
-pub(super) fn outside() -> Error {
-    Error::invalid("a planned read reaches outside its memory")
-}
-
-/// Copies bytes to their place in a piece.
-pub(super) fn place(piece: &LoadPiece<'_>, at: u64, bytes: &[u8]) -> Result<()> {
-    // SAFETY: the plan gives each byte of a piece to one move, moves of one wave run on disjoint memory, and the slice ends
-    // with this call.
-    let target = unsafe { piece.memory.slice(at, bytes.len() as u64) }.ok_or_else(outside)?;
-    target.copy_from_slice(bytes);
-    Ok(())
 }
 
 /// Collects runs that are read straight into their places.

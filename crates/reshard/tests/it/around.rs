@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex};
 
 use reshard::layout::{ByteLayout, Dims, Placement, Region};
 use reshard::{
-    AsyncSaver, CastPolicy, Checkpoint, ChromeTrace, DType, Difference, Elsewhere, Error, ErrorKind, Group, LoadLeaf,
-    LoadOptions, LoadState, LoadedValue, PlanCache, SaveLeaf, SaveOptions, SavePiece, SaveState, SaveTensor, Scope, Solo, Source,
-    Strictness, Value, load, run_threads, save,
+    AsyncSaver, CastPolicy, Checkpoint, ChromeTrace, DType, Difference, Elsewhere, ElsewhereMut, Error, ErrorKind, Group,
+    LoadLeaf, LoadOptions, LoadPiece, LoadState, LoadTensor, LoadedValue, PlanCache, SaveLeaf, SaveOptions, SavePiece, SaveState,
+    SaveTensor, Scope, Solo, Source, Strictness, StridedBox, Target, Value, load, run_threads, save,
 };
 
 use crate::layouts::{Cut, Memory, Whole, add_to_load, add_to_save, held, store_at};
@@ -396,4 +396,110 @@ fn a_trace_has_the_rank_as_process_and_every_phase() {
         assert!(names.contains(&name), "{names:?}");
     }
     assert!(events.as_array().unwrap().iter().all(|e| e["pid"] == 5));
+}
+
+/// Memory that is only written box by box, and remembers the largest one.
+#[derive(Debug)]
+struct WritableDevice {
+    bytes: Mutex<Vec<u8>>,
+    largest: AtomicUsize,
+}
+
+impl Elsewhere for WritableDevice {
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), String> {
+        into.copy_from_slice(&self.bytes.lock().unwrap()[offset as usize..offset as usize + into.len()]);
+        Ok(())
+    }
+}
+
+impl ElsewhereMut for WritableDevice {
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self) as usize
+    }
+
+    fn write(&self, to: StridedBox<'_>, bytes: &[u8]) -> Result<(), String> {
+        self.largest.fetch_max(bytes.len(), Ordering::Relaxed);
+        let mut memory = self.bytes.lock().unwrap();
+        let mut index = vec![0; to.sizes.len()];
+        for element in bytes.chunks_exact(to.element_size as usize) {
+            let at = to.offset + index.iter().zip(to.byte_strides).map(|(i, s)| i * s).sum::<u64>();
+            memory[at as usize..at as usize + element.len()].copy_from_slice(element);
+            for d in (0..index.len()).rev() {
+                index[d] += 1;
+                if index[d] < to.sizes[d] {
+                    break;
+                }
+                index[d] = 0;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn memory_elsewhere_is_written_in_boxes_and_checked_on_the_way() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store_at(folder.path());
+    let whole = Whole::new("w", DType::Float32, &[3000, 1000], 1);
+    let mut state = SaveState::new();
+    state.insert_whole("w", whole.dtype, &whole.shape, &whole.bytes).unwrap();
+    save(&Solo, &state, &store, &SaveOptions::default()).unwrap();
+    let checkpoint = Checkpoint::open_store(store).unwrap();
+
+    // The whole as it is, the whole turned, some columns, and the same columns a second time.
+    let columns = Region::new(&[0, 100], &[3000, 50]).unwrap();
+    let all = Region::whole(&whole.shape).unwrap();
+    for (regions, turned) in [(vec![all.clone()], false), (vec![all], true), (vec![columns.clone(), columns], false)] {
+        let devices: Vec<Arc<WritableDevice>> = regions
+            .iter()
+            .map(|region| {
+                let bytes = Mutex::new(vec![0; region.volume() as usize * 4]);
+                Arc::new(WritableDevice { bytes, largest: AtomicUsize::new(0) })
+            })
+            .collect();
+        let pieces = regions.iter().zip(&devices).map(|(region, device)| {
+            let layout = match turned {
+                true => ByteLayout::strided(region.sizes(), &[1, region.sizes()[0]], 4).unwrap(),
+                false => ByteLayout::contiguous(region.sizes(), 4).unwrap(),
+            };
+            let memory = Target::elsewhere(layout.end() as usize, Arc::clone(device) as Arc<dyn ElsewhereMut>);
+            LoadPiece::new(region.clone(), layout, memory).unwrap()
+        });
+        let tensor = LoadTensor { dtype: DType::Float32, shape: Dims::from_slice(&whole.shape), pieces: pieces.collect() };
+        let mut state = LoadState::new();
+        state.insert("w", Scope::Shared, LoadLeaf::Tensor(tensor)).unwrap();
+        let report = load(&Solo, &checkpoint, &mut state, &LoadOptions::default()).unwrap().report;
+        assert_eq!(report.verified, u64::from(regions.len() == 1));
+        for (region, device) in regions.iter().zip(&devices) {
+            let mut found = device.bytes.lock().unwrap().clone();
+            if turned {
+                found = (0..3000)
+                    .flat_map(|r| (0..1000).flat_map(move |c| (0..4).map(move |b| (c * 3000 + r) * 4 + b)))
+                    .map(|i| found[i])
+                    .collect();
+            }
+            assert!(found == whole.slice(region), "{region} {turned}");
+            assert!(device.largest.load(Ordering::Relaxed) <= 4 << 20);
+        }
+    }
+}
+
+#[test]
+fn a_cast_reads_once_and_verifies() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store_at(folder.path());
+    let numbers: Vec<u8> = (0..2_000_000u32).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    let mut state = SaveState::new();
+    state.insert_whole("w", DType::Float32, &[2000, 1000], &numbers).unwrap();
+    save(&Solo, &state, &store, &SaveOptions::default()).unwrap();
+    let checkpoint = Checkpoint::open_store(store).unwrap();
+    let mut wide = vec![0u8; 16_000_000];
+    let mut state = LoadState::new();
+    state.insert_whole("w", DType::Float64, &[2000, 1000], &mut wide).unwrap();
+    let mut options = LoadOptions::default();
+    options.cast = CastPolicy::Widening;
+    let report = load(&Solo, &checkpoint, &mut state, &options).unwrap().report;
+    assert_eq!((report.verified, report.bytes_read), (1, 8_000_000));
+    let last = f64::from_le_bytes(wide[wide.len() - 8..].try_into().unwrap());
+    assert_eq!(last, 1_999_999.0);
 }

@@ -1,0 +1,56 @@
+//! Boxes of elements in the memory of a piece, wherever that is.
+#![allow(unsafe_code)]
+
+use reshard_layout::{ByteLayout, Dims, Region, runs};
+
+use crate::error::{Error, Result};
+use crate::leaf::LoadPiece;
+use crate::memory::StridedBox;
+
+pub(super) fn outside() -> Error {
+    Error::invalid("a planned read reaches outside its memory")
+}
+
+/// Copies bytes to their place in a piece's memory, which is here.
+pub(super) fn place(piece: &LoadPiece<'_>, at: u64, bytes: &[u8]) -> Result<()> {
+    // SAFETY: the plan gives each byte of a piece to one move, moves of one wave run on disjoint memory, and the slice ends
+    // with this call.
+    let target = unsafe { piece.memory.slice(at, bytes.len() as u64) }.ok_or_else(outside)?;
+    target.copy_from_slice(bytes);
+    Ok(())
+}
+
+/// Puts elements that lie packed in `bytes` into a piece; `region` is in the piece's own coordinates.
+pub(super) fn put(piece: &LoadPiece<'_>, region: &Region, bytes: &[u8]) -> Result<()> {
+    let Some(memory) = piece.memory.away() else {
+        let (packed, zero) = packed(region, piece.layout.element_size())?;
+        for run in runs(region.sizes(), &packed, &zero, &piece.layout, region.offsets())? {
+            place(piece, run.dst, &bytes[run.src as usize..(run.src + run.len) as usize])?;
+        }
+        return Ok(());
+    };
+    let (strides, element_size) = (piece.layout.byte_strides(), piece.layout.element_size());
+    let offset = piece.layout.base() + region.offsets().iter().zip(strides).map(|(o, s)| o * s).sum::<u64>();
+    let to = StridedBox { offset, sizes: region.sizes(), byte_strides: strides, element_size };
+    memory.write(to, bytes).map_err(|detail| Error::invalid(format!("a tensor's memory could not be written: {detail}")))
+}
+
+/// Packs elements of a piece, after all reads, into `into`; `region` is in the piece's own coordinates.
+pub(super) fn take(piece: &LoadPiece<'_>, region: &Region, into: &mut [u8]) -> Result<()> {
+    let (packed, zero) = packed(region, piece.layout.element_size())?;
+    for run in runs(region.sizes(), &piece.layout, region.offsets(), &packed, &zero)? {
+        let part = &mut into[run.dst as usize..(run.dst + run.len) as usize];
+        match piece.memory.away() {
+            Some(memory) => memory
+                .read(run.src, part)
+                .map_err(|detail| Error::invalid(format!("a tensor's memory could not be read: {detail}")))?,
+            // SAFETY: all reads are done and one thread passes pieces on, so this is the only slice of these bytes.
+            None => part.copy_from_slice(unsafe { piece.memory.slice(run.src, run.len) }.ok_or_else(outside)?),
+        }
+    }
+    Ok(())
+}
+
+fn packed(region: &Region, element: u64) -> Result<(ByteLayout, Dims)> {
+    Ok((ByteLayout::contiguous(region.sizes(), element)?, Dims::from_elem(0, region.ndim())))
+}
