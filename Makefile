@@ -32,7 +32,7 @@ override export RESHARD_PYTHON := $(PY)
 # The command speaks s3://, gs://, az:// and https:// as well.
 CLI := -p reshard-cli --features reshard-cli/cloud
 
-.PHONY: demo test test-rust test-mpi test-python test-browser test-torch check fmt clippy docs-check deps-check types-check bench bench-check bench-packages fuzz doc wheel build extension system-packages clean
+.PHONY: demo test test-rust test-mpi test-python test-browser test-torch check fmt clippy docs-check deps-check types-check bench bench-check bench-packages fuzz doc wheel build extension s3-server system-packages clean
 
 demo:
 	$(CARGO) run --release --quiet $(CLI) -- demo
@@ -50,8 +50,8 @@ test-rust: $(PY_READY)
 test-mpi: system-packages
 	scripts/test-mpi
 
-test-python: extension
-	$(PY) -m pytest -q python/tests
+test-python: extension s3-server
+	RESHARD_S3_SERVER="$${CARGO_TARGET_DIR:-$(CURDIR)/target}/debug/examples/s3_server" $(PY) -m pytest -q python/tests
 
 test-browser: system-packages $(PY_READY)
 	scripts/test-browser
@@ -70,6 +70,10 @@ $(PY_READY):
 # The extension is built in place, so that tests run on what is in the tree.
 extension: $(PY_READY)
 	PROFILE=$(EXTENSION_PROFILE) PYO3_PYTHON=$(PY) scripts/build-extension
+
+# A real S3 server on loopback, which tests of object stores talk to.
+s3-server:
+	$(CARGO) build --quiet -p reshard-storage --example s3_server --features reshard-storage/s3
 
 # MPI and a browser, where the system's package manager can give them; tests that need them say so when they are absent.
 system-packages:

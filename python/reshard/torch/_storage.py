@@ -13,6 +13,7 @@ import io
 import os
 import pickle
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Mapping
 
 import torch
@@ -38,6 +39,9 @@ from ._load import _trusted_classes, into
 from .state._expand import complete, lacking
 
 StrPath = str | os.PathLike[str]
+
+#: Requests for values of a checkpoint on a service that run at once.
+_REQUESTS = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -374,9 +378,9 @@ class StorageReader(storage.StorageReader):
             # The engine writes behind PyTorch's back; whoever watches the memory is to see it.
             torch.autograd.graph.increment_version(target)
             planner.commit_tensor(item, target)
-        for item in plan.items:
-            if item.type == LoadItemType.BYTE_IO:
-                planner.load_bytes(item, io.BytesIO(self._value(checkpoint, item.storage_index.fqn)))
+        values = [item for item in plan.items if item.type == LoadItemType.BYTE_IO]
+        for item, record in zip(values, self._values(checkpoint, [item.storage_index.fqn for item in values])):
+            planner.load_bytes(item, io.BytesIO(record))
         self._load_slots(checkpoint, planner)
         future: Future[None] = Future()
         future.set_result(None)
@@ -390,6 +394,13 @@ class StorageReader(storage.StorageReader):
         if extra:
             into(extra, checkpoint, self.path, self.allow_pickle, self.verify)
             complete(state, extra)
+
+    def _values(self, checkpoint: _reshard.Checkpoint, keys: list[str]) -> list[bytes]:
+        """The records of values; from a service, many at once."""
+        if "://" not in self.path or len(keys) < 2:
+            return [self._value(checkpoint, key) for key in keys]
+        with ThreadPoolExecutor(min(len(keys), _REQUESTS)) as pool:
+            return list(pool.map(lambda key: self._value(checkpoint, key), keys))
 
     def _value(self, checkpoint: _reshard.Checkpoint, key: str) -> bytes:
         """The record of a value. The planner will unpickle it, so it must be plain, or trusted."""
