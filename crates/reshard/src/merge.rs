@@ -69,7 +69,7 @@ pub fn merge(
         })
     };
     let plan = Plan { tensors: planned.plan.tensors.clone(), values: planned.plan.values.clone(), open };
-    let output = OutputOptions { sync: options.sync, control: options.control.clone() };
+    let output = OutputOptions::new(options.sync, &options.control, sources);
     let written = write_plan(&plan, sources, destination, target, options, &output)?;
     drop(plan);
     let written = planned.report(first, destination.describe(), target.format(), written, start);

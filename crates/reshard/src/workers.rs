@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 const REMOTE_THREADS: usize = 32;
 
 /// A pool of threads.
+#[derive(Debug)]
 pub(crate) struct Workers {
     threads: usize,
     pool: std::result::Result<ThreadPool, String>,
@@ -27,8 +28,13 @@ impl Workers {
     /// For reading from a store. A disk is busy with a thread for each processor; of those that read from a service, most
     /// wait for an answer at any time.
     pub(crate) fn reading(store: &dyn Store) -> &'static Workers {
+        Workers::reading_any([store])
+    }
+
+    /// For reading from several stores, of which the slowest decides.
+    pub(crate) fn reading_any<'s>(stores: impl IntoIterator<Item = &'s dyn Store>) -> &'static Workers {
         static POOL: OnceLock<Workers> = OnceLock::new();
-        match store.capabilities().remote {
+        match stores.into_iter().any(|store| store.capabilities().remote) {
             true => POOL.get_or_init(|| Workers::new("reshard-remote", REMOTE_THREADS, false)),
             false => Workers::normal(),
         }

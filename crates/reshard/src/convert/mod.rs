@@ -207,7 +207,7 @@ pub fn convert(
     let _entered = span.enter();
     let start = Instant::now();
     let planned = plan_of(source, options, target.format())?;
-    let output = OutputOptions { sync: options.sync, control: options.control.clone() };
+    let output = OutputOptions::new(options.sync, &options.control, &[source]);
     let written = write_plan(&planned.plan, &[source], destination, target, options, &output)?;
     Ok(planned.report(source, destination.describe(), target.format(), written, start))
 }
@@ -255,7 +255,7 @@ pub(crate) fn verify_cut(plan: &Plan<'_>, sources: &[&Checkpoint], pieces: &[Ran
     }
     let mut regions: Vec<Vec<&Region>> = vec![Vec::new(); plan.tensors.len()];
     pieces.iter().for_each(|piece| regions[piece.tensor].push(&piece.region));
-    Workers::normal().run(|| {
+    Workers::reading_any(sources.iter().map(|source| source.store.as_ref())).run(|| {
         plan.tensors.par_iter().zip(&regions).with_max_len(16).try_for_each(|(tensor, regions)| {
             sources.iter().try_for_each(|source| check_cut_chunks(source, &tensor.stored, regions, &options.control))
         })

@@ -11,7 +11,7 @@ use reshard_formats::{DType, KeyPath};
 use reshard_layout::{Dims, Region};
 use reshard_storage::{Store, WriteOptions, Writer};
 
-use crate::checkpoint::LoadedValue;
+use crate::checkpoint::{Checkpoint, LoadedValue};
 use crate::control::Control;
 use crate::error::{Error, Result, StorageContext};
 use crate::stream::{BLOCK, Stream};
@@ -104,6 +104,15 @@ pub(crate) trait Framing: Sync {
 pub(crate) struct OutputOptions {
     pub(crate) sync: bool,
     pub(crate) control: Control,
+    /// Those who read what is written.
+    pub(crate) readers: &'static Workers,
+}
+
+impl OutputOptions {
+    pub(crate) fn new(sync: bool, control: &Control, sources: &[&Checkpoint]) -> OutputOptions {
+        let readers = Workers::reading_any(sources.iter().map(|source| source.store.as_ref()));
+        OutputOptions { sync, control: control.clone(), readers }
+    }
 }
 
 /// Writes all files. When it fails, nothing of them stays; when it returns, they are complete but may have names that
@@ -176,7 +185,7 @@ struct Job<'j, 'p> {
 impl Job<'_, '_> {
     fn in_any_order(&self) -> Result<Vec<Sums>> {
         let batches = self.batches();
-        let sums = Workers::normal().run(|| {
+        let sums = self.options.readers.run(|| {
             batches.par_iter().with_max_len(1).map(|batch| self.batch(batch)).collect::<Result<Vec<Vec<(usize, Sums)>>>>()
         })??;
         let sums = self.sorted(sums.into_iter().flatten());
@@ -197,7 +206,7 @@ impl Job<'_, '_> {
         let mut order: Vec<usize> = (0..self.pieces.len()).collect();
         order.sort_by_key(|&i| (self.pieces[i].file, self.pieces[i].offset));
         order.into_iter().for_each(|i| by_file[self.pieces[i].file].push(i));
-        let all = Workers::normal().run(|| {
+        let all = self.options.readers.run(|| {
             let one = |(number, pieces): (usize, &Vec<usize>)| -> Result<Vec<(usize, Sums)>> {
                 let lead = &self.files[number].lead;
                 if !lead.is_empty() {

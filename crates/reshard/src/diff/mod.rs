@@ -149,8 +149,7 @@ pub fn diff(first: &Checkpoint, second: &Checkpoint, options: &DiffOptions) -> R
         }
     }
     let found: Mutex<Vec<(usize, KeyDifference)>> = Mutex::new(Vec::new());
-    let slower = if first.store.capabilities().remote { first } else { second };
-    Workers::reading(slower.store.as_ref()).run(|| {
+    Workers::reading_any([first.store.as_ref(), second.store.as_ref()]).run(|| {
         pairs.par_iter().enumerate().with_max_len(1).try_for_each(|(i, pair)| -> Result<()> {
             if let Some(difference) = compare(first, second, pair, options)? {
                 found.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((i, difference));

@@ -227,7 +227,7 @@ fn write(
     side.sort_by(|a, b| a.file.cmp(&b.file));
     written.push(note_name(save_id));
     leave_note(store, metadata, save_id)?;
-    let output = OutputOptions { sync: true, control: options.control.clone() };
+    let output = OutputOptions::new(true, &options.control, &[source]);
     let ranks = source.side.as_ref().map_or(0, |side| side.ranks);
     match source.side.is_some() {
         true => publish(store, metadata, &SideFile { save_id: save_id.to_owned(), ranks, files: side }, false, &output),

@@ -34,7 +34,7 @@ pub fn relayout(
     let planned = plan_of(source, options, Format::Dcp)?;
     let pieces = layout.pieces(&planned.plan.tensors)?;
     verify_cut(&planned.plan, &[source], &pieces, options)?;
-    let output = OutputOptions { sync: options.sync, control: options.control.clone() };
+    let output = OutputOptions::new(options.sync, &options.control, &[source]);
     let ranks = layout.ranks() as usize;
     let written = write_dcp(&planned.plan, &pieces, ranks, options.overwrite, destination, &output)?;
     Ok(planned.report(source, destination.describe(), Format::Dcp, written, start))

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use reshard::storage::Store;
 use reshard::{
-    Checkpoint, DType, DigestOptions, LoadOptions, LoadState, LoadedValue, SaveOptions, SaveState, Solo, Value, VerifyOptions,
-    digest, load, save, verify,
+    Checkpoint, ConvertOptions, ConvertTarget, DType, Destination, DigestOptions, LoadOptions, LoadState, LoadedValue,
+    SaveOptions, SaveState, Solo, Value, VerifyOptions, convert, digest, load, save, verify,
 };
 
-use crate::layouts::Whole;
+use crate::layouts::{Whole, store_at};
 use crate::ordered::{Ordered, Reads};
 
 const AWAY: Duration = Duration::from_millis(20);
@@ -91,6 +91,12 @@ fn large_tensors_are_read_and_checked_at_once() {
         assert!(report.findings.is_empty(), "{:?}", report.findings);
     });
     assert!(at_once >= 8, "verify: at most {at_once} reads at once");
+    let folder = tempfile::tempdir().unwrap();
+    let (_, at_once, _) = counted(&reads, || {
+        let to = Destination::folder(store_at(folder.path()));
+        convert(&checkpoint, &to, ConvertTarget::Dcp { ranks: 2 }, &ConvertOptions::default()).unwrap();
+    });
+    assert!(at_once >= 8, "convert: at most {at_once} reads at once");
     let (_, at_once, _) = counted(&reads, || {
         digest(&checkpoint, &DigestOptions::default()).unwrap();
     });
