@@ -20,8 +20,9 @@ use crate::plan::files::{FrameSizes, Placed, lay_out};
 use crate::plan::local::{TableEntry, WireTensor, dtype_code, wire_path};
 use crate::save::SaveOptions;
 use crate::save::commit::old_files;
+use crate::save::jobs::{Jobs, TensorJob, ValueJob};
 use crate::save::prepare::{Decision, Prepared, decide};
-use crate::save::write::{Jobs, TensorJob, ValueJob, write};
+use crate::save::write::write;
 use crate::sums::{RecordSum, SideFile, SideFileEntry, side_file_name};
 use crate::workers::Workers;
 

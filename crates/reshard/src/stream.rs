@@ -7,16 +7,14 @@
 mod slab;
 
 use std::collections::HashMap;
-use std::hash::Hasher;
 
 use reshard_formats::{DType, swap_bytes};
 use reshard_layout::{ByteLayout, Dims, Region, copy_runs, coverage, flat_pieces, runs};
-use twox_hash::XxHash3_64;
 
 use self::slab::{Slab, read_runs};
 
 use crate::cast::{can_cast, cast};
-use crate::checkpoint::{CatalogTensor, Check, Checkpoint, Located};
+use crate::checkpoint::{CatalogTensor, Checker, Checkpoint, Located};
 use crate::control::Control;
 use crate::error::{Error, Result, StorageContext};
 use crate::mismatch::{Difference, Mismatch};
@@ -149,7 +147,7 @@ impl<'c> TensorStream<'c> {
         if self.verify && checker.is_none() && self.region.contains(region) {
             let near = located.check.stretch().is_some_and(|(_, length)| length <= own);
             if near {
-                check_stretch(self.checkpoint, self.key, &located, &Control::new())?;
+                self.checkpoint.check_stretch(self.key, located.file, located.check, &Control::new())?;
             }
         }
         Ok(OpenChunk { located, checker, left: wanted.saturating_mul(element), in_order, slab: None })
@@ -232,26 +230,9 @@ pub(crate) fn check_cut_chunks(checkpoint: &Checkpoint, key: &str, regions: &[&R
             continue;
         }
         let located = checkpoint.locate(key, tensor, i)?;
-        check_stretch(checkpoint, key, &located, control)?;
+        checkpoint.check_stretch(key, located.file, located.check, control)?;
     }
     Ok(())
-}
-
-/// Reads the bytes of a chunk only to compare their checksum.
-fn check_stretch(checkpoint: &Checkpoint, key: &str, located: &Located, control: &Control) -> Result<()> {
-    let Some((offset, length)) = located.check.stretch() else { return Ok(()) };
-    let reader = checkpoint.reader(located.file)?;
-    let mut checker = Checker::new(located.check);
-    let mut buffer = vec![0; length.min(BLOCK as u64) as usize];
-    let mut at = offset;
-    while at < offset + length {
-        control.check("comparing checksums")?;
-        let part = &mut buffer[..(offset + length - at).min(BLOCK as u64) as usize];
-        reader.read_at(at, part).doing(|| format!("reading {key:?} from {}", reader.path()))?;
-        checker.update(part);
-        at += part.len() as u64;
-    }
-    checker.finish().map_err(|detail| checkpoint.corrupt(key, located.file, offset, detail))
 }
 
 /// Proves that the chunks of a tensor hold every element exactly once.
@@ -281,40 +262,4 @@ fn uncovered(checkpoint: &Checkpoint, key: &str, detail: String) -> Error {
 
 fn outside() -> Error {
     Error::invalid("a planned read reaches outside its buffer")
-}
-
-/// Hashes a chunk's bytes as they pass and compares at the end.
-struct Checker {
-    check: Check,
-    xxh3: Option<Box<XxHash3_64>>,
-    crc: Option<crc32fast::Hasher>,
-}
-
-impl Checker {
-    fn new(check: Check) -> Checker {
-        let xxh3 = matches!(check, Check::Xxh3 { .. }).then(Box::default);
-        let crc = matches!(check, Check::Crc32 { .. }).then(crc32fast::Hasher::new);
-        Checker { check, xxh3, crc }
-    }
-
-    fn update(&mut self, bytes: &[u8]) {
-        if let Some(hasher) = &mut self.xxh3 {
-            hasher.write(bytes);
-        }
-        if let Some(hasher) = &mut self.crc {
-            hasher.update(bytes);
-        }
-    }
-
-    fn finish(self) -> std::result::Result<(), String> {
-        let (expected, actual, digits) = match (self.check, self.xxh3, self.crc) {
-            (Check::Xxh3 { expected, .. }, Some(hasher), _) => (expected, hasher.finish(), 16),
-            (Check::Crc32 { expected, .. }, _, Some(hasher)) => (expected.into(), hasher.finalize().into(), 8),
-            _ => return Ok(()),
-        };
-        if expected == actual {
-            return Ok(());
-        }
-        Err(format!("the checksum should be {expected:0digits$x}, its bytes give {actual:0digits$x}"))
-    }
 }

@@ -5,6 +5,7 @@
 //! works on the catalog and does not know formats.
 
 mod catalog;
+mod check;
 mod dcp;
 mod locate;
 mod open;
@@ -17,6 +18,7 @@ use std::sync::{Arc, OnceLock};
 pub use catalog::{
     Catalog, CatalogEntry, CatalogKind, CatalogTensor, ChunkPlace, DataPlace, Format, StoredChunk, StoredCrc, ValuePlace,
 };
+pub(crate) use check::{Checker, check_whole};
 pub(crate) use locate::{Check, Located};
 pub use open::OpenOptions;
 pub use read::LoadedValue;

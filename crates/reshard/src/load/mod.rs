@@ -2,6 +2,7 @@
 //! their places. Ranks need not talk to each other to load; they only tell each other of errors.
 
 mod boxes;
+mod direct;
 mod exchange;
 mod options;
 mod plan;

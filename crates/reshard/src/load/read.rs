@@ -2,36 +2,30 @@
 //!
 //! Runs that are long enough go straight into their places, many of them in one vectored read, with unwanted bytes between
 //! neighbours read into a throw-away buffer where that is cheaper than another request. Very short runs (columns) and
-//! moves that need a cast or a byte swap pass through a bounded buffer.
-#![allow(unsafe_code)]
+//! moves that need a cast or a byte swap, or go to memory that the CPU cannot write, pass through a bounded buffer.
 
-use std::hash::Hasher;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rayon::prelude::*;
 use reshard_formats::swap_bytes;
 use reshard_layout::{ByteLayout, Dims, Region, Run, Runs, runs};
-use reshard_storage::{RangeRead, Reader};
-use twox_hash::XxHash3_64;
+use reshard_storage::Reader;
 
-use super::boxes::{self, outside, place};
+use super::boxes::{self, place};
+use super::direct::Direct;
 use super::options::{LoadOptions, Verify};
 use super::plan::{PlannedMove, ReadPlan};
 use crate::cast::cast;
-use crate::checkpoint::{Check, Checkpoint};
+use crate::checkpoint::{Checker, Checkpoint};
 use crate::error::{Error, Result, StorageContext};
 use crate::leaf::{LoadLeaf, LoadPiece, LoadState};
 
 /// Runs shorter than this are not worth a vector of their own.
-const TINY: u64 = 512;
+pub(super) const TINY: u64 = 512;
 /// A request is sent when it has this many bytes. On a local disk they are still in the cache then when they are hashed; an
 /// object store's reader makes several requests of it, which run at once.
 const LOCAL_REQUEST: u64 = 1 << 20;
 const REMOTE_REQUEST: u64 = 32 << 20;
-/// …or this many parts; the kernel takes 1,024.
-const PARTS: usize = 1000;
-/// …or this many bytes that nobody wants.
-const UNWANTED: u64 = 4 << 20;
 /// Unwanted bytes between neighbours that are cheaper to read than to skip, on a local disk and on an object store.
 const LOCAL_GAP: u64 = 4 << 10;
 const REMOTE_GAP: u64 = 256 << 10;
@@ -47,14 +41,14 @@ pub(super) struct Done {
 }
 
 #[derive(Default)]
-struct Tally {
+pub(super) struct Tally {
     bytes_read: AtomicU64,
     reads: AtomicU64,
-    verified: AtomicU64,
+    pub(super) verified: AtomicU64,
 }
 
 impl Tally {
-    fn read(&self, bytes: u64, reads: u64) {
+    pub(super) fn read(&self, bytes: u64, reads: u64) {
         self.bytes_read.fetch_add(bytes, Ordering::Relaxed);
         self.reads.fetch_add(reads, Ordering::Relaxed);
     }
@@ -76,9 +70,11 @@ pub(super) fn execute(
     for wave in &plan.waves {
         wave.par_iter().try_for_each(|batch| job.batch(batch))?;
     }
-    plan.checks.par_iter().try_for_each(|c| {
-        let key = job.key(c.wanted);
-        job.check_stretch(key, c.file, c.check)
+    plan.checks.par_iter().try_for_each(|c| -> Result<()> {
+        let bytes = checkpoint.check_stretch(job.key(c.wanted), c.file, c.check, &options.control)?;
+        tally.read(bytes, bytes.div_ceil(LOCAL_REQUEST));
+        tally.verified.fetch_add(1, Ordering::Relaxed);
+        Ok(())
     })?;
     for copy in &plan.copies {
         job.copy(copy.from, copy.to)?;
@@ -86,28 +82,19 @@ pub(super) fn execute(
     Ok(Done { bytes_read: tally.bytes_read.into_inner(), reads: tally.reads.into_inner(), verified: tally.verified.into_inner() })
 }
 
-struct Job<'j, 'a> {
-    checkpoint: &'j Checkpoint,
+pub(super) struct Job<'j, 'a> {
+    pub(super) checkpoint: &'j Checkpoint,
     state: &'j LoadState<'a>,
-    options: &'j LoadOptions,
-    tally: &'j Tally,
-    request: u64,
-    max_gap: u64,
-}
-
-/// A stretch of a file, and where its bytes go; `None` for bytes that nobody wants.
-struct Segment<'p, 'a> {
-    offset: u64,
-    length: u64,
-    to: Option<(&'p LoadPiece<'a>, u64)>,
-    /// The move to be verified, by position in its batch.
-    verify: Option<usize>,
-    /// Whether the move ends here.
-    last: bool,
+    pub(super) options: &'j LoadOptions,
+    pub(super) tally: &'j Tally,
+    /// A request is sent when it has this many bytes.
+    pub(super) request: u64,
+    /// Unwanted bytes between neighbours that are cheaper to read than to skip.
+    pub(super) max_gap: u64,
 }
 
 impl<'a> Job<'_, 'a> {
-    fn key(&self, wanted: u32) -> &str {
+    pub(super) fn key(&self, wanted: u32) -> &str {
         self.state.leaves.get_index(wanted as usize).map_or("?", |(key, _)| key.as_str())
     }
 
@@ -125,17 +112,7 @@ impl<'a> Job<'_, 'a> {
         let Some(first) = batch.first() else { return Ok(()) };
         self.options.control.check("loading")?;
         let reader = self.checkpoint.reader(first.located.file)?.as_ref();
-        let mut direct = Direct {
-            job: self,
-            reader,
-            batch,
-            segments: Vec::new(),
-            bytes: 0,
-            unwanted: 0,
-            end: 0,
-            hasher: None,
-            gaps: Vec::new(),
-        };
+        let mut direct = Direct::new(self, reader, batch);
         for (i, planned) in batch.iter().enumerate() {
             let (piece, dtype) = self.piece(planned.wanted, planned.piece)?;
             let verify = self.options.verify != Verify::Never && planned.whole && planned.located.check_is_layout();
@@ -279,24 +256,7 @@ impl<'a> Job<'_, 'a> {
         })
     }
 
-    /// Reads a stretch of a file only to compare its checksum.
-    fn check_stretch(&self, key: &str, file: u32, check: Check) -> Result<()> {
-        let Some((offset, length)) = check.stretch() else { return Ok(()) };
-        let reader = self.checkpoint.reader(file)?.as_ref();
-        let mut checker = Checker::new(check);
-        let mut buffer = vec![0; length.min(self.options.buffer) as usize];
-        let mut at = offset;
-        while at < offset + length {
-            let part = &mut buffer[..(offset + length - at).min(self.options.buffer) as usize];
-            reader.read_at(at, part).doing(|| format!("reading {key:?} from {}", reader.path()))?;
-            self.tally.read(part.len() as u64, 1);
-            checker.update(part);
-            at += part.len() as u64;
-        }
-        self.verdict(key, file, checker)
-    }
-
-    fn compare(&self, planned: &PlannedMove, checker: Checker) -> Result<()> {
+    pub(super) fn compare(&self, planned: &PlannedMove, checker: Checker) -> Result<()> {
         self.verdict(self.key(planned.wanted), planned.located.file, checker)
     }
 
@@ -324,164 +284,4 @@ impl<'a> Job<'_, 'a> {
         }
         Ok(())
     }
-}
-
-/// Collects runs that are read straight into their places.
-struct Direct<'d, 'j, 'a> {
-    job: &'d Job<'j, 'a>,
-    reader: &'d dyn Reader,
-    batch: &'d [PlannedMove],
-    segments: Vec<Segment<'d, 'a>>,
-    bytes: u64,
-    unwanted: u64,
-    /// Where the last segment ends.
-    end: u64,
-    /// Of the move whose segments are being hashed; outlives a request.
-    hasher: Option<Checker>,
-    gaps: Vec<u8>,
-}
-
-impl<'d, 'a> Direct<'d, '_, 'a> {
-    fn add(&mut self, index: usize, piece: &'d LoadPiece<'a>, all: Runs, verify: bool) -> Result<()> {
-        let mut left = all.bytes();
-        for mut run in all {
-            while run.len > 0 {
-                let request = self.job.request;
-                let room = request - self.bytes.min(request - 1);
-                // Runs that nearly fit are not cut in two.
-                let length = if run.len <= room + TINY { run.len } else { run.len.min(room) };
-                let gap = run.src.checked_sub(self.end).filter(|_| !self.segments.is_empty());
-                if let Some(gap) = gap.filter(|&gap| gap > 0 && gap <= self.job.max_gap) {
-                    self.segments.push(Segment { offset: self.end, length: gap, to: None, verify: None, last: false });
-                    self.bytes += gap;
-                    self.unwanted += gap;
-                }
-                left -= length;
-                let to = Some((piece, run.dst));
-                self.segments.push(Segment { offset: run.src, length, to, verify: verify.then_some(index), last: left == 0 });
-                self.bytes += length;
-                self.end = run.src + length;
-                run.src += length;
-                run.dst += length;
-                run.len -= length;
-                if self.bytes >= request || self.segments.len() >= PARTS || self.unwanted >= UNWANTED {
-                    self.flush()?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn flush(&mut self) -> Result<()> {
-        if self.segments.is_empty() {
-            return Ok(());
-        }
-        self.job.options.control.check("loading")?;
-        self.gaps.resize(self.unwanted as usize, 0);
-        let mut gaps = self.gaps.as_mut_slice();
-        let mut ranges = Vec::with_capacity(self.segments.len());
-        for segment in &self.segments {
-            let buf = match segment.to {
-                // SAFETY: the plan gives each byte of a piece to one move and each move's runs are disjoint; moves of one
-                // wave run on disjoint memory; the slices end with this request.
-                Some((piece, at)) => unsafe { piece.memory.slice(at, segment.length) }.ok_or_else(outside)?,
-                None => {
-                    let (gap, rest) = gaps.split_at_mut(segment.length as usize);
-                    gaps = rest;
-                    gap
-                }
-            };
-            ranges.push(RangeRead { offset: segment.offset, buf });
-        }
-        self.reader.read_ranges(&mut ranges).doing(|| {
-            let keys = self.batch.first().map_or("?", |m| self.job.key(m.wanted));
-            format!("reading {keys:?} and what lies beside it from {}", self.reader.path())
-        })?;
-        drop(ranges);
-        self.job.tally.read(self.bytes, 1);
-        self.job.options.control.advance(self.bytes - self.unwanted);
-        for segment in std::mem::take(&mut self.segments) {
-            let (Some((piece, at)), Some(index)) = (segment.to, segment.verify) else { continue };
-            let planned = &self.batch[index];
-            // SAFETY: as above; the read is done and this is the only slice of these bytes.
-            let bytes = unsafe { piece.memory.slice(at, segment.length) }.ok_or_else(outside)?;
-            match (self.hasher.take(), segment.last) {
-                // A move that fits into one segment is hashed in one go: small tensors do.
-                (None, true) => {
-                    self.job.tally.verified.fetch_add(1, Ordering::Relaxed);
-                    check_whole(planned.located.check, bytes).map_err(|detail| self.damaged(planned, detail))?;
-                }
-                (hasher, last) => {
-                    let mut hasher = hasher.unwrap_or_else(|| Checker::new(planned.located.check));
-                    hasher.update(bytes);
-                    match last {
-                        true => self.job.compare(planned, hasher)?,
-                        false => self.hasher = Some(hasher),
-                    }
-                }
-            }
-        }
-        self.bytes = 0;
-        self.unwanted = 0;
-        Ok(())
-    }
-
-    fn damaged(&self, planned: &PlannedMove, detail: String) -> Error {
-        let offset = planned.located.check.stretch().map_or(0, |(offset, _)| offset);
-        self.job.checkpoint.corrupt(self.job.key(planned.wanted), planned.located.file, offset, detail)
-    }
-}
-
-/// Hashes bytes as they pass and compares at the end.
-struct Checker {
-    check: Check,
-    state: CheckState,
-}
-
-enum CheckState {
-    None,
-    Xxh3(Box<XxHash3_64>),
-    Crc32(crc32fast::Hasher),
-}
-
-impl Checker {
-    fn new(check: Check) -> Checker {
-        let state = match check {
-            Check::None => CheckState::None,
-            Check::Xxh3 { .. } => CheckState::Xxh3(Box::default()),
-            Check::Crc32 { .. } => CheckState::Crc32(crc32fast::Hasher::new()),
-        };
-        Checker { check, state }
-    }
-
-    fn update(&mut self, bytes: &[u8]) {
-        match &mut self.state {
-            CheckState::None => {}
-            CheckState::Xxh3(hasher) => hasher.write(bytes),
-            CheckState::Crc32(hasher) => hasher.update(bytes),
-        }
-    }
-
-    fn finish(self) -> std::result::Result<(), String> {
-        match (self.check, self.state) {
-            (Check::Xxh3 { expected, .. }, CheckState::Xxh3(hasher)) => same(expected, hasher.finish(), 16),
-            (Check::Crc32 { expected, .. }, CheckState::Crc32(hasher)) => same(expected.into(), hasher.finalize().into(), 8),
-            _ => Ok(()),
-        }
-    }
-}
-
-fn check_whole(check: Check, bytes: &[u8]) -> std::result::Result<(), String> {
-    match check {
-        Check::None => Ok(()),
-        Check::Xxh3 { expected, .. } => same(expected, XxHash3_64::oneshot(bytes), 16),
-        Check::Crc32 { expected, .. } => same(expected.into(), crc32fast::hash(bytes).into(), 8),
-    }
-}
-
-fn same(expected: u64, actual: u64, digits: usize) -> std::result::Result<(), String> {
-    if expected == actual {
-        return Ok(());
-    }
-    Err(format!("the checksum should be {expected:0digits$x}, its bytes give {actual:0digits$x}"))
 }

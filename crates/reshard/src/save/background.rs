@@ -11,8 +11,9 @@ use reshard_storage::Store;
 
 use super::SaveOptions;
 use super::commit;
+use super::jobs::{self, Jobs};
 use super::prepare::{Prepared, prepare};
-use super::write::{self, Jobs, Writing};
+use super::write::Writing;
 use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::group::Group;
@@ -227,7 +228,7 @@ fn stage(
     options: &SaveOptions,
     pool: &StagingPool,
 ) -> Result<Staged> {
-    let jobs = write::jobs(state, prepared, options.files_per_rank)?;
+    let jobs = jobs::jobs(state, prepared, options.files_per_rank)?;
     let mut writing = Writing::open(&jobs, prepared, store, options)?;
     let mut total: u64 = 0;
     let mut written = jobs.tensors.len();

@@ -4,7 +4,9 @@
 //! what was written, waits until all of it is durable and publishes `.metadata` last. An asynchronous save runs the same three, with a copy in between.
 
 mod background;
+mod blocks;
 pub(crate) mod commit;
+pub(crate) mod jobs;
 mod options;
 pub(crate) mod prepare;
 pub(crate) mod write;
@@ -33,7 +35,7 @@ pub fn save(group: &dyn Group, state: &SaveState<'_>, store: &Arc<dyn Store>, op
     let prepared = prepare::prepare(group, state, store.as_ref(), options)?;
     clock.enter("write");
     let workers = Workers::normal();
-    let written = write::jobs(state, &prepared, options.files_per_rank).and_then(|jobs| {
+    let written = jobs::jobs(state, &prepared, options.files_per_rank).and_then(|jobs| {
         let writing = write::Writing::open(&jobs, &prepared, store.as_ref(), options)?;
         writing.fill(&jobs, 0..jobs.tensors.len(), &prepared, store.as_ref(), options, workers)
     });

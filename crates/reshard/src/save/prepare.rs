@@ -7,7 +7,7 @@ use reshard_storage::Store;
 use serde::{Deserialize, Serialize};
 
 use super::SaveOptions;
-use super::write::content_hashes;
+use super::jobs::content_hashes;
 use crate::error::{Error, Result, StorageContext};
 use crate::group::{Group, asking_root, decode, encode};
 use crate::layout_names::{DATA_PREFIX, METADATA_FILE};

@@ -3,18 +3,15 @@
 use std::io::IoSlice;
 
 use rayon::prelude::*;
-use reshard_formats::{DType, RecordFrame, value_record};
-use reshard_layout::{ByteLayout, Dims, Run, Runs, runs};
+use reshard_formats::RecordFrame;
 use reshard_storage::{Store, WriteOptions, Writer};
-use twox_hash::XxHash3_64;
 
 use super::SaveOptions;
+use super::jobs::{Jobs, TensorJob};
 use super::prepare::Prepared;
 use crate::error::{Error, Result, StorageContext};
 use crate::layout_names::data_file;
-use crate::leaf::{SaveLeaf, SaveState};
-use crate::memory::{Source, outside};
-use crate::plan::files::{FrameSizes, Placed, frame, lay_out};
+use crate::plan::files::Placed;
 use crate::plan::local::TableEntry;
 use crate::sums::{FileIndexRef, IndexedRecordRef, OffsetsAndSizes, RecordSum, SideFileError, Summer, Sums};
 use crate::workers::Workers;
@@ -23,43 +20,6 @@ use crate::workers::Workers;
 const SMALL: u64 = 512 << 10;
 /// A batch of small records ends when it has this many bytes.
 const BATCH: u64 = 2 << 20;
-/// Large records are checksummed and written in blocks of this size, so that a block is still in the cache when written.
-pub(crate) const BLOCK: usize = 1 << 20;
-/// What lies elsewhere is fetched in parts of this size.
-const FETCH: usize = 4 << 20;
-
-/// One tensor record to write.
-#[derive(Debug, Clone)]
-pub(crate) struct TensorJob<'a> {
-    /// Position in this rank's table.
-    pub(crate) local: u32,
-    pub(crate) dtype: DType,
-    pub(crate) requires_grad: bool,
-    /// Where in the tensor.
-    pub(crate) global_offsets: Dims,
-    pub(crate) sizes: Dims,
-    pub(crate) placed: Placed,
-    pub(crate) memory: Source<'a>,
-    pub(crate) layout: ByteLayout,
-    /// Where in the layout the record's region starts.
-    pub(crate) offsets: Dims,
-}
-
-/// One value record to write, encoded.
-#[derive(Debug, Clone)]
-pub(crate) struct ValueJob {
-    pub(crate) local: u32,
-    pub(crate) bytes: Vec<u8>,
-}
-
-/// Everything one rank writes.
-#[derive(Debug, Clone)]
-pub(crate) struct Jobs<'a> {
-    pub(crate) tensors: Vec<TensorJob<'a>>,
-    pub(crate) values: Vec<ValueJob>,
-    /// Where each file's tensor records end.
-    pub(crate) ends: Vec<u64>,
-}
 
 /// What one rank wrote.
 #[derive(Debug, Default)]
@@ -70,75 +30,6 @@ pub(crate) struct Written {
     pub(crate) tensors: Vec<Option<Sums>>,
     /// Length and checksums in the order of the jobs.
     pub(crate) values: Vec<(u64, Option<Sums>)>,
-}
-
-/// Finds the memory of everything that was assigned to this rank.
-pub(crate) fn jobs<'a>(state: &SaveState<'a>, prepared: &Prepared, files: u32) -> Result<Jobs<'a>> {
-    let mut tensors = Vec::new();
-    let mut values = Vec::new();
-    for assigned in prepared.plan.assigned() {
-        let Some((key, entry)) = state.leaves.get_index(assigned.local as usize) else {
-            return Err(Error::invalid("the plan names a key that this rank does not have"));
-        };
-        match (&entry.leaf, &assigned.region) {
-            (SaveLeaf::Tensor(tensor), Some(region)) => {
-                let Some(piece) = tensor.pieces.get(assigned.piece as usize) else {
-                    return Err(Error::invalid(format!("the plan names a piece of {key:?} that this rank does not have")));
-                };
-                tensors.push(TensorJob {
-                    local: assigned.local,
-                    dtype: tensor.dtype,
-                    requires_grad: tensor.requires_grad,
-                    global_offsets: Dims::from_slice(region.offsets()),
-                    sizes: Dims::from_slice(region.sizes()),
-                    placed: Placed::default(),
-                    memory: piece.memory.clone(),
-                    layout: piece.layout.clone(),
-                    offsets: Dims::from_slice(region.within(&piece.region)?.offsets()),
-                });
-            }
-            (SaveLeaf::Value(_) | SaveLeaf::Record(_), None) => {
-                values.push(ValueJob { local: assigned.local, bytes: value_bytes(key, &entry.leaf)? });
-            }
-            _ => return Err(Error::invalid(format!("the plan and the state disagree on {key:?}"))),
-        }
-    }
-    let shapes = tensors.iter().map(|t| (t.dtype, t.requires_grad, t.sizes.as_slice()));
-    let (placed, ends) = lay_out(shapes, files, &mut FrameSizes::default())?;
-    for (tensor, placed) in tensors.iter_mut().zip(placed) {
-        tensor.placed = placed;
-    }
-    Ok(Jobs { tensors, values, ends })
-}
-
-fn value_bytes(key: &str, leaf: &SaveLeaf<'_>) -> Result<Vec<u8>> {
-    match leaf {
-        SaveLeaf::Value(value) => {
-            value_record(value, None).map_err(|e| Error::invalid(format!("the value of {key:?} cannot be saved: {e}")))
-        }
-        SaveLeaf::Record(bytes) => Ok(bytes.clone()),
-        SaveLeaf::Tensor(_) => Err(Error::invalid(format!("{key:?} is a tensor, not a value"))),
-    }
-}
-
-/// Hashes of every piece and value in table order, to compare replicas.
-pub(crate) fn content_hashes(state: &SaveState<'_>) -> Result<Vec<u64>> {
-    let mut hashes = Vec::new();
-    for (key, entry) in &state.leaves {
-        match &entry.leaf {
-            SaveLeaf::Tensor(tensor) => {
-                for piece in &tensor.pieces {
-                    let offsets = Dims::from_elem(0, piece.region.ndim());
-                    let mut hasher = XxHash3_64::new();
-                    let sink = |bytes: &[u8]| std::hash::Hasher::write(&mut hasher, bytes);
-                    each_block(&piece.memory, &piece.layout, &offsets, piece.region.sizes(), tensor.dtype, sink)?;
-                    hashes.push(std::hash::Hasher::finish(&hasher));
-                }
-            }
-            leaf => hashes.push(XxHash3_64::oneshot(&value_bytes(key, leaf)?)),
-        }
-    }
-    Ok(hashes)
 }
 
 /// Writes all jobs and makes them durable. On an error nothing of it stays.
@@ -455,107 +346,6 @@ fn write_large(job: &TensorJob<'_>, writer: &dyn Writer, options: &SaveOptions) 
     let tail = frame.tail(sums.map_or(0, Sums::crc32));
     put(at, &[IoSlice::new(&tail)])?;
     Ok(sums)
-}
-
-impl TensorJob<'_> {
-    /// The same record from other memory, in which its data lies packed.
-    pub(crate) fn detached(&self, memory: Source<'static>) -> TensorJob<'static> {
-        let packed = ByteLayout::contiguous(&self.sizes, self.dtype.size()).unwrap_or_else(|_| self.layout.clone());
-        TensorJob {
-            local: self.local,
-            dtype: self.dtype,
-            requires_grad: self.requires_grad,
-            global_offsets: self.global_offsets.clone(),
-            sizes: self.sizes.clone(),
-            placed: self.placed,
-            memory,
-            layout: packed,
-            offsets: Dims::from_elem(0, self.sizes.len()),
-        }
-    }
-
-    fn frame(&self) -> Result<RecordFrame> {
-        frame(self.dtype, self.requires_grad, &self.sizes)
-    }
-
-    fn is_framed_like(&self, other: &TensorJob<'_>) -> bool {
-        self.dtype == other.dtype && self.requires_grad == other.requires_grad && self.sizes == other.sizes
-    }
-
-    /// Gives the record's data in row-major order, in blocks.
-    pub(crate) fn each_block(&self, sink: impl FnMut(&[u8])) -> Result<()> {
-        each_block(&self.memory, &self.layout, &self.offsets, &self.sizes, self.dtype, sink)
-    }
-}
-
-/// Gives a box of memory in row-major order, in blocks of at most [`BLOCK`] bytes: as it lies there where it lies in a
-/// piece, through a buffer where it does not.
-fn each_block(
-    memory: &Source<'_>,
-    layout: &ByteLayout,
-    offsets: &[u64],
-    sizes: &[u64],
-    dtype: DType,
-    mut sink: impl FnMut(&[u8]),
-) -> Result<()> {
-    // The whole of packed memory: most pieces.
-    if sizes == layout.shape()
-        && layout.is_contiguous()
-        && let Some(bytes) = memory.bytes()
-    {
-        let whole = bytes.get(layout.base() as usize..layout.end() as usize).ok_or_else(outside)?;
-        whole.chunks(BLOCK).for_each(sink);
-        return Ok(());
-    }
-    let packed = ByteLayout::contiguous(sizes, dtype.size())?;
-    let zero = Dims::from_elem(0, sizes.len());
-    // Runs come in the order of their source, and the order wanted here is that of the packed box.
-    let all = || runs(sizes, &packed, &zero, layout, offsets);
-    if let Some(bytes) = memory.bytes() {
-        return each_run(bytes, 0, all()?, sink);
-    }
-    let mut fetched: Vec<u8> = Vec::new();
-    if all()?.run_len() >= BLOCK as u64 / 4 || all()?.count_runs() <= 1 {
-        for Run { dst: at, len, .. } in all()? {
-            for start in (0..len).step_by(FETCH) {
-                fetched.resize((len - start).min(FETCH as u64) as usize, 0);
-                memory.read(at + start, &mut fetched)?;
-                fetched.chunks(BLOCK).for_each(&mut sink);
-            }
-        }
-        return Ok(());
-    }
-    // Many short runs: all that lies between the first and the last comes at once.
-    let (start, end) = all()?.fold((u64::MAX, 0), |(start, end), run| (run.dst.min(start), (run.dst + run.len).max(end)));
-    fetched.resize(end.saturating_sub(start) as usize, 0);
-    memory.read(start, &mut fetched)?;
-    each_run(&fetched, start, all()?, sink)
-}
-
-/// Gives runs in blocks; `bytes` start at `base`.
-fn each_run(bytes: &[u8], base: u64, runs: Runs, mut sink: impl FnMut(&[u8])) -> Result<()> {
-    let mut buffer: Vec<u8> = Vec::new();
-    for Run { dst, len, .. } in runs {
-        let at = dst.checked_sub(base).ok_or_else(outside)?;
-        let run = bytes.get(at as usize..(at + len) as usize).ok_or_else(outside)?;
-        if run.len() >= BLOCK / 4 {
-            if !buffer.is_empty() {
-                sink(&buffer);
-                buffer.clear();
-            }
-            run.chunks(BLOCK).for_each(&mut sink);
-            continue;
-        }
-        if buffer.len() + run.len() > BLOCK {
-            sink(&buffer);
-            buffer.clear();
-        }
-        buffer.extend_from_slice(run);
-    }
-    if !buffer.is_empty() {
-        sink(&buffer);
-    }
-    Ok(())
 }
 
 impl File {
