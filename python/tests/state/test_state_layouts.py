@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint.state_dict as pt
-from models import ALL, FOUR, assert_close, everything, here, make, optimizer, train
+from models import ALL, BY_FSDP2, FOUR, assert_close, everything, fsdp2_averages, here, make, optimizer, train
 
 import reshard.torch as rt
 
@@ -108,7 +108,8 @@ def resume(rank, size, cases, folder):
     """n steps, save, another layout, m steps: the same as n + m steps."""
     failed = []
     for first, second, exact in cases:
-        if len(here(first, second)) < 2:
+        mixed = (first in BY_FSDP2) != (second in BY_FSDP2)
+        if len(here(first, second)) < 2 or (mixed and not fsdp2_averages()):
             continue
         try:
             place = os.path.join(folder, f"{first}-{second}")

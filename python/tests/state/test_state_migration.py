@@ -12,12 +12,13 @@ import reshard.torch as rt
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint.state_dict as pt
-from state.models import FSDP2, fully_shard
+from models import FSDP2, fully_shard, unsharded
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import ShardingStrategy
 from torch.distributed.optim import _apply_optimizer_in_backward
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -53,8 +54,7 @@ def equal(a, b):
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(map(equal, a, b))
     if isinstance(a, torch.Tensor):
-        whole = [t.full_tensor() if hasattr(t, "full_tensor") else t for t in (a, b)]
-        return torch.equal(*whole)
+        return torch.equal(*(unsharded(t) if isinstance(t, DTensor) else t for t in (a, b)))
     return a == b
 
 
