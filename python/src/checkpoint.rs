@@ -193,11 +193,11 @@ impl Checkpoint {
         }
     }
 
-    /// The record of a value as it lies in the file, checked against its checksum, and the class that unpickling it would
-    /// import, or `None` when it is plain.
-    fn value_record<'py>(&self, py: Python<'py>, key: &str) -> PyResult<(Option<String>, Bound<'py, PyBytes>)> {
-        let (class, record) = py.detach(|| self.inner.value_record(key)).or_raise(py)?;
-        Ok((class, PyBytes::new(py, &record)))
+    /// The records of values as they lie in their files, checked against their checksums, and for each the class that
+    /// unpickling it would import, or `None` when it is plain.
+    fn value_records<'py>(&self, py: Python<'py>, keys: Vec<String>) -> PyResult<Vec<(Option<String>, Bound<'py, PyBytes>)>> {
+        let records = py.detach(|| self.inner.value_records(&keys)).or_raise(py)?;
+        Ok(records.into_iter().map(|(class, record)| (class, PyBytes::new(py, &record))).collect())
     }
 }
 

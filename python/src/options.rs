@@ -108,7 +108,10 @@ pub(crate) fn save_options(py: Python<'_>, given: &Bound<'_, PyDict>, control: &
             "overwrite" => options.overwrite = value.extract()?,
             "checksums" => options.checksums = value.extract()?,
             "sync" => options.sync = value.extract()?,
-            "split_replicated_above" => options.split_replicated_above = value.extract()?,
+            // None leaves it to the engine.
+            "split_replicated_above" => {
+                options.split_replicated_above = value.extract::<Option<_>>()?.unwrap_or(options.split_replicated_above);
+            }
             "check_replicas" => options.check_replicas = value.extract()?,
             "files_per_rank" => options.files_per_rank = value.extract()?,
             "plan_cache" => options.plan_cache = Some(Arc::clone(&value.cast::<PlanCache>()?.get().inner)),

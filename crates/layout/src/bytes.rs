@@ -84,6 +84,11 @@ impl ByteLayout {
         self.base
     }
 
+    /// The byte position of an element that lies inside.
+    pub fn position(&self, element: &[u64]) -> u64 {
+        self.base + element.iter().zip(&self.byte_strides).map(|(at, stride)| at * stride).sum::<u64>()
+    }
+
     /// Bytes per step of each dimension.
     pub fn byte_strides(&self) -> &[u64] {
         &self.byte_strides

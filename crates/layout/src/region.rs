@@ -181,42 +181,31 @@ impl Region {
     /// Whole rows, shared between at most `parts` regions of nearly the same size, in order. A row is what one index of the
     /// first dimension longer than one selects.
     pub fn cut_rows(&self, parts: u64) -> Vec<Region> {
-        match self.row_dim() {
-            Some(dim) => self.steps(dim, self.sizes[dim].div_ceil(parts.max(1))).collect(),
-            None => vec![self.clone()],
-        }
+        let Some(dim) = self.row_dim() else { return vec![self.clone()] };
+        let rows = self.sizes[dim].div_ceil(parts.max(1));
+        self.cut_to(rows * (self.volume() / self.sizes[dim])).collect()
     }
 
-    /// Regions of at most `volume` elements (at least one), in row-major order, of whole rows where a row is not larger.
-    pub fn cut_to(&self, volume: u64) -> Vec<Region> {
-        let mut done = Vec::new();
+    /// Regions of at most `volume` elements (at least one), in row-major order, of whole rows where a row is not larger. They
+    /// are made as they are asked for: there may be as many as elements.
+    pub fn cut_to(&self, volume: u64) -> impl Iterator<Item = Region> + use<> {
         let mut todo = vec![self.clone()];
-        while let Some(region) = todo.pop() {
-            match region.row_dim().filter(|_| region.volume() > volume) {
-                Some(dim) => {
-                    let rows = volume / (region.volume() / region.sizes[dim]);
-                    let from = todo.len();
-                    todo.extend(region.steps(dim, rows.max(1)));
-                    todo[from..].reverse();
-                }
-                None => done.push(region),
+        std::iter::from_fn(move || {
+            while let Some(mut first) = todo.pop() {
+                let Some(dim) = first.row_dim().filter(|_| first.volume() > volume) else { return Some(first) };
+                let rows = (volume / (first.volume() / first.sizes[dim])).max(1);
+                let mut rest = first.clone();
+                rest.offsets[dim] += rows;
+                rest.sizes[dim] -= rows;
+                first.sizes[dim] = rows;
+                todo.extend([rest, first]);
             }
-        }
-        done
+            None
+        })
     }
 
     fn row_dim(&self) -> Option<usize> {
         self.sizes.iter().position(|&size| size > 1)
-    }
-
-    /// Stretches of `step` indices of one dimension.
-    fn steps(&self, dim: usize, step: u64) -> impl Iterator<Item = Region> + '_ {
-        (0..self.sizes[dim]).step_by(usize::try_from(step).unwrap_or(usize::MAX)).map(move |start| {
-            let mut part = self.clone();
-            part.offsets[dim] += start;
-            part.sizes[dim] = step.min(self.sizes[dim] - start);
-            part
-        })
     }
 }
 
@@ -265,12 +254,12 @@ mod tests {
         assert_eq!(shown(wide.cut_rows(2)), "[0:1, 10:13, 0:4] [0:1, 13:15, 0:4]");
         assert_eq!(wide.cut_rows(0), vec![wide.clone()]);
         assert_eq!(wide.cut_rows(100).len(), 5);
-        assert_eq!(shown(wide.cut_to(9)), "[0:1, 10:12, 0:4] [0:1, 12:14, 0:4] [0:1, 14:15, 0:4]");
-        assert_eq!(shown(region(&[0, 0], &[2, 3]).cut_to(2)), "[0:1, 0:2] [0:1, 2:3] [1:2, 0:2] [1:2, 2:3]");
-        assert_eq!(region(&[0, 0], &[2, 3]).cut_to(0).len(), 6);
-        assert_eq!(region(&[0, 0], &[0, 9]).cut_to(1).len(), 1);
+        assert_eq!(shown(wide.cut_to(9).collect()), "[0:1, 10:12, 0:4] [0:1, 12:14, 0:4] [0:1, 14:15, 0:4]");
+        assert_eq!(shown(region(&[0, 0], &[2, 3]).cut_to(2).collect()), "[0:1, 0:2] [0:1, 2:3] [1:2, 0:2] [1:2, 2:3]");
+        assert_eq!(region(&[0, 0], &[2, 3]).cut_to(0).count(), 6);
+        assert_eq!(region(&[0, 0], &[0, 9]).cut_to(1).count(), 1);
         for small in [region(&[], &[]), region(&[3], &[1])] {
-            assert_eq!((small.cut_rows(3), small.cut_to(1)), (vec![small.clone()], vec![small.clone()]));
+            assert_eq!((small.cut_rows(3), small.cut_to(1).collect::<Vec<_>>()), (vec![small.clone()], vec![small.clone()]));
         }
     }
 

@@ -6,11 +6,12 @@
 
 use std::sync::Arc;
 
+use rayon::prelude::*;
 use reshard_formats::{DType, KeyPath, PathSegment};
 use reshard_layout::Dims;
 use reshard_storage::{Publish, Store};
 
-use crate::checkpoint::{CatalogKind, Checkpoint, LoadedValue, ValuePlace};
+use crate::checkpoint::{Checkpoint, Decoded, ValuePlace};
 use crate::error::{Error, Result, StorageContext};
 use crate::group::{Group, decode, encode};
 use crate::layout_names::{METADATA_FILE, data_file, is_save_file};
@@ -228,21 +229,16 @@ pub fn publish_records(
 }
 
 impl Checkpoint {
-    /// The record of a value as it lies in its file, compared with its checksum where there is one, and the class that
-    /// unpickling it would import: `None` when it is plain data.
-    pub fn value_record(&self, key: &str) -> Result<(Option<String>, Vec<u8>)> {
-        let class = match self.read_value(key)? {
-            LoadedValue::Opaque { class, record } if !record.is_empty() => return Ok((Some(class), record)),
-            LoadedValue::Opaque { class, .. } => Some(class),
-            LoadedValue::Plain(_) => None,
+    /// The records of values as they lie in their files, compared with their checksums where there are any, and for each the
+    /// class that unpickling it would import: `None` when it is plain data.
+    pub fn value_records(&self, keys: &[String]) -> Result<Vec<(Option<String>, Vec<u8>)>> {
+        let one = |key: &String| match self.value_place(key)? {
+            ValuePlace::Record { file, offset, length } => match self.read_record(key, *file, *offset, *length)? {
+                (Decoded::Plain(_), record) => Ok((None, record)),
+                (Decoded::Opaque(class), record) => Ok((Some(class), record)),
+            },
+            _ => Err(Error::invalid(format!("{key:?} in {} has no record of its own", self.place()))),
         };
-        let CatalogKind::Value(ValuePlace::Record { file, offset, length }) = &self.entry(key)?.kind else {
-            return Err(Error::invalid(format!("{key:?} in {} has no record of its own", self.place())));
-        };
-        // Reading the value has checked place, length and checksum.
-        let reader = self.reader(*file)?;
-        let mut record = vec![0; *length as usize];
-        reader.read_at(*offset, &mut record).doing(|| format!("reading {key:?} from {}", reader.path()))?;
-        Ok((class, record))
+        Workers::reading(self.store.as_ref()).run(|| keys.par_iter().map(one).collect())?
     }
 }

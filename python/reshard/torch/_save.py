@@ -34,7 +34,7 @@ def _described(state: Mapping[str, Any], options: dict[str, Any]) -> Description
         raise InvalidInput(f"the state to save is a {type(state).__name__}, not a dict")
     plain = {key: value.state_dict() if is_stateful(value) else value for key, value in state.items()}
     # Options of one save, which all ranks choose alike: their optimizers are of one kind.
-    options["check_replicas"] = options["check_replicas"] or has_unplaced(plain)
+    options["check_replicas"] = options.get("check_replicas", False) or has_unplaced(plain)
     plain = saved_form(plain)
     description = Description(loading=False)
     flatten(plain, description)
@@ -101,8 +101,15 @@ def save(
     """
     where = chosen_place(place, checkpoint_id)
     group = group_for(process_group, no_dist, timeout=timeout)
-    options = _options(overwrite, sync, checksums, files_per_rank, check_replicas, split_replicated_above)
-    options["plan_cache"] = group.plans if group else _plans_alone
+    options: dict[str, Any] = {
+        "overwrite": overwrite,
+        "sync": sync,
+        "checksums": checksums,
+        "files_per_rank": files_per_rank,
+        "check_replicas": check_replicas,
+        "split_replicated_above": split_replicated_above,
+        "plan_cache": group.plans if group else _plans_alone,
+    }
     control = _reshard.Control()
     with Progress(control, "saving", enabled=progress, rank=group.rank if group else 0):
         report = _save_together(_reshard.save, state_dict, where, group, options, control, storage_options)
@@ -153,19 +160,8 @@ def _save_together(
     return run_together(group, describe, work)
 
 
-def _options(
-    overwrite: bool, sync: bool, checksums: bool, files_per_rank: int, check_replicas: bool, split_above: int | None
-) -> dict[str, Any]:
-    options: dict[str, Any] = {
-        "overwrite": overwrite,
-        "sync": sync,
-        "checksums": checksums,
-        "files_per_rank": files_per_rank,
-        "check_replicas": check_replicas,
-    }
-    if split_above is not None:
-        options["split_replicated_above"] = split_above
-    return options
+#: Options that the engine takes, and knows what to do without.
+_ENGINE = frozenset(("overwrite", "sync", "checksums", "files_per_rank", "check_replicas", "split_replicated_above"))
 
 
 def run_together(
@@ -288,14 +284,7 @@ class AsyncSaver:
             raise earlier
         timeout = options.get("timeout", DEFAULT_TIMEOUT)
         group = group_for(process_group, options.get("no_dist", False), purpose="async", timeout=timeout)
-        chosen = _options(
-            options.get("overwrite", False),
-            options.get("sync", True),
-            options.get("checksums", True),
-            options.get("files_per_rank", 1),
-            options.get("check_replicas", False),
-            options.get("split_replicated_above"),
-        )
+        chosen = {name: value for name, value in options.items() if name in _ENGINE}
         control = _reshard.Control()
         store = options.get("storage_options")
         inner = _save_together(self._inner.save, state_dict, where, group, chosen, control, store, earlier)

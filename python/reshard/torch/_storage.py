@@ -13,7 +13,6 @@ import io
 import os
 import pickle
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Mapping
 
 import torch
@@ -39,9 +38,6 @@ from ._load import _trusted_classes, into
 from .state._expand import complete, lacking
 
 StrPath = str | os.PathLike[str]
-
-#: Requests for values of a checkpoint on a service that run at once.
-_REQUESTS = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -396,22 +392,16 @@ class StorageReader(storage.StorageReader):
             complete(state, extra)
 
     def _values(self, checkpoint: _reshard.Checkpoint, keys: list[str]) -> list[bytes]:
-        """The records of values; from a service, many at once."""
-        if "://" not in self.path or len(keys) < 2:
-            return [self._value(checkpoint, key) for key in keys]
-        with ThreadPoolExecutor(min(len(keys), _REQUESTS)) as pool:
-            return list(pool.map(lambda key: self._value(checkpoint, key), keys))
-
-    def _value(self, checkpoint: _reshard.Checkpoint, key: str) -> bytes:
-        """The record of a value. The planner will unpickle it, so it must be plain, or trusted."""
-        if checkpoint.value_place(key) is None:
-            return pickled(key, checkpoint.value(key))
-        name, record = checkpoint.value_record(key)
-        if name is not None and not self.allow_pickle and name not in _trusted_classes():
-            message = f"the value of {key!r} in {self.path} is a pickled {name}, which reading would have to run"
-            hint = "pass allow_pickle=True to StorageReader only for files you trust"
-            raise UntrustedPickle(message, keys=[key], class_name=name, hint=hint)
-        return record
+        """The records of values. The planner will unpickle them, so they must be plain, or trusted."""
+        stored = [key for key in keys if checkpoint.value_place(key) is not None]
+        records: dict[str, bytes] = {}
+        for key, (name, record) in zip(stored, checkpoint.value_records(stored)):
+            if name is not None and not self.allow_pickle and name not in _trusted_classes():
+                message = f"the value of {key!r} in {self.path} is a pickled {name}, which reading would have to run"
+                hint = "pass allow_pickle=True to StorageReader only for files you trust"
+                raise UntrustedPickle(message, keys=[key], class_name=name, hint=hint)
+            records[key] = record
+        return [records[key] if key in records else pickled(key, checkpoint.value(key)) for key in keys]
 
     @property
     def checkpoint_id(self) -> str:

@@ -25,17 +25,35 @@ pub enum LoadedValue {
     },
 }
 
+/// What a value's record holds: the value, or the class that unpickling it would import.
+pub(crate) enum Decoded {
+    Plain(Value),
+    Opaque(String),
+}
+
 impl Checkpoint {
-    /// Reads a value; one that needs unpickling comes as its record.
+    /// Reads a value, wherever it is kept; one that only unpickling could bring back as its class and its record.
     pub fn read_value(&self, key: &str) -> Result<LoadedValue> {
-        let CatalogKind::Value(place) = &self.entry(key)?.kind else {
-            return Err(Error::invalid(format!("{key:?} in {} is a tensor, not a plain value", self.place)));
-        };
-        let (file, offset, length) = match place {
+        let record = match self.value_place(key)? {
             ValuePlace::Inline(value) => return Ok(LoadedValue::Plain(value.clone())),
             ValuePlace::Opaque { class } => return Ok(LoadedValue::Opaque { class: class.clone(), record: Vec::new() }),
-            ValuePlace::Record { file, offset, length } => (*file, *offset, *length),
+            ValuePlace::Record { file, offset, length } => self.read_record(key, *file, *offset, *length)?,
         };
+        Ok(match record {
+            (Decoded::Plain(value), _) => LoadedValue::Plain(value),
+            (Decoded::Opaque(class), record) => LoadedValue::Opaque { class, record },
+        })
+    }
+
+    pub(crate) fn value_place(&self, key: &str) -> Result<&ValuePlace> {
+        match &self.entry(key)?.kind {
+            CatalogKind::Value(place) => Ok(place),
+            _ => Err(Error::invalid(format!("{key:?} in {} is a tensor, not a plain value", self.place))),
+        }
+    }
+
+    /// Reads a value's record, compares it with its checksum where there is one, and decodes it.
+    pub(crate) fn read_record(&self, key: &str, file: u32, offset: u64, length: u64) -> Result<(Decoded, Vec<u8>)> {
         let reader = self.reader(file)?;
         let end = offset.checked_add(length);
         if length > MAX_VALUE_BYTES || end.is_none_or(|end| end > reader.len()) {
@@ -51,16 +69,17 @@ impl Checkpoint {
             return Err(self.corrupt(key, file, offset, "the checksum of the value's record is wrong"));
         }
         let archive = TorchArchive::open(&record, 0, length).map_err(|e| self.corrupt(key, file, offset, chain(&e)))?;
-        let content = match archive.content() {
+        let decoded = match archive.content() {
             // Nothing is wrong with it: a tensor that has no plain memory is for its own library to read.
-            Err(RecordError::Unsupported { what, .. }) => return Ok(LoadedValue::Opaque { class: what, record }),
-            content => content.map_err(|e| self.corrupt(key, file, offset, chain(&e)))?,
+            Err(RecordError::Unsupported { what, .. }) => Decoded::Opaque(what),
+            content => match content.map_err(|e| self.corrupt(key, file, offset, chain(&e)))? {
+                Content::Value(value) => Decoded::Plain(value),
+                Content::Opaque { class } => Decoded::Opaque(class),
+                _ => Decoded::Opaque("torch.Tensor".into()),
+            },
         };
-        match content {
-            Content::Value(value) => Ok(LoadedValue::Plain(value)),
-            Content::Opaque { class } => Ok(LoadedValue::Opaque { class, record }),
-            _ => Ok(LoadedValue::Opaque { class: "torch.Tensor".into(), record }),
-        }
+        drop(archive);
+        Ok((decoded, record))
     }
 
     /// Reads a plain value; one that needs unpickling is an error that names its class.

@@ -29,9 +29,12 @@ pub(super) fn put(piece: &LoadPiece<'_>, region: &Region, bytes: &[u8]) -> Resul
         }
         return Ok(());
     };
-    let (strides, element_size) = (piece.layout.byte_strides(), piece.layout.element_size());
-    let offset = piece.layout.base() + region.offsets().iter().zip(strides).map(|(o, s)| o * s).sum::<u64>();
-    let to = StridedBox { offset, sizes: region.sizes(), byte_strides: strides, element_size };
+    let to = StridedBox {
+        offset: piece.layout.position(region.offsets()),
+        sizes: region.sizes(),
+        byte_strides: piece.layout.byte_strides(),
+        element_size: piece.layout.element_size(),
+    };
     memory.write(to, bytes).map_err(|detail| Error::invalid(format!("a tensor's memory could not be written: {detail}")))
 }
 

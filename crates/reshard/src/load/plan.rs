@@ -39,6 +39,13 @@ pub(super) struct PlannedMove {
     pub(super) start: u64,
 }
 
+impl PlannedMove {
+    /// Whether the stored bytes of every element have to be turned around.
+    pub(super) fn swaps(&self) -> bool {
+        self.located.big_endian && self.stored.size() > 1
+    }
+}
+
 /// Pieces that want the same as another and are copied from it afterwards.
 #[derive(Debug)]
 pub(super) struct PlannedCopy {
@@ -154,8 +161,7 @@ fn piece_moves(
                 checks.push(PlannedCheck { wanted: key, file: located.file, check: located.check });
             }
             let chunk_offsets = Dims::from_slice(found.region.within(&chunk.region)?.offsets());
-            let start =
-                located.layout.base() + chunk_offsets.iter().zip(located.layout.byte_strides()).map(|(o, s)| o * s).sum::<u64>();
+            let start = located.layout.position(&chunk_offsets);
             planned.push(PlannedMove {
                 wanted: key,
                 piece,

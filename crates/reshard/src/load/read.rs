@@ -116,8 +116,7 @@ impl<'a> Job<'_, 'a> {
         for (i, planned) in batch.iter().enumerate() {
             let (piece, dtype) = self.piece(planned.wanted, planned.piece)?;
             let verify = self.options.verify != Verify::Never && planned.whole && planned.located.check_is_layout();
-            let swaps = planned.located.big_endian && planned.stored.size() > 1;
-            if swaps || dtype != planned.stored || piece.memory.away().is_some() {
+            if planned.swaps() || dtype != planned.stored || piece.memory.away().is_some() {
                 self.by_boxes(reader, planned, piece, dtype, verify)?;
                 continue;
             }
@@ -221,7 +220,7 @@ impl<'a> Job<'_, 'a> {
             if let Some(checker) = &mut checker {
                 checker.update(&content);
             }
-            if planned.located.big_endian && element > 1 {
+            if planned.swaps() {
                 swap_bytes(planned.stored, &mut content);
             }
             if dtype != planned.stored {
