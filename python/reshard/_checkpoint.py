@@ -195,9 +195,9 @@ class Checkpoint(Mapping[str, Any]):
     are decoded as inert data; one that only unpickling could bring back raises :class:`UntrustedPickle`.
     """
 
-    def __init__(self, place: StrPath, *, storage_options: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, path: StrPath, *, storage_options: Mapping[str, Any] | None = None) -> None:
         options = dict(storage_options) if storage_options else None
-        self._inner: _reshard.Checkpoint | None = _reshard.Checkpoint(os.fspath(place), options)
+        self._inner: _reshard.Checkpoint | None = _reshard.Checkpoint(os.fspath(path), options)
 
     def _open(self) -> _reshard.Checkpoint:
         if self._inner is None:
@@ -205,9 +205,9 @@ class Checkpoint(Mapping[str, Any]):
         return self._inner
 
     @property
-    def place(self) -> str:
+    def path(self) -> str:
         """Its address."""
-        return self._open().place
+        return self._open().path
 
     @property
     def format(self) -> str:
@@ -252,7 +252,7 @@ class Checkpoint(Mapping[str, Any]):
         """All tensors, lazily, by key."""
         return {key: Tensor(self, key, entry) for key, entry in self._open().entries() if entry[1] is not None}
 
-    def path(self, key: str) -> tuple[str | int, ...]:
+    def key_path(self, key: str) -> tuple[str | int, ...]:
         """Where a key sat in the state dict: names of dicts and indices of lists."""
         path: tuple[str | int, ...] = self._open().entry(key)[0]
         return path
@@ -288,7 +288,7 @@ class Checkpoint(Mapping[str, Any]):
     def __repr__(self) -> str:
         if self._inner is None:
             return "<reshard.Checkpoint, closed>"
-        return f"<reshard.Checkpoint {self.place!r}: {len(self)} keys, {self.format}>"
+        return f"<reshard.Checkpoint {self.path!r}: {len(self)} keys, {self.format}>"
 
     def _repr_html_(self) -> str:
         from html import escape
@@ -302,22 +302,22 @@ class Checkpoint(Mapping[str, Any]):
                 rows.append(f"<tr><td colspan=3>… and {len(self) - 200} more</td></tr>")
                 break
         head = "<tr><th>key</th><th>what</th><th>chunks</th></tr>"
-        return f"<p>{escape(self.place)} ({self.format})</p><table>{head}{''.join(rows)}</table>"
+        return f"<p>{escape(self.path)} ({self.format})</p><table>{head}{''.join(rows)}</table>"
 
 
-def open(place: StrPath, *, storage_options: Mapping[str, Any] | None = None) -> Checkpoint:
+def open(path: StrPath, *, storage_options: Mapping[str, Any] | None = None) -> Checkpoint:
     """Opens the checkpoint at a path or address (``s3://…``, ``gs://…``, ``az://…``) for reading.
 
     Args:
-        place: a DCP folder, a safetensors file or folder of them, or a ``torch.save`` file.
+        path: a DCP folder, a safetensors file or folder of them, or a ``torch.save`` file.
         storage_options: settings of the store by name, such as ``endpoint`` or ``region``; what is not given is taken
             from the environment (``AWS_*``, ``GOOGLE_*``, ``AZURE_*``).
     """
-    return Checkpoint(place, storage_options=storage_options)
+    return Checkpoint(path, storage_options=storage_options)
 
 
 def steps(root: StrPath, *, deep: bool = False, storage_options: Mapping[str, Any] | None = None) -> list[tuple[int, str]]:
-    """The valid checkpoints in a folder of steps, ``(step, place)``, oldest first.
+    """The valid checkpoints in a folder of steps, ``(step, path)``, oldest first.
 
     A step is a sub-folder with a number in its name, such as ``step-100`` or ``epoch=3-step=500``, whose last number counts. A save
     that was not finished, or whose files are missing or cut short, is not valid; with ``deep`` all data is read and compared
@@ -329,7 +329,7 @@ def steps(root: StrPath, *, deep: bool = False, storage_options: Mapping[str, An
 
 
 def latest(root: StrPath, *, deep: bool = False, storage_options: Mapping[str, Any] | None = None) -> str | None:
-    """The place of the newest valid checkpoint in a folder of steps, or None; see :func:`steps`."""
+    """The path of the newest valid checkpoint in a folder of steps, or None; see :func:`steps`."""
     options = dict(storage_options) if storage_options else None
     root = os.fspath(root).rstrip("/")
     name = _reshard.latest(root, deep, options)
@@ -340,7 +340,7 @@ class VerifyReport:
     """What verifying a checkpoint found. True when it is sound.
 
     Attributes:
-        place: the address.
+        path: the address.
         sound: whether nothing is damaged or missing.
         findings: dicts with ``severity`` ("error" or "warning"), ``key``, ``file``, ``offset`` and ``what``.
         keys, records, files: how many there are.
@@ -349,7 +349,7 @@ class VerifyReport:
         seconds: how long it took.
     """
 
-    place: str
+    path: str
     sound: bool
     findings: list[dict[str, Any]]
     keys: int
@@ -371,14 +371,14 @@ class VerifyReport:
         return dict(self.__dict__)
 
     def __str__(self) -> str:
-        lines = [f"{self.place}: {'sound' if self.sound else 'damaged'}, {self.checked} of {self.records} records compared"]
+        lines = [f"{self.path}: {'sound' if self.sound else 'damaged'}, {self.checked} of {self.records} records compared"]
         for finding in self.findings:
             about = ", ".join(str(finding[name]) for name in ("key", "file") if finding[name])
             lines.append(f"  {finding['severity']}: {about}: {finding['what']}")
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        return f"<VerifyReport {self.place!r}: {'sound' if self.sound else 'damaged'}, {len(self.findings)} findings>"
+        return f"<VerifyReport {self.path!r}: {'sound' if self.sound else 'damaged'}, {len(self.findings)} findings>"
 
     def _repr_html_(self) -> str:
         from html import escape
@@ -386,13 +386,13 @@ class VerifyReport:
         return f"<pre>{escape(str(self))}</pre>"
 
 
-def verify(place: StrPath, *, data: bool = True, storage_options: Mapping[str, Any] | None = None) -> VerifyReport:
+def verify(path: StrPath, *, data: bool = True, storage_options: Mapping[str, Any] | None = None) -> VerifyReport:
     """Checks structure, sizes, coverage and every checksum of a checkpoint.
 
     Args:
-        place: a path or an address.
+        path: a path or an address.
         data: read all data; without it only structure and sizes are checked.
         storage_options: settings of the store by name.
     """
     options = dict(storage_options) if storage_options else None
-    return VerifyReport(_reshard.verify(os.fspath(place), data, _reshard.Control(), options))
+    return VerifyReport(_reshard.verify(os.fspath(path), data, _reshard.Control(), options))

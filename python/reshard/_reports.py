@@ -51,8 +51,8 @@ class Report:
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
     def __repr__(self) -> str:
-        place, seconds = self._values["place"], self.seconds
-        return f"<{type(self).__name__} {place!r}: {seconds:.3f} s>"
+        path, seconds = self._values["path"], self.seconds
+        return f"<{type(self).__name__} {path!r}: {seconds:.3f} s>"
 
     def _repr_html_(self) -> str:
         rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in self._rows())
@@ -66,7 +66,7 @@ class SaveReport(Report):
     """What a save did.
 
     Attributes:
-        place: the address.
+        path: the address.
         save_id: the id under which it was published.
         phases: seconds of each phase on this rank.
         bytes: bytes of tensor data that this rank wrote.
@@ -78,7 +78,7 @@ class SaveReport(Report):
         warnings: leftovers that could not be removed, and why.
     """
 
-    place: str
+    path: str
     save_id: str
     phases: dict[str, float]
     bytes: int
@@ -91,7 +91,7 @@ class SaveReport(Report):
 
     def _rows(self) -> list[tuple[str, str]]:
         rows = [
-            ("saved to", self.place),
+            ("saved to", self.path),
             ("this rank", f"{human_bytes(self.bytes)} in {self.records} records"),
             ("all ranks", f"{human_bytes(self.total_bytes)} in {self.files} files"),
             self._phases(),
@@ -103,7 +103,7 @@ class LoadReport(Report):
     """What a load did on this rank.
 
     Attributes:
-        place: the address.
+        path: the address.
         phases: seconds of each phase.
         tensors: tensors loaded.
         bytes_wanted: bytes put into their places.
@@ -115,7 +115,7 @@ class LoadReport(Report):
         casts: casts that were allowed, each a dict with ``key``, ``from``, ``to`` and ``narrowing``.
     """
 
-    place: str
+    path: str
     phases: dict[str, float]
     tensors: int
     bytes_wanted: int
@@ -138,7 +138,7 @@ class LoadReport(Report):
 
     def _rows(self) -> list[tuple[str, str]]:
         rows = [
-            ("loaded from", self.place),
+            ("loaded from", self.path),
             ("tensors", f"{self.tensors}, {human_bytes(self.bytes_wanted)}, {self.verified} records verified"),
             ("read", f"{human_bytes(self.bytes_read)} of {self.files} files in {self.reads} requests"),
             self._phases(),

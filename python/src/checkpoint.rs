@@ -29,37 +29,37 @@ pub(crate) fn dtype_sizes() -> Vec<u64> {
     DType::ALL.iter().map(|dtype| dtype.size()).collect()
 }
 
-/// The names of the folders inside a place.
+/// The names of the folders inside a path.
 #[pyfunction]
-#[pyo3(signature = (place, storage_options=None))]
-pub(crate) fn list_children(py: Python<'_>, place: &str, storage_options: Option<&Bound<'_, PyDict>>) -> PyResult<Vec<String>> {
-    let store = store_at(py, place, storage_options)?;
-    py.detach(|| store.list_children()).map_err(|source| storage(place, source)).or_raise(py)
+#[pyo3(signature = (path, storage_options=None))]
+pub(crate) fn list_children(py: Python<'_>, path: &str, storage_options: Option<&Bound<'_, PyDict>>) -> PyResult<Vec<String>> {
+    let store = store_at(py, path, storage_options)?;
+    py.detach(|| store.list_children()).map_err(|source| storage(path, source)).or_raise(py)
 }
 
-/// Whether a finished checkpoint lies at a place: its `.metadata` is there, which is published last.
+/// Whether a finished checkpoint lies at a path: its `.metadata` is there, which is published last.
 #[pyfunction]
-#[pyo3(signature = (place, storage_options=None))]
-pub(crate) fn is_complete(py: Python<'_>, place: &str, storage_options: Option<&Bound<'_, PyDict>>) -> PyResult<bool> {
-    let store = store_at(py, place, storage_options)?;
-    py.detach(|| store.exists(".metadata")).map_err(|source| storage(place, source)).or_raise(py)
+#[pyo3(signature = (path, storage_options=None))]
+pub(crate) fn is_complete(py: Python<'_>, path: &str, storage_options: Option<&Bound<'_, PyDict>>) -> PyResult<bool> {
+    let store = store_at(py, path, storage_options)?;
+    py.detach(|| store.exists(".metadata")).map_err(|source| storage(path, source)).or_raise(py)
 }
 
 /// Removes a checkpoint: `.metadata` first, so that what is half removed never looks whole.
 #[pyfunction]
-#[pyo3(signature = (place, storage_options=None))]
-pub(crate) fn remove_checkpoint(py: Python<'_>, place: &str, storage_options: Option<&Bound<'_, PyDict>>) -> PyResult<()> {
-    let store = store_at(py, place, storage_options)?;
+#[pyo3(signature = (path, storage_options=None))]
+pub(crate) fn remove_checkpoint(py: Python<'_>, path: &str, storage_options: Option<&Bound<'_, PyDict>>) -> PyResult<()> {
+    let store = store_at(py, path, storage_options)?;
     py.detach(|| store.delete(".metadata").and_then(|()| store.delete_root()))
-        .map_err(|source| storage(place, source))
+        .map_err(|source| storage(path, source))
         .or_raise(py)
 }
 
-/// Opens a place.
-pub(crate) fn opened(place: &str, store: StoreOptions) -> reshard::Result<reshard::Checkpoint> {
+/// Opens a path.
+pub(crate) fn opened(path: &str, store: StoreOptions) -> reshard::Result<reshard::Checkpoint> {
     let mut options = OpenOptions::default();
     options.store = store;
-    reshard::Checkpoint::open_with(place, &options)
+    reshard::Checkpoint::open_with(path, &options)
 }
 
 /// A checkpoint on disk or in an object store, of any format.
@@ -70,13 +70,13 @@ pub(crate) struct Checkpoint {
 
 #[pymethods]
 impl Checkpoint {
-    /// Opens what lies at a place. With a group, all its ranks open it, and one that cannot is an error on all. A name of
+    /// Opens what lies at a path. With a group, all its ranks open it, and one that cannot is an error on all. A name of
     /// metadata other than `.metadata` opens a DCP folder by that.
     #[new]
-    #[pyo3(signature = (place, storage_options=None, group=None, metadata=None))]
+    #[pyo3(signature = (path, storage_options=None, group=None, metadata=None))]
     fn new(
         py: Python<'_>,
-        place: String,
+        path: String,
         storage_options: Option<&Bound<'_, PyDict>>,
         group: Option<&Bound<'_, PyAny>>,
         metadata: Option<String>,
@@ -85,16 +85,16 @@ impl Checkpoint {
         let group = group_of(group)?;
         let control = reshard::Control::new();
         let open = move || match metadata {
-            None => opened(&place, options),
-            Some(name) => reshard::Checkpoint::open_metadata(store_with(&place, &options)?, &name),
+            None => opened(&path, options),
+            Some(name) => reshard::Checkpoint::open_metadata(store_with(&path, &options)?, &name),
         };
         let inner = run(py, &control, move || together(group.as_ref(), open().map(Arc::new)))?.or_raise(py)?;
         Ok(Checkpoint { inner })
     }
 
     #[getter]
-    fn place(&self) -> &str {
-        self.inner.place()
+    fn path(&self) -> &str {
+        self.inner.path()
     }
 
     #[getter]

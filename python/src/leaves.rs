@@ -19,7 +19,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyList, PyString, PyTuple};
 use reshard::layout::{ByteLayout, Dims, Region};
 use reshard::{
-    DType, Elsewhere, ElsewhereMut, LoadLeaf, LoadPiece, LoadState, LoadTensor, SaveLeaf, SavePiece, SaveState, SaveTensor,
+    DType, DeviceMemory, DeviceMemoryMut, LoadLeaf, LoadPiece, LoadState, LoadTensor, SaveLeaf, SavePiece, SaveState, SaveTensor,
     Scope, Source, StridedBox, Target,
 };
 
@@ -175,7 +175,7 @@ fn save_tensor(leaf: &Leaf<'_>) -> PyResult<SaveTensor<'static>> {
 pub(crate) fn source(layout: &ByteLayout, memory: &Bound<'_, PyAny>) -> PyResult<Source<'static>> {
     let length = layout.end() as usize;
     if !memory.is_instance_of::<PyInt>() {
-        return Ok(Source::elsewhere(length, Arc::new(PythonMemory::new(memory)?)));
+        return Ok(Source::device(length, Arc::new(PythonMemory::new(memory)?)));
     }
     let address: usize = memory.extract()?;
     // SAFETY: the package describes live tensors, whose storage covers shape and strides, and hands their owners over with
@@ -220,7 +220,7 @@ impl PythonMemory {
     }
 }
 
-impl Elsewhere for PythonMemory {
+impl DeviceMemory for PythonMemory {
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), String> {
         // SAFETY: an exclusive borrow that lasts as long as the call.
         unsafe {
@@ -231,7 +231,7 @@ impl Elsewhere for PythonMemory {
     }
 }
 
-impl ElsewhereMut for PythonMemory {
+impl DeviceMemoryMut for PythonMemory {
     fn address(&self) -> usize {
         self.address
     }
@@ -268,7 +268,7 @@ fn load_tensor(leaf: &Leaf<'_>) -> PyResult<LoadTensor<'static>> {
 fn target(layout: &ByteLayout, memory: &Bound<'_, PyAny>) -> PyResult<Target<'static>> {
     let length = layout.end() as usize;
     if !memory.is_instance_of::<PyInt>() {
-        return Ok(Target::elsewhere(length, Arc::new(PythonMemory::new(memory)?)));
+        return Ok(Target::device(length, Arc::new(PythonMemory::new(memory)?)));
     }
     let address: usize = memory.extract()?;
     // SAFETY: as in `source`; the caller of a load leaves its tensors alone until it returns, and memory that is wanted under

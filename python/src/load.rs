@@ -18,7 +18,7 @@ use crate::run::run;
 use crate::save::own_error;
 use crate::value::to_python;
 
-/// Loads what `leaves` describe, from a place or an opened checkpoint. Returns values by wanted key, each `(object, None)`,
+/// Loads what `leaves` describe, from a path or an opened checkpoint. Returns values by wanted key, each `(object, None)`,
 /// or `(class, record)` for one that only unpickling could bring back; and the report. `renames` maps wanted keys to stored
 /// ones, or to `None` for keys to leave alone. `trusted` are the classes that the caller would unpickle; `None` trusts all.
 #[pyfunction]
@@ -44,7 +44,7 @@ pub(crate) fn load<'py>(
         let ready = ready.and_then(|(from, state, options)| {
             let checkpoint = match from {
                 From::Opened(checkpoint) => checkpoint,
-                From::Place(place, store) => Arc::new(opened(&place, store)?),
+                From::Path(path, store) => Arc::new(opened(&path, store)?),
             };
             Ok((checkpoint, state, options))
         });
@@ -71,7 +71,7 @@ pub(crate) fn load<'py>(
 /// Where to load from.
 enum From {
     Opened(Arc<reshard::Checkpoint>),
-    Place(String, reshard::storage::StoreOptions),
+    Path(String, reshard::storage::StoreOptions),
 }
 
 type Ready = (From, reshard::LoadState<'static>, reshard::LoadOptions);
@@ -97,7 +97,7 @@ fn prepare<'py>(
     }
     let from = match source.cast::<Checkpoint>() {
         Ok(checkpoint) => From::Opened(Arc::clone(&checkpoint.get().inner)),
-        Err(_) => From::Place(source.extract()?, store_options(py, storage_options)?),
+        Err(_) => From::Path(source.extract()?, store_options(py, storage_options)?),
     };
     Ok((from, load_state(leaves)?, options))
 }

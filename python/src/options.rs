@@ -56,20 +56,20 @@ impl PlanCache {
     }
 }
 
-/// The store at a place, with options by name.
-pub(crate) fn store_at(py: Python<'_>, place: &str, options: Option<&Bound<'_, PyDict>>) -> PyResult<Arc<dyn Store>> {
-    store_with(place, &store_options(py, options)?).or_raise(py)
+/// The store at a path, with options by name.
+pub(crate) fn store_at(py: Python<'_>, path: &str, options: Option<&Bound<'_, PyDict>>) -> PyResult<Arc<dyn Store>> {
+    store_with(path, &store_options(py, options)?).or_raise(py)
 }
 
-/// The store at a place.
-pub(crate) fn store_with(place: &str, options: &StoreOptions) -> reshard::Result<Arc<dyn Store>> {
-    let opened = Address::parse(place).and_then(|address| open(&address, options));
-    opened.map_err(|source| storage(place, source))
+/// The store at a path.
+pub(crate) fn store_with(path: &str, options: &StoreOptions) -> reshard::Result<Arc<dyn Store>> {
+    let opened = Address::parse(path).and_then(|address| open(&address, options));
+    opened.map_err(|source| storage(path, source))
 }
 
 /// A failure of the storage as the engine would report it.
-pub(crate) fn storage(place: &str, source: StorageError) -> reshard::Error {
-    reshard::Error::Storage { doing: format!("opening {place}"), source }
+pub(crate) fn storage(path: &str, source: StorageError) -> reshard::Error {
+    reshard::Error::Storage { doing: format!("opening {path}"), source }
 }
 
 /// Store options by name; names that are none of ours go to the object store's client.

@@ -12,16 +12,16 @@ use crate::options::{Control, save_options, store_at};
 use crate::run::run;
 use crate::tree::key_path;
 
-/// Prepares a place; returns the save's id, and whether data files carry it in their names.
+/// Prepares a path; returns the save's id, and whether data files carry it in their names.
 #[pyfunction]
-#[pyo3(signature = (place, options, storage_options=None))]
+#[pyo3(signature = (path, options, storage_options=None))]
 pub(crate) fn begin_records(
     py: Python<'_>,
-    place: &str,
+    path: &str,
     options: &Bound<'_, PyDict>,
     storage_options: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<(String, bool)> {
-    let store = store_at(py, place, storage_options)?;
+    let store = store_at(py, path, storage_options)?;
     let options = save_options(py, options, &Control::default())?;
     let save = py.detach(|| begin(store.as_ref(), &options)).or_raise(py)?;
     Ok((save.save_id, save.named))
@@ -33,11 +33,11 @@ type Places<'py> = (Vec<(String, u64, u64)>, Bound<'py, PyBytes>);
 /// Writes one rank's records: `(key, path, bytes)` or
 /// `(key, path, None, dtype, requires_grad, shape, offsets, sizes, memory, strides)`.
 #[pyfunction]
-#[pyo3(signature = (place, save_id, named, rank, ranks, records, owners, options, control, storage_options=None))]
+#[pyo3(signature = (path, save_id, named, rank, ranks, records, owners, options, control, storage_options=None))]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn write_records<'py>(
     py: Python<'py>,
-    place: &str,
+    path: &str,
     save_id: String,
     named: bool,
     rank: usize,
@@ -48,7 +48,7 @@ pub(crate) fn write_records<'py>(
     control: &Control,
     storage_options: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<Places<'py>> {
-    let store = store_at(py, place, storage_options)?;
+    let store = store_at(py, path, storage_options)?;
     let options = save_options(py, options, control)?;
     let records = records.iter().map(record).collect::<PyResult<Vec<_>>>()?;
     let save = RecordSave { save_id, named };
@@ -94,11 +94,11 @@ fn record(record: Bound<'_, PyAny>) -> PyResult<RecordToWrite<'static>> {
 
 /// Publishes what all ranks wrote; returns warnings.
 #[pyfunction]
-#[pyo3(signature = (place, save_id, named, sums, metadata, options, metadata_name=None, storage_options=None))]
+#[pyo3(signature = (path, save_id, named, sums, metadata, options, metadata_name=None, storage_options=None))]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn publish_records(
     py: Python<'_>,
-    place: &str,
+    path: &str,
     save_id: String,
     named: bool,
     sums: Vec<Vec<u8>>,
@@ -107,7 +107,7 @@ pub(crate) fn publish_records(
     metadata_name: Option<&str>,
     storage_options: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<Vec<String>> {
-    let store = store_at(py, place, storage_options)?;
+    let store = store_at(py, path, storage_options)?;
     let options = save_options(py, options, &Control::default())?;
     let save = RecordSave { save_id, named };
     py.detach(|| publish(store.as_ref(), &save, &sums, metadata, metadata_name, &options)).or_raise(py)

@@ -17,7 +17,7 @@ fn phases<'py>(py: Python<'py>, phases: &Phases) -> PyResult<Bound<'py, PyDict>>
 
 pub(crate) fn save_report<'py>(py: Python<'py>, report: &SaveReport) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
-    dict.set_item("place", &report.place)?;
+    dict.set_item("path", &report.path)?;
     dict.set_item("save_id", &report.save_id)?;
     dict.set_item("phases", phases(py, &report.phases)?)?;
     dict.set_item("bytes", report.bytes)?;
@@ -32,7 +32,7 @@ pub(crate) fn save_report<'py>(py: Python<'py>, report: &SaveReport) -> PyResult
 
 pub(crate) fn load_report<'py>(py: Python<'py>, report: &LoadReport) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
-    dict.set_item("place", &report.place)?;
+    dict.set_item("path", &report.path)?;
     dict.set_item("phases", phases(py, &report.phases)?)?;
     dict.set_item("tensors", report.tensors)?;
     dict.set_item("bytes_wanted", report.bytes_wanted)?;

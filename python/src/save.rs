@@ -23,7 +23,7 @@ fn failed_before(rank: usize, detail: String) -> reshard::Error {
 /// What to save and how: an object of the package with these attributes.
 #[derive(FromPyObject)]
 pub(crate) struct SaveRequest<'py> {
-    place: String,
+    path: String,
     /// Descriptions as in the module `leaves`.
     leaves: Bound<'py, PyList>,
     /// Whatever keeps the leaves' memory alive.
@@ -43,7 +43,7 @@ type Ready = (SaveState<'static>, Arc<dyn Store>, SaveOptions);
 impl SaveRequest<'_> {
     fn prepare(&self, py: Python<'_>) -> PyResult<Ready> {
         let options = save_options(py, &self.options, &self.control)?;
-        Ok((save_state(&self.leaves, &self.pickle)?, store_at(py, &self.place, self.storage_options.as_ref())?, options))
+        Ok((save_state(&self.leaves, &self.pickle)?, store_at(py, &self.path, self.storage_options.as_ref())?, options))
     }
 
     /// Runs `work` when every rank is ready for it. Every rank hears of one that is not.

@@ -2,7 +2,7 @@
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
-use reshard::{OpenOptions, Severity, Step, StepState, StepsOptions, VerifyOptions, verify_place};
+use reshard::{OpenOptions, Severity, Step, StepState, StepsOptions, VerifyOptions, verify_path};
 
 use crate::errors::Raise;
 use crate::options::{Control, store_options};
@@ -10,10 +10,10 @@ use crate::run::run;
 
 /// Checks a checkpoint; returns what was checked and found.
 #[pyfunction]
-#[pyo3(signature = (place, data, control, storage_options=None))]
+#[pyo3(signature = (path, data, control, storage_options=None))]
 pub(crate) fn verify<'py>(
     py: Python<'py>,
-    place: String,
+    path: String,
     data: bool,
     control: &Control,
     storage_options: Option<&Bound<'py, PyDict>>,
@@ -23,9 +23,9 @@ pub(crate) fn verify<'py>(
     let mut options = VerifyOptions::default();
     options.data = data;
     options.control = control.inner.clone();
-    let report = run(py, &control.inner, move || verify_place(&place, &open, &options))?.or_raise(py)?;
+    let report = run(py, &control.inner, move || verify_path(&path, &open, &options))?.or_raise(py)?;
     let dict = PyDict::new(py);
-    dict.set_item("place", &report.place)?;
+    dict.set_item("path", &report.path)?;
     dict.set_item("sound", report.is_sound())?;
     dict.set_item("format", report.format.map(|format| format.name()))?;
     dict.set_item("writer", &report.writer)?;

@@ -33,7 +33,7 @@ def test_many_in_a_row_and_awaited(tmp_path):
         return [await handle for handle in handles]
 
     reports = asyncio.run(wait())
-    assert [report.place for report in reports] == [str(tmp_path / f"step-{i}") for i in range(4)]
+    assert [report.path for report in reports] == [str(tmp_path / f"step-{i}") for i in range(4)]
     assert reports[3].plan_cached
     assert reshard.latest(tmp_path) == str(tmp_path / "step-3")
 

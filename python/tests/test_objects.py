@@ -47,7 +47,7 @@ def place(request):
 def test_what_is_saved_is_loaded(place, options):
     state = zoo()
     report = rt.save(state, place, storage_options=options)
-    assert report.place == place and rt.exists(place, storage_options=options)
+    assert report.path == place and rt.exists(place, storage_options=options)
     loaded = zeroed(state)
     assert rt.load(loaded, place, storage_options=options).verified > 0
     assert_same_tree(state, loaded)

@@ -36,7 +36,7 @@ def test_it_lists_keys_shapes_and_chunks(saved):
         assert weight.chunks == [reshard.Chunk((0, 0, 0), (3, 4, 5), "__0_0.distcp")]
         assert ck["epoch"] == 3 and ck["name"] == "run" and ck["nested.list"] == [1, 2.5, "x"] and ck["nested.none"] is None
         assert ck.format == "dcp" and ck.save_id and "reshard" in ck.writer
-        assert ck.path("optim.1.step") == ("optim", 1, "step")
+        assert ck.key_path("optim.1.step") == ("optim", 1, "step")
         assert "model.weight" in ck and "weight" not in ck and len(ck) == 9
         assert "<table>" in ck._repr_html_()
     with pytest.raises(reshard.InvalidInput):

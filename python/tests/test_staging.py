@@ -53,7 +53,7 @@ def pretend(patch):
     """Everything that is not plain and contiguous, which is described without asking, is on a device from now on."""
     blocks = Watched()
     patch(_staging, "_blocks", blocks)
-    patch(_describe, "is_here", lambda tensor: False)
+    patch(_describe, "is_cpu", lambda tensor: False)
     return blocks
 
 
@@ -175,7 +175,7 @@ def test_what_cannot_be_written_fails_the_load_by_name(place, blocks, monkeypatc
 
 
 def on_ranks(rank, size, place):
-    kept = _describe.is_here
+    kept = _describe.is_cpu
     blocks = pretend(setattr)
     whole = torch.arange(9.0 * 8 * 5000).reshape(9 * 8, 5000)
     for layout, (shape, placements) in layouts(size).items():
@@ -188,7 +188,7 @@ def on_ranks(rank, size, place):
             wanted = sharded(whole, mesh_of(shape), placements)
             assert same(found.to_local(), wanted.to_local()), (layout, other)
     assert blocks.made <= COUNT
-    _describe.is_here = kept
+    _describe.is_cpu = kept
     for layout in layouts(size):
         found = {"w": torch.zeros_like(whole)}
         rt.load(found, f"{place}-{layout}")

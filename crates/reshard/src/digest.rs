@@ -69,7 +69,7 @@ pub enum DigestEntry {
 
 /// Digests a checkpoint: streaming, in bounded memory, all threads at once.
 pub fn digest(checkpoint: &Checkpoint, options: &DigestOptions) -> Result<Digest> {
-    let span = tracing::info_span!("digest", place = checkpoint.place());
+    let span = tracing::info_span!("digest", path = checkpoint.path());
     let _entered = span.enter();
     let selected = options.selection.apply(checkpoint)?;
     let mut work: Vec<(usize, u64)> = Vec::new();

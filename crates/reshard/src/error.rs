@@ -43,43 +43,43 @@ pub enum ErrorKind {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Nothing that can be opened lies at the place.
-    #[error("no checkpoint at {place}: {detail}")]
+    /// Nothing that can be opened lies at the path.
+    #[error("no checkpoint at {path}: {detail}")]
     NotFound {
         /// The address.
-        place: String,
+        path: String,
         /// What was looked for.
         detail: String,
     },
     /// The checkpoint has no such key.
-    #[error("no key {key:?} in {place}{}", near_names(.near))]
+    #[error("no key {key:?} in {path}{}", near_names(.near))]
     NoSuchKey {
         /// The key asked for.
         key: String,
         /// The address.
-        place: String,
+        path: String,
         /// Keys with similar names.
         near: Vec<String>,
     },
     /// A checkpoint lies there and overwriting was not asked for.
-    #[error("{place} already holds a checkpoint; choose another place, or allow overwriting")]
+    #[error("{path} already holds a checkpoint; choose another path, or allow overwriting")]
     AlreadyExists {
         /// The address.
-        place: String,
+        path: String,
     },
     /// A checkpoint that lacks files or was never finished.
-    #[error("the checkpoint at {place} is incomplete: {detail}")]
+    #[error("the checkpoint at {path} is incomplete: {detail}")]
     Incomplete {
         /// The address.
-        place: String,
+        path: String,
         /// What is missing.
         detail: String,
     },
     /// Bytes that are not what was written.
-    #[error("{} in {place}: {detail}", corrupt_subject(.key, .file, *.offset))]
+    #[error("{} in {path}: {detail}", corrupt_subject(.key, .file, *.offset))]
     Corrupt {
         /// The address.
-        place: String,
+        path: String,
         /// The key concerned, when known.
         key: Option<String>,
         /// The file concerned.
@@ -94,11 +94,11 @@ pub enum Error {
     Mismatch(Box<Mismatch>),
     /// A value that only unpickling could bring back.
     #[error(
-        "the value of {key:?} in {place} is a pickled {class}, which reading would have to run; allow pickle only for files you trust"
+        "the value of {key:?} in {path} is a pickled {class}, which reading would have to run; allow pickle only for files you trust"
     )]
     Untrusted {
         /// The address.
-        place: String,
+        path: String,
         /// The key.
         key: String,
         /// The class that unpickling would import.
@@ -114,10 +114,10 @@ pub enum Error {
         source: StorageError,
     },
     /// A file is not what its format demands.
-    #[error("{file} in {place} is not a valid {what}")]
+    #[error("{file} in {path} is not a valid {what}")]
     Format {
         /// The address.
-        place: String,
+        path: String,
         /// The file concerned.
         file: String,
         /// What it should have been.
@@ -224,7 +224,7 @@ impl Error {
         let text = match self {
             Error::Storage { source, .. } => match source {
                 StorageError::NoSpace { .. } => "free some space or write elsewhere; what was there before is as it was",
-                StorageError::PermissionDenied { .. } => "check the permissions of the place, or the credentials for the store",
+                StorageError::PermissionDenied { .. } => "check the permissions of the path, or the credentials for the store",
                 StorageError::NotFound { .. } => ADDRESS,
                 _ => return None,
             },
@@ -257,12 +257,12 @@ impl Error {
     }
 
     pub(crate) fn format(
-        place: &str,
+        path: &str,
         file: &str,
         what: &'static str,
         source: impl std::error::Error + Send + Sync + 'static,
     ) -> Error {
-        Error::Format { place: place.into(), file: file.into(), what, source: Box::new(source) }
+        Error::Format { path: path.into(), file: file.into(), what, source: Box::new(source) }
     }
 }
 
@@ -353,11 +353,11 @@ mod tests {
 
     #[test]
     fn hints_speak_of_what_is_missing() {
-        let key = Error::NoSuchKey { key: "k".into(), place: "p".into(), near: Vec::new() };
-        let place = Error::NotFound { place: "p".into(), detail: "there is nothing".into() };
+        let key = Error::NoSuchKey { key: "k".into(), path: "p".into(), near: Vec::new() };
+        let path = Error::NotFound { path: "p".into(), detail: "there is nothing".into() };
         assert!(key.hint().unwrap().contains("reshard ls") && !key.hint().unwrap().contains("address"));
-        assert!(place.hint().unwrap().contains("address"));
-        for (error, word) in [(&key, "reshard ls"), (&place, "address")] {
+        assert!(path.hint().unwrap().contains("address"));
+        for (error, word) in [(&key, "reshard ls"), (&path, "address")] {
             let remote = Error::Remote { failures: error.to_failures(3) };
             assert!(remote.kind() == ErrorKind::NotFound && remote.hint().unwrap().contains(word), "{remote}");
         }

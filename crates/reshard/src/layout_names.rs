@@ -5,10 +5,10 @@ pub(crate) const METADATA_FILE: &str = ".metadata";
 /// Data files start so, and end in [`DATA_SUFFIX`].
 pub(crate) const DATA_PREFIX: &str = "__";
 pub(crate) const DATA_SUFFIX: &str = ".distcp";
-/// Side files start so, and end in [`SIDE_SUFFIX`].
+/// Sidecars start so, and end in [`SIDE_SUFFIX`].
 pub(crate) const SIDE_PREFIX: &str = ".reshard-";
 pub(crate) const SIDE_SUFFIX: &str = ".sums";
-/// The note of an edit has a side file's prefix and ends so.
+/// The note of an edit has a sidecar's prefix and ends so.
 pub(crate) const EDIT_SUFFIX: &str = ".edit";
 
 /// The name of a rank's data file. `save_id` sets it apart from files of other saves in the same folder.

@@ -2,7 +2,7 @@
 //!
 //! A state dict's tensors live in the caller's memory (a Rust slice, a torch tensor) and are read and written by many
 //! threads at once. [`Source`] and [`Target`] carry a pointer, a length and the borrow that keeps the memory alive. Memory
-//! that the CPU cannot read is an [`Elsewhere`].
+//! that the CPU cannot read is an [`DeviceMemory`].
 #![allow(unsafe_code)]
 
 use std::fmt::Debug;
@@ -12,13 +12,13 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 
 /// Memory that the CPU cannot read, such as that of an accelerator. It is read in parts, by several threads at once.
-pub trait Elsewhere: Debug + Send + Sync {
+pub trait DeviceMemory: Debug + Send + Sync {
     /// Fills `into` with the bytes from `offset` on, or says why it cannot.
     fn read(&self, offset: u64, into: &mut [u8]) -> std::result::Result<(), String>;
 }
 
 /// Memory that the CPU can neither read nor write by itself. It is written in boxes, by several threads at once.
-pub trait ElsewhereMut: Elsewhere {
+pub trait DeviceMemoryMut: DeviceMemory {
     /// A number that is the same for the same memory, such as its address there.
     fn address(&self) -> usize;
 
@@ -49,13 +49,13 @@ pub struct Source<'a> {
 #[derive(Debug, Clone)]
 enum Place<'a> {
     Here(*const u8, PhantomData<&'a [u8]>),
-    Elsewhere(Arc<dyn Elsewhere>),
+    DeviceMemory(Arc<dyn DeviceMemory>),
 }
 
 // SAFETY: a Source is a shared borrow of plain bytes; the constructors demand that nobody writes them for 'a. What lies
 // elsewhere is itself Send.
 unsafe impl Send for Source<'_> {}
-// SAFETY: as above; only shared reads are made through it, and what lies elsewhere is itself Sync.
+// SAFETY: as above; only shared reads are made through it, and device memory is itself Sync.
 unsafe impl Sync for Source<'_> {}
 
 impl<'a> Source<'a> {
@@ -65,8 +65,8 @@ impl<'a> Source<'a> {
     }
 
     /// Memory that is read only when its content is about to be written or staged, so that nothing has to be copied ahead.
-    pub fn elsewhere(length: usize, memory: Arc<dyn Elsewhere>) -> Source<'a> {
-        Source { length, place: Place::Elsewhere(memory) }
+    pub fn device(length: usize, memory: Arc<dyn DeviceMemory>) -> Source<'a> {
+        Source { length, place: Place::DeviceMemory(memory) }
     }
 
     /// Memory of a foreign owner.
@@ -103,7 +103,7 @@ impl<'a> Source<'a> {
         match self.place {
             // SAFETY: the constructors' contract: valid for reads and unwritten for 'a; non-null when empty.
             Place::Here(pointer, _) => Some(unsafe { std::slice::from_raw_parts(pointer, self.length) }),
-            Place::Elsewhere(_) => None,
+            Place::DeviceMemory(_) => None,
         }
     }
 
@@ -113,7 +113,7 @@ impl<'a> Source<'a> {
         let end = start.and_then(|start| start.checked_add(into.len())).filter(|&end| end <= self.length);
         let (Some(start), Some(end)) = (start, end) else { return Err(outside()) };
         match (&self.place, self.bytes()) {
-            (Place::Elsewhere(memory), _) => memory
+            (Place::DeviceMemory(memory), _) => memory
                 .read(offset, into)
                 .map_err(|detail| Error::invalid(format!("a tensor's memory could not be read: {detail}"))),
             (Place::Here(..), bytes) => {
@@ -139,10 +139,10 @@ pub struct Target<'a> {
 #[derive(Debug)]
 enum PlaceMut<'a> {
     Here(*mut u8, PhantomData<&'a mut [u8]>),
-    Elsewhere(Arc<dyn ElsewhereMut>),
+    DeviceMemory(Arc<dyn DeviceMemoryMut>),
 }
 
-// SAFETY: a Target is an exclusive borrow of plain bytes, which may move between threads. What lies elsewhere is itself Send.
+// SAFETY: a Target is an exclusive borrow of plain bytes, which may move between threads. Device memory is itself Send.
 unsafe impl Send for Target<'_> {}
 // SAFETY: `&Target` gives no access to the bytes except through the unsafe `slice`, whose caller upholds disjointness. What
 // lies elsewhere is itself Sync.
@@ -155,8 +155,8 @@ impl<'a> Target<'a> {
     }
 
     /// Memory that is written when content for it has been read, a bounded part at a time.
-    pub fn elsewhere(length: usize, memory: Arc<dyn ElsewhereMut>) -> Target<'a> {
-        Target { length, place: PlaceMut::Elsewhere(memory) }
+    pub fn device(length: usize, memory: Arc<dyn DeviceMemoryMut>) -> Target<'a> {
+        Target { length, place: PlaceMut::DeviceMemory(memory) }
     }
 
     /// Memory of a foreign owner.
@@ -184,15 +184,15 @@ impl<'a> Target<'a> {
     pub(crate) fn address(&self) -> usize {
         match &self.place {
             PlaceMut::Here(pointer, _) => *pointer as usize,
-            PlaceMut::Elsewhere(memory) => memory.address(),
+            PlaceMut::DeviceMemory(memory) => memory.address(),
         }
     }
 
     /// The memory that the CPU cannot write by itself.
-    pub(crate) fn away(&self) -> Option<&dyn ElsewhereMut> {
+    pub(crate) fn away(&self) -> Option<&dyn DeviceMemoryMut> {
         match &self.place {
             PlaceMut::Here(..) => None,
-            PlaceMut::Elsewhere(memory) => Some(memory.as_ref()),
+            PlaceMut::DeviceMemory(memory) => Some(memory.as_ref()),
         }
     }
 

@@ -75,7 +75,7 @@ pub fn merge(
     let written = planned.report(first, destination.describe(), target.format(), written, start);
     let differing = differing.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     Ok(MergeReport {
-        sources: sources.iter().map(|s| s.place().to_owned()).collect(),
+        sources: sources.iter().map(|s| s.path().to_owned()).collect(),
         weights,
         averaged,
         taken_from_first: differing.into_iter().collect(),
@@ -138,7 +138,7 @@ fn check_same(first: &Checkpoint, others: &[&Checkpoint], options: &ConvertOptio
             }
         }
         if !differences.is_empty() {
-            return Err(Error::Mismatch(Box::new(Mismatch { place: other.place().to_owned(), differences })));
+            return Err(Error::Mismatch(Box::new(Mismatch { path: other.path().to_owned(), differences })));
         }
     }
     Ok(())

@@ -95,7 +95,7 @@ impl fmt::Display for Difference {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Mismatch {
     /// The checkpoint's address.
-    pub place: String,
+    pub path: String,
     /// Every difference, in the order of the wanted keys, unexpected ones last.
     pub differences: Vec<Difference>,
 }
@@ -116,7 +116,7 @@ impl fmt::Display for Mismatch {
         write!(
             f,
             "{} differs from what is wanted in {count} place{}; nothing was loaded",
-            self.place,
+            self.path,
             if count == 1 { "" } else { "s" }
         )?;
         for difference in self.differences.iter().take(LISTED) {

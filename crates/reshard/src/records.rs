@@ -1,6 +1,6 @@
 //! Saves that someone else plans: records written one by one, published together.
 //!
-//! PyTorch's own planner, or a user's, may decide what is written where and only want bytes moved. [`begin`] looks at the place
+//! PyTorch's own planner, or a user's, may decide what is written where and only want bytes moved. [`begin`] looks at the path
 //! once, [`write_records`] writes one rank's records, [`publish_records`] makes the save visible; the promises are those of
 //! [`save`](crate::save()): old or new, synced, with checksums, files that describe themselves.
 
@@ -12,6 +12,7 @@ use reshard_layout::Dims;
 use reshard_storage::{Publish, Store};
 
 use crate::checkpoint::{Checkpoint, Decoded, ValuePlace};
+use crate::checksums::{RecordChecksums, Sidecar, SidecarFile, sidecar_name};
 use crate::error::{Error, Result, StorageContext};
 use crate::group::{Group, decode, encode};
 use crate::layout_names::{METADATA_FILE, data_file, is_save_file};
@@ -24,7 +25,6 @@ use crate::save::commit::old_files;
 use crate::save::jobs::{Jobs, TensorJob, ValueJob};
 use crate::save::prepare::{Decision, Prepared, decide};
 use crate::save::write::write;
-use crate::sums::{RecordSum, SideFile, SideFileEntry, side_file_name};
 use crate::workers::Workers;
 
 /// The same outcome on every rank: fine on all, or everyone's errors. For steps of an embedding program that may fail on one
@@ -94,7 +94,7 @@ pub struct WrittenRecords {
     pub sums: Vec<u8>,
 }
 
-/// Prepares a place for a save that someone else plans; one rank calls it, before any writes.
+/// Prepares a path for a save that someone else plans; one rank calls it, before any writes.
 pub fn begin(store: &dyn Store, options: &SaveOptions) -> Result<RecordSave> {
     let decision = decide(store, options, false, 0)?;
     Ok(RecordSave { save_id: decision.save_id, named: decision.named })
@@ -154,12 +154,12 @@ pub fn write_records(
     let written = write(&jobs, &prepared, store, options, Workers::normal())?;
 
     let id = save.named.then_some(save.save_id.as_str());
-    let mut side: Vec<SideFileEntry> = written
+    let mut side: Vec<SidecarFile> = written
         .files
         .iter()
-        .map(|(file, length)| SideFileEntry { file: file.clone(), length: *length, records: Vec::new() })
+        .map(|(file, length)| SidecarFile { file: file.clone(), length: *length, records: Vec::new() })
         .collect();
-    let mut note = |file: &str, record: RecordSum| {
+    let mut note = |file: &str, record: RecordChecksums| {
         if let Some(entry) = side.iter_mut().find(|entry| entry.file == file) {
             entry.records.push(record);
         }
@@ -168,14 +168,14 @@ pub fn write_records(
     for (job, sums) in jobs.tensors.iter().zip(&written.tensors) {
         let Placed { file, offset, length, data_offset, data_length } = job.placed;
         let file = data_file(rank, file, id);
-        note(&file, RecordSum { offset, length, data_offset, data_length, sums: *sums });
+        note(&file, RecordChecksums { offset, length, data_offset, data_length, sums: *sums });
         tensors.push(WrittenRecord { file, offset, length });
     }
     let mut values = Vec::with_capacity(jobs.values.len());
     let mut at = jobs.ends.first().copied().unwrap_or(0);
     for (length, sums) in &written.values {
         let file = data_file(rank, 0, id);
-        note(&file, RecordSum { offset: at, length: *length, data_offset: 0, data_length: *length, sums: *sums });
+        note(&file, RecordChecksums { offset: at, length: *length, data_offset: 0, data_length: *length, sums: *sums });
         values.push(WrittenRecord { file, offset: at, length: *length });
         at += length;
     }
@@ -193,19 +193,19 @@ pub fn publish_records(
     metadata_name: Option<&str>,
     options: &SaveOptions,
 ) -> Result<Vec<String>> {
-    let mut files: Vec<SideFileEntry> = Vec::new();
+    let mut files: Vec<SidecarFile> = Vec::new();
     for bytes in sums {
-        files.extend(decode::<Vec<SideFileEntry>>(bytes)?);
+        files.extend(decode::<Vec<SidecarFile>>(bytes)?);
     }
     files.sort_by(|a, b| a.file.cmp(&b.file));
     let old = old_files(store);
-    let side = SideFile { save_id: save.save_id.clone(), ranks: u32::try_from(sums.len()).unwrap_or(u32::MAX), files };
-    let encoded = side.encode().map_err(|e| Error::invalid(format!("the side file cannot be written: {e}")))?;
-    let side_name = side_file_name(&save.save_id);
+    let side = Sidecar { save_id: save.save_id.clone(), ranks: u32::try_from(sums.len()).unwrap_or(u32::MAX), files };
+    let encoded = side.encode().map_err(|e| Error::invalid(format!("the sidecar cannot be written: {e}")))?;
+    let side_name = sidecar_name(&save.save_id);
     store.publish(&side_name, &encoded, Publish::Create).doing(|| format!("writing {side_name}"))?;
     let mode = if options.overwrite { Publish::Replace } else { Publish::Create };
     let name = metadata_name.unwrap_or(METADATA_FILE);
-    // On an error the side file stays: the metadata may have got its name all the same, and if not, the next save sweeps it.
+    // On an error the sidecar stays: the metadata may have got its name all the same, and if not, the next save sweeps it.
     store.publish(name, metadata, mode).doing(|| format!("publishing {name}"))?;
     if metadata_name.is_some() {
         // Metadata of one rank among several: the other ranks' files are not ours to judge.
@@ -237,7 +237,7 @@ impl Checkpoint {
                 (Decoded::Plain(_), record) => Ok((None, record)),
                 (Decoded::Opaque(class), record) => Ok((Some(class), record)),
             },
-            _ => Err(Error::invalid(format!("{key:?} in {} has no record of its own", self.place()))),
+            _ => Err(Error::invalid(format!("{key:?} in {} has no record of its own", self.path()))),
         };
         Workers::reading(self.store.as_ref()).run(|| keys.par_iter().map(one).collect())?
     }

@@ -16,12 +16,12 @@ use reshard_storage::{Publish, Store};
 use serde::Serialize;
 
 use crate::checkpoint::{MAX_METADATA_BYTES, StoredFile};
+use crate::checksums::{FileIndex, MAX_SIDE_BYTES, Sidecar, SidecarFile, sidecar_name};
 use crate::control::Control;
 use crate::edit::EditNote;
 use crate::error::{Error, Result, StorageContext, chain};
 use crate::layout_names::{DATA_PREFIX, DATA_SUFFIX, EDIT_SUFFIX, METADATA_FILE, SIDE_PREFIX, SIDE_SUFFIX};
 use crate::plan::local::{WireTensor, dtype_of};
-use crate::sums::{FileIndex, MAX_SIDE_BYTES, SideFile, SideFileEntry, side_file_name};
 
 /// How to recover.
 #[derive(Debug, Clone, Default)]
@@ -55,7 +55,7 @@ pub struct UnusedFile {
 #[non_exhaustive]
 pub struct RecoverReport {
     /// The address.
-    pub place: String,
+    pub path: String,
     /// The save that was brought back.
     pub save_id: String,
     /// How many ranks it was saved by.
@@ -83,13 +83,13 @@ struct Indexed {
 /// Rebuilds `.metadata` of the newest complete save whose data files lie in a folder.
 pub fn recover(store: &Arc<dyn Store>, options: &RecoverOptions) -> Result<RecoverReport> {
     let store = store.as_ref();
-    let place = store.describe();
+    let path = store.describe();
     if !options.replace && readable(store) {
-        return Err(Error::AlreadyExists { place });
+        return Err(Error::AlreadyExists { path });
     }
     let mut saves: BTreeMap<String, Vec<Indexed>> = BTreeMap::new();
     let mut unused: Vec<UnusedFile> = Vec::new();
-    for file in store.list(DATA_PREFIX).doing(|| format!("listing {place}"))? {
+    for file in store.list(DATA_PREFIX).doing(|| format!("listing {path}"))? {
         options.control.check("recovering")?;
         if !file.path.ends_with(DATA_SUFFIX) {
             continue;
@@ -106,7 +106,7 @@ pub fn recover(store: &Arc<dyn Store>, options: &RecoverOptions) -> Result<Recov
             Err(error) => unused.push(UnusedFile { file: file.path, why: format!("its index is damaged: {}", chain(&error)) }),
         }
     }
-    let edits = edits(store, &saves).doing(|| format!("listing {place}"))?;
+    let edits = edits(store, &saves).doing(|| format!("listing {path}"))?;
     // Ids start with the time, so the last one is the newest.
     let ids: BTreeSet<String> = saves.keys().chain(&edits).cloned().collect();
     let mut reasons: Vec<String> = Vec::new();
@@ -130,7 +130,7 @@ pub fn recover(store: &Arc<dyn Store>, options: &RecoverOptions) -> Result<Recov
                     publish(store, &id, &found)?;
                 }
                 return Ok(RecoverReport {
-                    place,
+                    path,
                     save_id: id,
                     ranks: found.ranks,
                     keys: found.metadata.entries.len() as u64,
@@ -148,7 +148,7 @@ pub fn recover(store: &Arc<dyn Store>, options: &RecoverOptions) -> Result<Recov
                 "it was edited ({id}), and what the edit did is lost ({why}); the data files know the keys as they were before: \
                  make the edit again from its source, or undo it"
             );
-            return Err(Error::Incomplete { place, detail });
+            return Err(Error::Incomplete { path, detail });
         }
         reasons.push(match edited {
             true => format!("the edit {id} is undone, because what it did is lost: {why}"),
@@ -163,26 +163,26 @@ pub fn recover(store: &Arc<dyn Store>, options: &RecoverOptions) -> Result<Recov
         reasons.push(format!("these files cannot be used: {}", without.join(", ")));
     }
     if reasons.is_empty() {
-        return Err(Error::NotFound { place, detail: "there are no data files".into() });
+        return Err(Error::NotFound { path, detail: "there are no data files".into() });
     }
-    Err(Error::Incomplete { place, detail: reasons.join("; ") })
+    Err(Error::Incomplete { path, detail: reasons.join("; ") })
 }
 
 fn readable(store: &dyn Store) -> bool {
     store.read(METADATA_FILE, MAX_METADATA_BYTES).is_ok_and(|bytes| Metadata::decode(&bytes).is_ok())
 }
 
-fn side_file(store: &dyn Store, id: &str) -> Option<SideFile> {
-    let bytes = store.read(&side_file_name(id), MAX_SIDE_BYTES).ok()?;
-    SideFile::decode(&bytes).ok().filter(|side| side.save_id == id)
+fn sidecar(store: &dyn Store, id: &str) -> Option<Sidecar> {
+    let bytes = store.read(&sidecar_name(id), MAX_SIDE_BYTES).ok()?;
+    Sidecar::decode(&bytes).ok().filter(|side| side.save_id == id)
 }
 
 /// What is to be published.
 struct Found {
     metadata: Metadata,
     ranks: u32,
-    /// The checksums, where there is no side file with them yet.
-    side: Option<SideFile>,
+    /// The checksums, where there is no sidecar with them yet.
+    side: Option<Sidecar>,
 }
 
 fn records(entry: &Entry) -> u64 {
@@ -192,7 +192,7 @@ fn records(entry: &Entry) -> u64 {
     }
 }
 
-/// The ids of edits that were made here: by their notes, by files with values that they added, and by side files that speak of
+/// The ids of edits that were made here: by their notes, by files with values that they added, and by sidecars that speak of
 /// data files of other saves.
 fn edits(store: &dyn Store, saves: &BTreeMap<String, Vec<Indexed>>) -> reshard_storage::Result<BTreeSet<String>> {
     let added = saves.iter().filter(|(_, files)| files.iter().any(|f| f.index.ranks == 0)).map(|(id, _)| id.clone());
@@ -202,7 +202,7 @@ fn edits(store: &dyn Store, saves: &BTreeMap<String, Vec<Indexed>>) -> reshard_s
         if let Some(id) = name.and_then(|name| name.strip_suffix(EDIT_SUFFIX)) {
             found.insert(id.to_owned());
         } else if let Some(id) = name.and_then(|name| name.strip_suffix(SIDE_SUFFIX))
-            && let Some(side) = side_file(store, id)
+            && let Some(side) = sidecar(store, id)
         {
             let other = saves.iter().filter(|(save, _)| *save != id).flat_map(|(_, files)| files);
             let names: BTreeSet<&str> = other.map(|f| f.name.as_str()).collect();
@@ -219,7 +219,7 @@ fn from_note(store: &dyn Store, id: &str) -> std::result::Result<Found, String> 
     let note = EditNote::read(store, id)?;
     note.check_files(store)?;
     let metadata = Metadata::decode(&note.metadata).map_err(|e| chain(&e))?;
-    let ranks = side_file(store, id).map_or(0, |side| side.ranks);
+    let ranks = sidecar(store, id).map_or(0, |side| side.ranks);
     Ok(Found { metadata, ranks, side: None })
 }
 
@@ -262,7 +262,7 @@ fn assemble(
             }
         }
         let records = file.index.records.iter().map(|r| r.sum).collect();
-        side.push(SideFileEntry { file: file.name.clone(), length: file.size, records });
+        side.push(SidecarFile { file: file.name.clone(), length: file.size, records });
     }
     for (key, (tensor, path, mut chunks)) in tensors {
         chunks.sort_by(|a, b| a.region.cmp(&b.region));
@@ -284,8 +284,8 @@ fn assemble(
     }
     side.sort_by(|a, b| a.file.cmp(&b.file));
     let ranks = files.first().map_or(0, |f| f.index.ranks);
-    let side = SideFile { save_id: id.to_owned(), ranks, files: side };
-    Ok(Found { metadata, ranks, side: side_file(store, id).is_none().then_some(side) })
+    let side = Sidecar { save_id: id.to_owned(), ranks, files: side };
+    Ok(Found { metadata, ranks, side: sidecar(store, id).is_none().then_some(side) })
 }
 
 /// Whether every file of a save is there and whole, as far as can be told.
@@ -303,8 +303,8 @@ fn complete(
             return Err(format!("{} has {} bytes, {} were written", file.name, file.size, end + index));
         }
     }
-    // The side file is published when all data is written: it names every file.
-    if let Some(side) = side_file(store, id) {
+    // The sidecar is published when all data is written: it names every file.
+    if let Some(side) = sidecar(store, id) {
         let there: BTreeSet<&str> = files.iter().map(|f| f.name.as_str()).collect();
         let missing: Vec<&str> = side.files.iter().map(|f| f.file.as_str()).filter(|name| !there.contains(name)).collect();
         return if missing.is_empty() { Ok(()) } else { Err(format!("{} is missing", missing.join(", "))) };
@@ -336,8 +336,8 @@ fn complete(
 fn publish(store: &dyn Store, id: &str, found: &Found) -> Result<()> {
     let encoded = found.metadata.encode()?;
     if let Some(side) = &found.side {
-        let name = side_file_name(id);
-        let sums = side.encode().map_err(|e| Error::invalid(format!("the side file cannot be written: {e}")))?;
+        let name = sidecar_name(id);
+        let sums = side.encode().map_err(|e| Error::invalid(format!("the sidecar cannot be written: {e}")))?;
         store.publish(&name, &sums, Publish::Replace).doing(|| format!("writing {name}"))?;
     }
     store.publish(METADATA_FILE, &encoded, Publish::Replace).doing(|| "publishing .metadata".into())?;

@@ -52,7 +52,7 @@ impl PhaseClock {
 #[non_exhaustive]
 pub struct SaveReport {
     /// The address.
-    pub place: String,
+    pub path: String,
     /// The id under which it was published.
     pub save_id: String,
     /// Times on this rank.

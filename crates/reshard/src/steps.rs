@@ -10,11 +10,11 @@ use reshard_storage::{Address, Store, StoreOptions, is_staged};
 use serde::Serialize;
 
 use crate::checkpoint::{Checkpoint, Format};
+use crate::checksums::sidecar_name;
 use crate::control::Control;
 use crate::edit::note_name;
 use crate::error::{Error, ErrorKind, Result, StorageContext};
 use crate::layout_names::{METADATA_FILE, is_save_file};
-use crate::sums::side_file_name;
 use crate::verify::{Severity, VerifyOptions, verify};
 
 /// How to look at a folder of steps.
@@ -54,7 +54,7 @@ pub struct Step {
     /// Its number, where its name has one.
     pub number: Option<u64>,
     /// Its address.
-    pub place: String,
+    pub path: String,
     /// What it is worth.
     #[serde(flatten)]
     pub state: StepState,
@@ -68,7 +68,7 @@ pub struct Step {
 pub fn steps(folder: &str, options: &StepsOptions) -> Result<Vec<Step>> {
     let mut steps = listed(folder, options)?;
     for step in &mut steps {
-        step.state = state(&step.place, options)?;
+        step.state = state(&step.path, options)?;
     }
     Ok(steps)
 }
@@ -78,7 +78,7 @@ pub fn latest(folder: &str, options: &StepsOptions) -> Result<Option<Step>> {
     let steps = listed(folder, options)?;
     let numbered = steps.iter().any(|step| step.number.is_some());
     for mut step in steps.into_iter().rev().filter(|step| step.number.is_some() || !numbered) {
-        step.state = state(&step.place, options)?;
+        step.state = state(&step.path, options)?;
         if step.state == StepState::Valid {
             return Ok(Some(step));
         }
@@ -93,12 +93,12 @@ fn listed(folder: &str, options: &StepsOptions) -> Result<Vec<Step>> {
     let mut steps = Vec::new();
     for name in store.list_children().doing(|| format!("listing {folder}"))? {
         options.control.check("looking at steps")?;
-        let place = address.join(&name).doing(|| format!("opening {name}"))?;
-        let below = reshard_storage::open(&place, &options.store).doing(|| format!("opening {place}"))?;
-        let files = below.list("").doing(|| format!("listing {place}"))?;
+        let path = address.join(&name).doing(|| format!("opening {name}"))?;
+        let below = reshard_storage::open(&path, &options.store).doing(|| format!("opening {path}"))?;
+        let files = below.list("").doing(|| format!("listing {path}"))?;
         let modified = files.iter().filter_map(|f| f.modified).max().map(seconds);
         let bytes = files.iter().map(|f| f.size).sum();
-        steps.push(Step { number: number(&name), name, place: place.to_string(), state: StepState::Other, modified, bytes });
+        steps.push(Step { number: number(&name), name, path: path.to_string(), state: StepState::Other, modified, bytes });
     }
     steps.sort_by(|a, b| (a.number, a.modified, &a.name).cmp(&(b.number, b.modified, &b.name)));
     Ok(steps)
@@ -116,19 +116,19 @@ fn number(name: &str) -> Option<u64> {
     name[start..end].parse().ok()
 }
 
-fn open(place: &str, options: &StepsOptions) -> Result<std::sync::Arc<dyn Store>> {
-    let address = Address::parse(place).doing(|| format!("opening {place}"))?;
-    reshard_storage::open(&address, &options.store).doing(|| format!("opening {place}"))
+fn open(path: &str, options: &StepsOptions) -> Result<std::sync::Arc<dyn Store>> {
+    let address = Address::parse(path).doing(|| format!("opening {path}"))?;
+    reshard_storage::open(&address, &options.store).doing(|| format!("opening {path}"))
 }
 
-fn state(place: &str, options: &StepsOptions) -> Result<StepState> {
-    let store = open(place, options)?;
+fn state(path: &str, options: &StepsOptions) -> Result<StepState> {
+    let store = open(path, options)?;
     let checkpoint = match Checkpoint::open_store(store.clone()) {
         Ok(checkpoint) => checkpoint,
         Err(error) => match error.kind() {
             ErrorKind::Incomplete | ErrorKind::Corrupt => return Ok(StepState::Incomplete { why: error.full_text() }),
             ErrorKind::NotFound => {
-                let files = store.list("").doing(|| format!("listing {place}"))?;
+                let files = store.list("").doing(|| format!("listing {path}"))?;
                 let leftover = files.iter().any(|f| is_save_file(&f.path) || is_staged(&f.path));
                 let why = "only leftovers of a save that was never finished".to_owned();
                 return Ok(if leftover { StepState::Incomplete { why } } else { StepState::Other });
@@ -235,7 +235,7 @@ pub fn prune(folder: &str, retention: &Retention, dry_run: bool, options: &Steps
     let mut report = PruneReport { steps: decisions, leftovers: Vec::new(), bytes: 0, failed: Vec::new(), dry_run };
     for decision in &report.steps {
         options.control.check("pruning")?;
-        let store = open(&decision.step.place, options)?;
+        let store = open(&decision.step.path, options)?;
         if !decision.keep {
             report.bytes += decision.step.bytes;
             if !dry_run && let Err(error) = remove(store.as_ref()) {
@@ -331,7 +331,7 @@ fn metric(step: &Step, best: &Best, options: &StepsOptions) -> Result<Option<f64
     if step.state != StepState::Valid {
         return Ok(None);
     }
-    let checkpoint = Checkpoint::open_store(open(&step.place, options)?)?;
+    let checkpoint = Checkpoint::open_store(open(&step.path, options)?)?;
     if !checkpoint.catalog().entries.contains_key(&best.key) {
         return Ok(None);
     }
@@ -360,7 +360,7 @@ fn leftovers(store: &std::sync::Arc<dyn Store>, grace: Duration, now: u64) -> Re
     if catalog.format != Format::Dcp {
         return Ok(Vec::new());
     }
-    let own: Vec<String> = catalog.save_id.iter().flat_map(|id| [side_file_name(id), note_name(id)]).collect();
+    let own: Vec<String> = catalog.save_id.iter().flat_map(|id| [sidecar_name(id), note_name(id)]).collect();
     let files = store.list("").doing(|| format!("listing {}", store.describe()))?;
     let old = |modified: Option<SystemTime>| modified.is_some_and(|m| now.saturating_sub(seconds(m)) >= grace.as_secs());
     Ok(files
@@ -392,7 +392,7 @@ mod tests {
     fn step(number: u64, valid: bool, modified: u64) -> Step {
         let state = if valid { StepState::Valid } else { StepState::Incomplete { why: "cut".into() } };
         let name = format!("step_{number}");
-        Step { number: Some(number), place: name.clone(), name, state, modified: Some(modified), bytes: 1 }
+        Step { number: Some(number), path: name.clone(), name, state, modified: Some(modified), bytes: 1 }
     }
 
     fn kept(steps: &[Step], metrics: &[Option<f64>], retention: &Retention) -> Vec<u64> {

@@ -257,7 +257,7 @@ pub(crate) fn check_covered(checkpoint: &Checkpoint, key: &str, tensor: &Catalog
 
 fn uncovered(checkpoint: &Checkpoint, key: &str, detail: String) -> Error {
     let differences = vec![Difference::Coverage { key: key.to_owned(), detail }];
-    Error::Mismatch(Box::new(Mismatch { place: checkpoint.place().to_owned(), differences }))
+    Error::Mismatch(Box::new(Mismatch { path: checkpoint.path().to_owned(), differences }))
 }
 
 fn outside() -> Error {

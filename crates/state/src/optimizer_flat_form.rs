@@ -187,7 +187,7 @@ fn sort_keys<T: Clone>(flat: &FlatOptimizer<T>, known: &IndexSet<&str>) -> Resul
         unexpected: Vec::new(),
     };
     let types = key_types(flat)?;
-    let strangers = Strangers::of(flat, known);
+    let unknown = Unknown::of(flat, known);
     for (key, value) in flat {
         if let Some(rest) = below(key, STATE) {
             match split_name(rest, known) {
@@ -195,7 +195,7 @@ fn sort_keys<T: Clone>(flat: &FlatOptimizer<T>, known: &IndexSet<&str>) -> Resul
                     let slots = sorted.slots.entry(name.to_owned()).or_default();
                     nest(key, slots, &format!("{STATE}.{name}"), slot, value, &types)?;
                 }
-                None if strangers.own(rest) => sorted.unexpected.push(key.clone()),
+                None if unknown.own(rest) => sorted.unexpected.push(key.clone()),
                 None => nest(key, &mut sorted.user_state, STATE, rest, value, &types)?,
             }
         } else if let Some(rest) = below(key, USER_STATE) {
@@ -229,20 +229,17 @@ fn key_types<T>(flat: &FlatOptimizer<T>) -> Result<KeyTypes, StateError> {
 }
 
 /// Parameters that the flattened state knows and nobody here does: those of other stages of a pipeline.
-struct Strangers<'a> {
+struct Unknown<'a> {
     names: IndexSet<&'a str>,
     /// Without any group there is no telling a parameter from what is the user's own.
     groups: bool,
 }
 
-impl<'a> Strangers<'a> {
-    fn of<T>(flat: &'a FlatOptimizer<T>, known: &IndexSet<&str>) -> Strangers<'a> {
+impl<'a> Unknown<'a> {
+    fn of<T>(flat: &'a FlatOptimizer<T>, known: &IndexSet<&str>) -> Unknown<'a> {
         let listed = || flat.keys().filter_map(|key| below(key, PARAM_GROUPS));
         let strange = listed().filter(|rest| split_name(rest, known).is_none());
-        Strangers {
-            names: strange.filter_map(|rest| Some(rest.rsplit_once('.')?.0)).collect(),
-            groups: listed().next().is_some(),
-        }
+        Unknown { names: strange.filter_map(|rest| Some(rest.rsplit_once('.')?.0)).collect(), groups: listed().next().is_some() }
     }
 
     /// Whether what is left of a key below `state` is a slot of one of them.

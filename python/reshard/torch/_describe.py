@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from .. import _reshard
 from .._errors import InvalidInput
 from ._leaf import PerRank, ShardView
-from ._staging import DeviceMemory, is_here
+from ._staging import DeviceMemory, is_cpu
 
 # Kinds of leaves, as the extension knows them.
 WHOLE, PIECES, VALUE, RECORD = 0, 1, 2, 3
@@ -56,7 +56,7 @@ class Description:
         #: Memory that stands in for a tensor: (stand-in, tensor), copied after a load.
         self.staged: list[tuple[torch.Tensor, torch.Tensor]] = []
         #: Top-level keys below which something is an empty container.
-        self.hollow: set[str] = set()
+        self.empty: set[str] = set()
         #: Devices on which tensors are.
         self.devices: set[torch.device] = set()
         #: Run after the tensors are loaded, before values are put into their places.
@@ -252,11 +252,11 @@ class Description:
             pieces.append(self._piece(key, tuple(chunk.offsets), local.__get_tensor_shard__(index)))
         return pieces
 
-    # ---- memory elsewhere -----------------------------------------------------------------------------------------------
+    # ---- device memory -----------------------------------------------------------------------------------------------
 
     def _readable(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor whose bits are its values; to load, one that stands in for it if its are not."""
-        if not is_here(tensor):
+        if not is_cpu(tensor):
             self.devices.add(tensor.device)
         if not tensor.is_neg() and not tensor.is_conj():
             return tensor
@@ -268,7 +268,7 @@ class Description:
 
     def _memory(self, tensor: torch.Tensor, start: int = 0) -> Any:
         """Where a tensor's memory begins, some elements after its first one: an address, or what reads and writes it."""
-        if not is_here(tensor):
+        if not is_cpu(tensor):
             # Kept alive by what reads it.
             return DeviceMemory(tensor, start)
         self.owners.append(tensor)
@@ -351,7 +351,7 @@ def _visit(key: str, path: tuple[str | int, ...], value: Any, place: Place, out:
         if stored is not None and key in stored:
             out.add(key, path, value, place)
         elif not value:
-            out.hollow.add(str(path[0]))
+            out.empty.add(str(path[0]))
         else:
             _open(f"{key}.", path, value, place.wrapper, out, stored)
     elif isinstance(value, list) and not _is_terminal(value):

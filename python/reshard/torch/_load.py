@@ -14,7 +14,7 @@ from .._progress import Progress
 from .._reports import LoadReport
 from ._describe import Description, flatten, is_stateful, mutable, put
 from ._group import DEFAULT_TIMEOUT, group_for
-from ._save import StrPath, chosen_place, run_together
+from ._save import StrPath, chosen_path, run_together
 from .state._expand import expand
 from .state._template import OptimizerStateDict
 
@@ -26,7 +26,7 @@ _TENSORS_INSIDE = {"torch.Tensor", "a sparse tensor", "a quantised tensor", "a n
 
 def load(
     state_dict: MutableMapping[str, Any],
-    place: StrPath | None = None,
+    path: StrPath | None = None,
     *,
     checkpoint_id: StrPath | None = None,
     process_group: Any = None,
@@ -49,7 +49,7 @@ def load(
 
     Args:
         state_dict: what is wanted, and where. Any layout of ranks; only the parts that this rank wants are read.
-        place: a DCP folder, a safetensors file or folder, or a ``torch.save`` file; a path or an address.
+        path: a DCP folder, a safetensors file or folder, or a ``torch.save`` file; a path or an address.
         checkpoint_id: the same, by the name that PyTorch gives it.
         process_group: the ranks that load together; all by default.
         no_dist: load without talking to other ranks.
@@ -68,7 +68,7 @@ def load(
     Returns:
         what happened: bytes, times, casts, and with ``strict=False`` every difference.
     """
-    where = chosen_place(place, checkpoint_id)
+    where = chosen_path(path, checkpoint_id)
     group = group_for(process_group, no_dist, timeout=timeout)
     store = dict(storage_options) if storage_options else None
     checkpoint = _reshard.Checkpoint(where, store, group)
@@ -96,7 +96,7 @@ def load(
             renames.update((leaf[0], stored_name(leaf[0])) for leaf in description.leaves)
         else:
             # An empty container is where something was forgotten, if the checkpoint has something for it.
-            options["parts"] = sorted(description.hollow)
+            options["parts"] = sorted(description.empty)
         return description
 
     renames: dict[str, str | None] = {}
@@ -125,7 +125,7 @@ def load(
     return LoadReport(report)
 
 
-def into(state: dict[Any, Any], checkpoint: Any, place: str, allow_pickle: bool, verify: str) -> None:
+def into(state: dict[Any, Any], checkpoint: Any, path: str, allow_pickle: bool, verify: str) -> None:
     """Loads a state that was made from the checkpoint itself, on this rank alone."""
     description = Description(loading=True)
     flatten(state, description, checkpoint)
@@ -137,7 +137,7 @@ def into(state: dict[Any, Any], checkpoint: Any, place: str, allow_pickle: bool,
     )
     description.copy_back()
     for key, found in values.items():
-        _put(description, key, _value(key, place, found, allow_pickle))
+        _put(description, key, _value(key, path, found, allow_pickle))
 
 
 def _stored_name(rename: Rename | None) -> Callable[[str], str | None] | None:
@@ -171,7 +171,7 @@ def _trusted_classes() -> set[str]:
     return trusted
 
 
-def _value(key: str, place: str, found: tuple[Any, bytes | None], allow_pickle: bool) -> Any:
+def _value(key: str, path: str, found: tuple[Any, bytes | None], allow_pickle: bool) -> Any:
     plain, record = found
     if record is None:
         return plain
@@ -180,7 +180,7 @@ def _value(key: str, place: str, found: tuple[Any, bytes | None], allow_pickle: 
     try:
         return torch.load(io.BytesIO(record), weights_only=True)
     except Exception as error:
-        message = f"the value of {key!r} in {place} is a pickled {plain}, which reading would have to run"
+        message = f"the value of {key!r} in {path} is a pickled {plain}, which reading would have to run"
         hint = "pass allow_pickle=True only for files you trust"
         raise UntrustedPickle(message, keys=[key], class_name=plain, hint=hint) from error
 
@@ -197,6 +197,6 @@ def _put(description: Description, key: str, value: Any) -> None:
     put(place, value)
 
 
-def exists(place: StrPath, *, storage_options: Mapping[str, Any] | None = None) -> bool:
-    """Whether a finished checkpoint lies at a place."""
-    return _reshard.is_complete(os.fspath(place), dict(storage_options) if storage_options else None)
+def exists(path: StrPath, *, storage_options: Mapping[str, Any] | None = None) -> bool:
+    """Whether a finished checkpoint lies at a path."""
+    return _reshard.is_complete(os.fspath(path), dict(storage_options) if storage_options else None)

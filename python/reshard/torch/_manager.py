@@ -93,8 +93,8 @@ class CheckpointManager:
 
     # ---- saving -------------------------------------------------------------------------------------------------------
 
-    def place(self, step: int) -> str:
-        """The place of a step."""
+    def path(self, step: int) -> str:
+        """The path of a step."""
         return f"{self.root}/{self.prefix}{step}"
 
     def save(
@@ -119,10 +119,10 @@ class CheckpointManager:
         # The saver raises what went wrong with the save before.
         self._pending_ended()
         if self._saver is None:
-            report = save(whole, self.place(step), **options)
+            report = save(whole, self.path(step), **options)
             self._retire(step)
             return report
-        handle = self._saver.save(whole, self.place(step), **options)
+        handle = self._saver.save(whole, self.path(step), **options)
         self._pending = handle
         # A future wakes those who wait for it before it calls back: whoever waits for the manager waits for this too.
         self._tidied.clear()
@@ -159,7 +159,7 @@ class CheckpointManager:
         """The complete steps, oldest first, as this process sees them."""
         numbers = (self._number(name) for name in _reshard.list_children(self.root, self._storage_options))
         found = sorted(number for number in numbers if number is not None)
-        return [step for step in found if _reshard.is_complete(self.place(step), self._storage_options)]
+        return [step for step in found if _reshard.is_complete(self.path(step), self._storage_options)]
 
     def _number(self, name: str) -> int | None:
         """The step of a folder of ours."""
@@ -174,7 +174,7 @@ class CheckpointManager:
     def metrics(self, step: int) -> dict[str, float]:
         """The metrics that were saved with a step."""
         prefix = f"{_OWN}.metrics."
-        with open_checkpoint(self.place(step), storage_options=self._storage_options) as checkpoint:
+        with open_checkpoint(self.path(step), storage_options=self._storage_options) as checkpoint:
             return {key.removeprefix(prefix): checkpoint[key] for key in checkpoint if key.startswith(prefix)}
 
     def best(self) -> int | None:
@@ -209,7 +209,7 @@ class CheckpointManager:
             "storage_options": self._storage_options,
             **load_options,
         }
-        report = load(state, self.place(chosen), **options)
+        report = load(state, self.path(chosen), **options)
         report._values["step"] = chosen
         return report
 
@@ -259,14 +259,14 @@ class CheckpointManager:
             step = self._number(name)
             if step is None:
                 continue
-            place = f"{self.root}/{name}"
+            path = f"{self.root}/{name}"
             # A save that was never finished, of a step before the one just saved, is of a run that stopped.
-            unfinished = step < saved and not _reshard.is_complete(place, self._storage_options)
+            unfinished = step < saved and not _reshard.is_complete(path, self._storage_options)
             if step in unwanted or unfinished:
                 try:
-                    _reshard.remove_checkpoint(place, self._storage_options)
+                    _reshard.remove_checkpoint(path, self._storage_options)
                 except ReshardError as error:
-                    self.warnings.append(f"{place} could not be removed: {error}")
+                    self.warnings.append(f"{path} could not be removed: {error}")
 
     def __repr__(self) -> str:
         return f"<CheckpointManager {self.root!r}: {len(self.steps())} steps>"

@@ -19,13 +19,13 @@ StrPath = str | os.PathLike[str]
 _T = TypeVar("_T")
 
 
-def chosen_place(place: StrPath | None, checkpoint_id: StrPath | None) -> str:
-    """The one place that was given, under either of its names."""
-    if place is not None and checkpoint_id is not None:
-        raise InvalidInput("give the place as second argument or as checkpoint_id, not both")
-    given = place if place is not None else checkpoint_id
+def chosen_path(path: StrPath | None, checkpoint_id: StrPath | None) -> str:
+    """The one path that was given, under either of its names."""
+    if path is not None and checkpoint_id is not None:
+        raise InvalidInput("give the path as second argument or as checkpoint_id, not both")
+    given = path if path is not None else checkpoint_id
     if given is None:
-        raise InvalidInput("no place to save to or load from: give it as second argument or as checkpoint_id")
+        raise InvalidInput("no path to save to or load from: give it as second argument or as checkpoint_id")
     return os.fspath(given)
 
 
@@ -62,7 +62,7 @@ class SaveOptions(TypedDict, total=False):
 
 def save(
     state_dict: Mapping[str, Any],
-    place: StrPath | None = None,
+    path: StrPath | None = None,
     *,
     checkpoint_id: StrPath | None = None,
     process_group: Any = None,
@@ -80,12 +80,12 @@ def save(
     """Saves a state dict. Every rank calls it with what it holds, as with ``torch.distributed.checkpoint.save``.
 
     When it returns, the checkpoint is complete and durable; when it raises, on any rank, every rank gets an exception and what
-    lay at the place before is untouched.
+    lay at the path before is untouched.
 
     Args:
         state_dict: nested dicts and lists of tensors, DTensors, ShardedTensors, :class:`ShardView`, and any picklable values;
             objects with ``state_dict`` and ``load_state_dict`` at the top level are asked for their state.
-        place: a folder, or an address such as ``s3://bucket/step-100``.
+        path: a folder, or an address such as ``s3://bucket/step-100``.
         checkpoint_id: the same, by the name that PyTorch gives it.
         process_group: the ranks that save together; all by default.
         no_dist: save what this process holds, without talking to others.
@@ -99,7 +99,7 @@ def save(
         timeout: seconds to wait for other ranks.
         storage_options: settings of the store by name.
     """
-    where = chosen_place(place, checkpoint_id)
+    where = chosen_path(path, checkpoint_id)
     group = group_for(process_group, no_dist, timeout=timeout)
     options: dict[str, Any] = {
         "overwrite": overwrite,
@@ -123,7 +123,7 @@ _plans_alone = _reshard.PlanCache()
 class _SaveRequest(NamedTuple):
     """What crosses to the engine."""
 
-    place: str
+    path: str
     leaves: list[tuple[Any, ...]]
     owners: Any
     pickle: Callable[[str, Any], bytes]
@@ -137,7 +137,7 @@ class _SaveRequest(NamedTuple):
 def _save_together(
     engine: Callable[[_SaveRequest], _T],
     state: Mapping[str, Any],
-    place: str,
+    path: str,
     group: Group | None,
     options: dict[str, Any],
     control: _reshard.Control,
@@ -155,7 +155,7 @@ def _save_together(
 
     def work(description: Description, failure: str | None) -> _T:
         leaves, owners = description.leaves, description.owners
-        return engine(_SaveRequest(place, leaves, owners, pickled, group, options, control, failure, store))
+        return engine(_SaveRequest(path, leaves, owners, pickled, group, options, control, failure, store))
 
     return run_together(group, describe, work)
 
@@ -188,13 +188,13 @@ class AsyncSaveHandle:
     """A save under way.
 
     Attributes:
-        place: where to.
+        path: where to.
         staged: done when the state may change again; it is when ``async_save`` returns.
         durable: done when the checkpoint is complete and durable, with its :class:`SaveReport`.
     """
 
-    def __init__(self, place: str, inner: _reshard.SaveHandle, control: _reshard.Control) -> None:
-        self.place = place
+    def __init__(self, path: str, inner: _reshard.SaveHandle, control: _reshard.Control) -> None:
+        self.path = path
         self.staged: Future[None] = Future()
         self.durable: Future[SaveReport] = Future()
         self._inner = inner
@@ -250,7 +250,7 @@ class AsyncSaveHandle:
 
     def __repr__(self) -> str:
         state = "running" if not self.done() else "failed" if self.durable.exception() else "durable"
-        return f"<AsyncSaveHandle {self.place!r}: {state}>"
+        return f"<AsyncSaveHandle {self.path!r}: {state}>"
 
 
 class AsyncSaver:
@@ -272,12 +272,12 @@ class AsyncSaver:
         """Allocates staging memory ahead of time, so that the first save is as fast as the others."""
         self._inner.reserve(size)
 
-    def save(self, state_dict: Mapping[str, Any], place: StrPath | None = None, **options: Unpack[SaveOptions]) -> AsyncSaveHandle:
+    def save(self, state_dict: Mapping[str, Any], path: StrPath | None = None, **options: Unpack[SaveOptions]) -> AsyncSaveHandle:
         """Plans and copies now, writes and publishes in the background; see :func:`reshard.torch.async_save`."""
         unknown = options.keys() - SaveOptions.__annotations__.keys()
         if unknown:
             raise TypeError(f"async_save takes no {', '.join(sorted(unknown))}")
-        where = chosen_place(place, options.get("checkpoint_id"))
+        where = chosen_path(path, options.get("checkpoint_id"))
         process_group = options.get("process_group")
         earlier = self._settle()
         if earlier is not None and is_broken(process_group, purpose="async"):
@@ -309,7 +309,7 @@ _saver: AsyncSaver | None = None
 _saver_lock = threading.Lock()
 
 
-def async_save(state_dict: Mapping[str, Any], place: StrPath | None = None, **options: Unpack[SaveOptions]) -> AsyncSaveHandle:
+def async_save(state_dict: Mapping[str, Any], path: StrPath | None = None, **options: Unpack[SaveOptions]) -> AsyncSaveHandle:
     """Saves in the background: returns when the state has been copied, and writes while training goes on.
 
     Takes what :func:`save` takes, except ``progress``. A save that is still being written is waited for first; if it failed
@@ -323,4 +323,4 @@ def async_save(state_dict: Mapping[str, Any], place: StrPath | None = None, **op
     with _saver_lock:
         if _saver is None:
             _saver = AsyncSaver()
-    return _saver.save(state_dict, place, **options)
+    return _saver.save(state_dict, path, **options)

@@ -18,7 +18,7 @@ BLOCK = 8 << 20
 BLOCKS = 4
 
 
-def is_here(tensor: torch.Tensor) -> bool:
+def is_cpu(tensor: torch.Tensor) -> bool:
     """Whether the CPU can read a tensor's memory."""
     return tensor.is_cpu
 

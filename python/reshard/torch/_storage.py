@@ -1,6 +1,6 @@
 """Drop-in storage for `torch.distributed.checkpoint`: its planners plan, the engine reads and writes.
 
-``dcp.save(state, storage_writer=StorageWriter(place))`` and ``dcp.load(state, storage_reader=StorageReader(place))`` work with any
+``dcp.save(state, storage_writer=StorageWriter(path))`` and ``dcp.load(state, storage_reader=StorageReader(path))`` work with any
 planner. Records are written in batches with checksums, `.metadata` is published last and atomically, overwriting keeps the
 old checkpoint until the new one is complete, and reading runs no code from the file.
 """
@@ -127,7 +127,7 @@ class StorageWriter(storage.StorageWriter):
         return dataclasses.replace(plan, storage_data=_SaveId(save_id, named, self.rank, 1))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Looks at the place once, for all ranks."""
+        """Looks at the path once, for all ranks."""
         if all(isinstance(plan.storage_data, _SaveId) for plan in plans):
             return plans
         save_id, named = _reshard.begin_records(self.path, self._options(), self._storage_options)

@@ -29,10 +29,10 @@ impl Comparison {
             let _bar = Progress::watch(printer, "diff", &options.control);
             diff(first, &self.other, &options)?
         };
-        let place = self.other.place();
+        let path = self.other.path();
         let mut page = Diff {
-            name: place.trim_end_matches('/').rsplit('/').next().unwrap_or(place).to_owned(),
-            location: place.to_owned(),
+            name: path.trim_end_matches('/').rsplit('/').next().unwrap_or(path).to_owned(),
+            location: path.to_owned(),
             values_compared: self.elements,
             tolerance: (self.tolerance.absolute > 0.0).then_some(self.tolerance.absolute),
             ..Diff::default()

@@ -93,7 +93,7 @@ pub(crate) fn collect(checkpoint: &Checkpoint, printer: &Printer, wanted: &Wante
 
 fn page(checkpoint: &Checkpoint, summary: &Summary, health: Health) -> Page {
     let catalog = checkpoint.catalog();
-    let location = checkpoint.place().to_owned();
+    let location = checkpoint.path().to_owned();
     let mut facts = Vec::new();
     if let Some(ranks) = summary.ranks {
         facts.push(("Ranks".to_owned(), human::exact(ranks)));

@@ -104,13 +104,13 @@ impl Listing {
     }
 
     /// Data files in the folder that the checkpoint does not name.
-    pub(crate) fn strangers(&self, checkpoint: &Checkpoint) -> Vec<&FileInfo> {
+    pub(crate) fn unknown(&self, checkpoint: &Checkpoint) -> Vec<&FileInfo> {
         let named: std::collections::HashSet<&str> = checkpoint.catalog().files.iter().map(String::as_str).collect();
         let is_data = |file: &&FileInfo| file.path.ends_with(".distcp") && !file.path.contains('/');
-        let mut strangers: Vec<&FileInfo> =
+        let mut unknown: Vec<&FileInfo> =
             self.files.values().filter(is_data).filter(|file| !named.contains(file.path.as_str())).collect();
-        strangers.sort_by(|a, b| a.path.cmp(&b.path));
-        strangers
+        unknown.sort_by(|a, b| a.path.cmp(&b.path));
+        unknown
     }
 }
 

@@ -63,10 +63,10 @@ impl Health {
                 Some(_) => {}
             }
         }
-        let strangers: Vec<_> = listing.strangers(checkpoint);
-        if let [first, rest @ ..] = &strangers[..] {
+        let unknown: Vec<_> = listing.unknown(checkpoint);
+        if let [first, rest @ ..] = &unknown[..] {
             let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
-            let bytes = human::bytes(strangers.iter().map(|file| file.size).sum());
+            let bytes = human::bytes(unknown.iter().map(|file| file.size).sum());
             let text = format!("{}{more}: data files of another save ({bytes})", first.path);
             self.add(false, text, None, Some(&first.path));
         }

@@ -34,7 +34,7 @@ pub(crate) fn run(context: &mut Context, args: &EditArgs) -> Result<Outcome> {
         let _bar = Progress::watch(&context.printer, "edit", &options.control);
         edit(&source, &store, &options).map_err(|error| match error.kind() {
             ErrorKind::AlreadyExists => {
-                Failure::new(format!("{} is not empty", args.destination)).hint("an edited checkpoint needs a place of its own")
+                Failure::new(format!("{} is not empty", args.destination)).hint("an edited checkpoint needs a path of its own")
             }
             _ => Failure::from(error),
         })?

@@ -54,7 +54,7 @@ pub(crate) fn format_name(format: Format) -> &'static str {
 
 fn heading(printer: &mut Printer, checkpoint: &Checkpoint, summary: &Summary) -> Result<()> {
     let catalog = checkpoint.catalog();
-    let title = printer.paint(Paint::Bold, human::printable(checkpoint.place()));
+    let title = printer.paint(Paint::Bold, human::printable(checkpoint.path()));
     printer.line(title)?;
     let mut facts = vec![format_name(catalog.format).to_owned()];
     if catalog.writer != format_name(catalog.format) {
@@ -240,7 +240,7 @@ fn health(printer: &mut Printer, checkpoint: &Checkpoint, summary: &Summary) -> 
         let more = printer.paint(Paint::Dim, format!("  and {} more", health.troubles.len() - MOST_TROUBLES));
         printer.line(more)?;
     }
-    let sums = match (checkpoint.has_side_file(), checkpoint.catalog().format) {
+    let sums = match (checkpoint.has_sidecar(), checkpoint.catalog().format) {
         (true, _) => "checksums of every record lie beside it",
         (false, Format::Safetensors) => "safetensors carries no checksums",
         (false, _) => "its records carry CRC-32 checksums",

@@ -38,7 +38,7 @@ pub(crate) fn run(context: &mut Context, args: &LatestArgs) -> Result<Outcome> {
             print(context, all)?;
         }
         match &found {
-            Some(step) if !args.all => context.printer.line(&step.place)?,
+            Some(step) if !args.all => context.printer.line(&step.path)?,
             Some(_) => {}
             None => context.printer.note(format!("no complete checkpoint in {}", args.folder)),
         }

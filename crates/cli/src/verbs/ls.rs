@@ -78,7 +78,7 @@ pub(crate) fn run(context: &mut Context, args: &LsArgs) -> Result<Outcome> {
         });
     }
     if args.output.json {
-        context.printer.json(&Listing { schema: 1, path: checkpoint.place(), entries: rows })?;
+        context.printer.json(&Listing { schema: 1, path: checkpoint.path(), entries: rows })?;
     } else if args.tree {
         tree::print(context, &checkpoint, &rows, args)?;
     } else {
@@ -90,8 +90,8 @@ pub(crate) fn run(context: &mut Context, args: &LsArgs) -> Result<Outcome> {
 fn row<'a>(key: &'a str, entry: &'a CatalogEntry) -> Option<Row<'a>> {
     match &entry.kind {
         CatalogKind::Tensor(tensor) => Some(tensor_row(key, tensor)),
-        CatalogKind::Value(place) => {
-            let bytes = match place {
+        CatalogKind::Value(path) => {
+            let bytes = match path {
                 ValuePlace::Record { length, .. } => Some(*length),
                 _ => None,
             };

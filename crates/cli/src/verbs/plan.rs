@@ -28,7 +28,7 @@ pub(crate) fn run(context: &mut Context, args: &PlanArgs) -> Result<Outcome> {
     let checkpoint = context.open(&args.path)?;
     let estimate = estimate_load(&checkpoint, &layout, &selection)?;
     if args.output.json {
-        context.printer.json(&Planned { schema: 1, path: checkpoint.place(), estimate: &estimate })?;
+        context.printer.json(&Planned { schema: 1, path: checkpoint.path(), estimate: &estimate })?;
     } else {
         print(&mut context.printer, &estimate, args.all)?;
     }

@@ -44,7 +44,7 @@ pub(crate) fn run(context: &mut Context, args: &RecoverArgs) -> Result<Outcome> 
     for warning in &report.warnings {
         printer.warn(human::printable(warning));
     }
-    let title = printer.paint(Paint::Bold, human::printable(&report.place));
+    let title = printer.paint(Paint::Bold, human::printable(&report.path));
     let verdict = if report.published { "recovered" } else { "would be recovered" };
     let facts = [
         human::count(report.keys, "key"),

@@ -30,7 +30,7 @@ pub(crate) fn run(context: &mut Context, args: &RelayoutArgs) -> Result<Outcome>
 }
 
 impl Context {
-    /// Opens a place to write a folder into, or to look at without opening a checkpoint.
+    /// Opens a path to write a folder into, or to look at without opening a checkpoint.
     pub(crate) fn store(&self, path: &str) -> Result<std::sync::Arc<dyn reshard::storage::Store>> {
         let cannot = |error: reshard::storage::StorageError| Failure::because(format!("cannot open {path}"), &error);
         let address = Address::parse(path).map_err(cannot)?;

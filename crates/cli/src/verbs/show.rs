@@ -107,7 +107,7 @@ fn show_value(context: &mut Context, args: &ShowArgs, checkpoint: &Checkpoint) -
             LoadedValue::Opaque { class, .. } => (None, Some(class)),
             _ => (None, None),
         };
-        context.printer.json(&ShownValue { kind: "value", schema: 1, path: checkpoint.place(), key: &args.key, value, class })?;
+        context.printer.json(&ShownValue { kind: "value", schema: 1, path: checkpoint.path(), key: &args.key, value, class })?;
         return Ok(Outcome::Fine);
     }
     match value {
@@ -155,7 +155,7 @@ fn show_tensor(
         context.printer.json(&ShownTensor {
             kind: "tensor",
             schema: 1,
-            path: checkpoint.place(),
+            path: checkpoint.path(),
             key: &args.key,
             dtype: tensor.dtype.name(),
             shape: &tensor.shape,

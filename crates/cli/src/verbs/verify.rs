@@ -1,6 +1,6 @@
 //! `reshard verify PATH`: is it whole?
 
-use reshard::{Severity, VerifyOptions, VerifyReport, verify_place};
+use reshard::{Severity, VerifyOptions, VerifyReport, verify_path};
 use serde::Serialize;
 
 use crate::args::VerifyArgs;
@@ -23,7 +23,7 @@ pub(crate) fn run(context: &mut Context, args: &VerifyArgs) -> Result<Outcome> {
     options.data = !args.quick;
     let report = {
         let _bar = Progress::watch(&context.printer, "verify", &options.control);
-        verify_place(&args.path, &context.open, &options)?
+        verify_path(&args.path, &context.open, &options)?
     };
     if args.output.json {
         context.printer.json(&Verified { schema: 1, sound: report.is_sound(), report: &report })?;
@@ -59,7 +59,7 @@ fn print(context: &mut Context, report: &VerifyReport, quick: bool) -> Result<()
         (n, 0) => printer.paint(Paint::Bad, format!("damaged, {}", human::count(n, "error"))),
         (n, m) => printer.paint(Paint::Bad, format!("damaged, {} and {}", human::count(n, "error"), human::count(m, "warning"))),
     };
-    let title = printer.paint(Paint::Bold, human::printable(&report.place));
+    let title = printer.paint(Paint::Bold, human::printable(&report.path));
     printer.line(format!("{title}: {verdict}"))?;
     let mut facts = vec![
         human::count(report.keys, "key"),

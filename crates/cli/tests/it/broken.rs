@@ -40,8 +40,8 @@ fn damage_is_found_and_named() {
     let (folder, at) = damaged(|at| {
         let file = at.join("__1_0.distcp");
         let mut bytes = std::fs::read(&file).unwrap();
-        let place = bytes.windows(row.len()).position(|window| window == row).unwrap();
-        bytes[place + 5] ^= 0x10;
+        let path = bytes.windows(row.len()).position(|window| window == row).unwrap();
+        bytes[path + 5] ^= 0x10;
         std::fs::write(&file, bytes).unwrap();
     });
     check("broken_bit_verify", Some(folder.path()), &["verify", &at]);
@@ -208,8 +208,8 @@ fn a_folder_in_place_of_a_file_is_told() {
 #[test]
 fn a_reader_that_leaves_is_no_error() {
     for args in [&["ls", "--json"][..], &["digest"], &["ls", "--tree"], &["completions", "bash"]] {
-        let place = case("torch-2.13/tp_fsdp2_w4");
-        let args: Vec<&str> = if args[0] == "completions" { args.to_vec() } else { [args, &[place.as_str()]].concat() };
+        let path = case("torch-2.13/tp_fsdp2_w4");
+        let args: Vec<&str> = if args[0] == "completions" { args.to_vec() } else { [args, &[path.as_str()]].concat() };
         let mut child = reshard(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         drop(child.stdout.take());
         let mut stderr = String::new();

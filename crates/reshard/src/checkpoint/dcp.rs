@@ -9,9 +9,9 @@ use reshard_storage::{StorageError, Store};
 
 use super::catalog::{Catalog, CatalogEntry, CatalogTensor, ChunkPlace, Format, StoredChunk, ValuePlace};
 use super::{Checkpoint, MAX_METADATA_BYTES};
+use crate::checksums::{MAX_SIDE_BYTES, Sidecar, sidecar_name};
 use crate::error::{Error, Result, StorageContext};
 use crate::layout_names::METADATA_FILE;
-use crate::sums::{MAX_SIDE_BYTES, SideFile, side_file_name};
 use crate::workers::Workers;
 
 pub(super) fn open(store: Arc<dyn Store>) -> Result<Checkpoint> {
@@ -26,9 +26,9 @@ impl Checkpoint {
 }
 
 fn open_as(store: Arc<dyn Store>, name: &str) -> Result<Checkpoint> {
-    let place = store.describe();
+    let path = store.describe();
     let bytes = store.read(name, MAX_METADATA_BYTES).doing(|| format!("reading {name}"))?;
-    let metadata = Metadata::decode(&bytes).map_err(|e| Error::format(&place, name, "DCP metadata", e))?;
+    let metadata = Metadata::decode(&bytes).map_err(|e| Error::format(&path, name, "DCP metadata", e))?;
     drop(bytes);
     let save_id = metadata.storage_meta.as_ref().and_then(|m| m.save_id.clone());
     let id = save_id.clone();
@@ -39,21 +39,21 @@ fn open_as(store: Arc<dyn Store>, name: &str) -> Result<Checkpoint> {
     if let Some(side) = &side {
         catalog.writer = format!("reshard, {} rank{}", side.ranks, if side.ranks == 1 { "" } else { "s" });
     }
-    Ok(Checkpoint::new(store, place, catalog, side))
+    Ok(Checkpoint::new(store, path, catalog, side))
 }
 
-/// The side file of a save; its absence is fine, its damage is not.
-fn read_side_file(store: &dyn Store, save_id: &str) -> Result<Option<SideFile>> {
-    // The id comes from the file: one that is no plain word of ours names no side file.
+/// The sidecar of a save; its absence is fine, its damage is not.
+fn read_side_file(store: &dyn Store, save_id: &str) -> Result<Option<Sidecar>> {
+    // The id comes from the file: one that is no plain word of ours names no sidecar.
     if save_id.is_empty() || save_id.len() > 64 || !save_id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-') {
         return Ok(None);
     }
-    let name = side_file_name(save_id);
+    let name = sidecar_name(save_id);
     let bytes = match store.read(&name, MAX_SIDE_BYTES) {
         Err(StorageError::NotFound { .. }) => return Ok(None),
         result => result.doing(|| format!("reading {name}"))?,
     };
-    let side = SideFile::decode(&bytes).map_err(|e| Error::format(&store.describe(), &name, "side file", e))?;
+    let side = Sidecar::decode(&bytes).map_err(|e| Error::format(&store.describe(), &name, "sidecar", e))?;
     Ok(Some(side).filter(|side| side.save_id == save_id))
 }
 

@@ -1,6 +1,6 @@
-//! What is stored at a place: opened once, listed, and read lazily.
+//! What is stored at a path: opened once, listed, and read lazily.
 //!
-//! [`Checkpoint::open`] looks at the place, decides what lies there (a DCP folder, safetensors, a `torch.save` file) and
+//! [`Checkpoint::open`] looks at the path, decides what lies there (a DCP folder, safetensors, a `torch.save` file) and
 //! turns it into one [`Catalog`]: keys, and for each tensor its chunks with their places. Everything else in this crate
 //! works on the catalog and does not know formats.
 
@@ -26,8 +26,8 @@ pub use read::LoadedValue;
 use reshard_formats::ReadAt;
 use reshard_storage::{Reader, Store};
 
+use crate::checksums::Sidecar;
 use crate::error::{Error, Result, StorageContext};
-use crate::sums::SideFile;
 
 /// No `.metadata` is larger; a lying file cannot make us allocate more.
 pub(crate) const MAX_METADATA_BYTES: u64 = 8 << 30;
@@ -36,22 +36,22 @@ pub(crate) const MAX_METADATA_BYTES: u64 = 8 << 30;
 #[derive(Debug)]
 pub struct Checkpoint {
     pub(crate) store: Arc<dyn Store>,
-    pub(crate) place: String,
+    pub(crate) path: String,
     pub(crate) catalog: Catalog,
     /// Checksums and data places of a save of ours.
-    pub(crate) side: Option<SideFile>,
+    pub(crate) side: Option<Sidecar>,
     readers: Vec<OnceLock<Arc<dyn Reader>>>,
 }
 
 impl Checkpoint {
-    fn new(store: Arc<dyn Store>, place: String, catalog: Catalog, side: Option<SideFile>) -> Checkpoint {
+    fn new(store: Arc<dyn Store>, path: String, catalog: Catalog, side: Option<Sidecar>) -> Checkpoint {
         let readers = catalog.files.iter().map(|_| OnceLock::new()).collect();
-        Checkpoint { store, place, catalog, side, readers }
+        Checkpoint { store, path, catalog, side, readers }
     }
 
     /// The address.
-    pub fn place(&self) -> &str {
-        &self.place
+    pub fn path(&self) -> &str {
+        &self.path
     }
 
     /// The store it lies in.
@@ -70,7 +70,7 @@ impl Checkpoint {
     }
 
     /// Whether checksums of every record lie beside it.
-    pub fn has_side_file(&self) -> bool {
+    pub fn has_sidecar(&self) -> bool {
         self.side.is_some()
     }
 
@@ -78,7 +78,7 @@ impl Checkpoint {
     pub fn entry(&self, key: &str) -> Result<&CatalogEntry> {
         self.catalog.entries.get(key).ok_or_else(|| Error::NoSuchKey {
             key: key.to_owned(),
-            place: self.place.clone(),
+            path: self.path.clone(),
             near: crate::mismatch::near_names(key, self.keys()),
         })
     }
@@ -87,14 +87,14 @@ impl Checkpoint {
     pub fn tensor(&self, key: &str) -> Result<&CatalogTensor> {
         match &self.entry(key)?.kind {
             CatalogKind::Tensor(tensor) => Ok(tensor),
-            CatalogKind::Value(_) => Err(Error::invalid(format!("{key:?} in {} is a plain value, not a tensor", self.place))),
+            CatalogKind::Value(_) => Err(Error::invalid(format!("{key:?} in {} is a plain value, not a tensor", self.path))),
         }
     }
 
     /// An open file of the checkpoint.
     pub(crate) fn reader(&self, file: u32) -> Result<&Arc<dyn Reader>> {
         let (Some(name), Some(cell)) = (self.catalog.files.get(file as usize), self.readers.get(file as usize)) else {
-            return Err(Error::invalid(format!("{} has no file number {file}", self.place)));
+            return Err(Error::invalid(format!("{} has no file number {file}", self.path)));
         };
         if let Some(reader) = cell.get() {
             return Ok(reader);
@@ -102,7 +102,7 @@ impl Checkpoint {
         let reader = match self.store.open_reader(name) {
             Err(reshard_storage::StorageError::NotFound { .. }) => {
                 return Err(Error::Incomplete {
-                    place: self.place.clone(),
+                    path: self.path.clone(),
                     detail: format!("the file {name}, which the metadata names, is missing"),
                 });
             }
@@ -117,7 +117,7 @@ impl Checkpoint {
 
     pub(crate) fn corrupt(&self, key: &str, file: u32, offset: u64, detail: impl Into<String>) -> Error {
         Error::Corrupt {
-            place: self.place.clone(),
+            path: self.path.clone(),
             key: Some(key.to_owned()),
             file: self.file_name(file).to_owned(),
             offset,

@@ -1,4 +1,4 @@
-//! What lies at a place.
+//! What lies at a path.
 
 use std::sync::Arc;
 
@@ -18,27 +18,27 @@ pub struct OpenOptions {
 
 impl Checkpoint {
     /// Opens what lies at an address: a DCP folder, a safetensors file or folder, a `torch.save` file.
-    pub fn open(place: &str) -> Result<Checkpoint> {
-        Checkpoint::open_with(place, &OpenOptions::default())
+    pub fn open(path: &str) -> Result<Checkpoint> {
+        Checkpoint::open_with(path, &OpenOptions::default())
     }
 
     /// [`Checkpoint::open`], with options.
-    pub fn open_with(place: &str, options: &OpenOptions) -> Result<Checkpoint> {
-        let address = Address::parse(place).doing(|| format!("opening {place}"))?;
+    pub fn open_with(path: &str, options: &OpenOptions) -> Result<Checkpoint> {
+        let address = Address::parse(path).doing(|| format!("opening {path}"))?;
         let name = address.file_name().unwrap_or_default().to_owned();
         if is_safetensors(&name) || is_torch(&name) {
             // Named like a file; a folder may be named like one too, so the store is asked.
             if let Some(parent) = address.parent() {
-                let store = reshard_storage::open(&parent, &options.store).doing(|| format!("opening {place}"))?;
+                let store = reshard_storage::open(&parent, &options.store).doing(|| format!("opening {path}"))?;
                 match store.size(&name) {
                     Ok(_) => return Checkpoint::open_file(store, &name),
                     Err(StorageError::NotFound { .. }) => {}
                     Err(_) if store.local_root().is_some_and(|root| root.join(&name).is_dir()) => {}
-                    Err(error) => return Err(error).doing(|| format!("opening {place}")),
+                    Err(error) => return Err(error).doing(|| format!("opening {path}")),
                 }
             }
         }
-        let store = reshard_storage::open(&address, &options.store).doing(|| format!("opening {place}"))?;
+        let store = reshard_storage::open(&address, &options.store).doing(|| format!("opening {path}"))?;
         Checkpoint::open_store(store)
     }
 
@@ -56,16 +56,16 @@ impl Checkpoint {
             let only = (*only).to_owned();
             return torch_file::open(store, &only);
         }
-        let place = store.describe();
+        let path = store.describe();
         if top.iter().any(|name| name.ends_with(".distcp")) {
             let detail = "there are data files but no .metadata: the save was never finished, or .metadata was lost".into();
-            return Err(Error::Incomplete { place, detail });
+            return Err(Error::Incomplete { path, detail });
         }
         let detail = match files.is_empty() {
             true => "there is nothing",
             false => "no .metadata, no safetensors file and no single .pt file",
         };
-        Err(Error::NotFound { place, detail: detail.into() })
+        Err(Error::NotFound { path, detail: detail.into() })
     }
 
     /// Opens one file of a store.

@@ -4,8 +4,8 @@ use reshard_formats::{Content, RecordError, TorchArchive, Value};
 
 use super::Checkpoint;
 use super::catalog::{CatalogKind, ValuePlace};
+use crate::checksums::ChecksumBuilder;
 use crate::error::{Error, Result, StorageContext, chain};
-use crate::sums::Summer;
 
 /// No value is larger: a record's length comes from a file and is not believed beyond this.
 const MAX_VALUE_BYTES: u64 = 1 << 30;
@@ -47,8 +47,8 @@ impl Checkpoint {
 
     pub(crate) fn value_place(&self, key: &str) -> Result<&ValuePlace> {
         match &self.entry(key)?.kind {
-            CatalogKind::Value(place) => Ok(place),
-            _ => Err(Error::invalid(format!("{key:?} in {} is a tensor, not a plain value", self.place))),
+            CatalogKind::Value(path) => Ok(path),
+            _ => Err(Error::invalid(format!("{key:?} in {} is a tensor, not a plain value", self.path))),
         }
     }
 
@@ -64,7 +64,7 @@ impl Checkpoint {
         reader.read_at(offset, &mut record).doing(|| format!("reading {key:?} from {}", reader.path()))?;
         let sums = self.side.as_ref().and_then(|side| side.find(self.file_name(file), offset)).and_then(|r| r.sums);
         if let Some(sums) = sums
-            && Summer::of(&record) != sums
+            && ChecksumBuilder::of(&record) != sums
         {
             return Err(self.corrupt(key, file, offset, "the checksum of the value's record is wrong"));
         }
@@ -86,7 +86,7 @@ impl Checkpoint {
     pub fn value(&self, key: &str) -> Result<Value> {
         match self.read_value(key)? {
             LoadedValue::Plain(value) => Ok(value),
-            LoadedValue::Opaque { class, .. } => Err(Error::Untrusted { place: self.place.clone(), key: key.to_owned(), class }),
+            LoadedValue::Opaque { class, .. } => Err(Error::Untrusted { path: self.path.clone(), key: key.to_owned(), class }),
         }
     }
 }

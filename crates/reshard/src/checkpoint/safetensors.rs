@@ -18,17 +18,17 @@ const INDEX_SUFFIX: &str = ".safetensors.index.json";
 
 /// One file, or the files that an index names.
 pub(super) fn open_file(store: Arc<dyn Store>, name: &str) -> Result<Checkpoint> {
-    let place = format!("{}/{name}", store.describe());
+    let path = format!("{}/{name}", store.describe());
     if !name.ends_with(INDEX_SUFFIX) {
-        return open(store, place, vec![name.to_owned()]);
+        return open(store, path, vec![name.to_owned()]);
     }
     let files = indexed_files(store.as_ref(), name)?;
-    open(store, place, files)
+    open(store, path, files)
 }
 
 /// All safetensors files of a folder: those that its index names, or all there are.
 pub(super) fn open_folder(store: Arc<dyn Store>, names: &[String]) -> Result<Checkpoint> {
-    let place = store.describe();
+    let path = store.describe();
     let files = match names.iter().find(|name| name.ends_with(INDEX_SUFFIX)) {
         Some(index) => indexed_files(store.as_ref(), index)?,
         None => {
@@ -37,12 +37,12 @@ pub(super) fn open_folder(store: Arc<dyn Store>, names: &[String]) -> Result<Che
                 let detail = format!(
                     "there are {found} of the {promised} files {series}-…-of-{promised:05}, and no index that names them"
                 );
-                return Err(Error::Incomplete { place, detail });
+                return Err(Error::Incomplete { path, detail });
             }
             files
         }
     };
-    open(store, place, files)
+    open(store, path, files)
 }
 
 /// A series `NAME-00001-of-0000N.safetensors` of which files are missing: a conversion that was never finished.
@@ -64,20 +64,20 @@ fn indexed_files(store: &dyn Store, name: &str) -> Result<Vec<String>> {
     Ok(index.files().into_iter().map(str::to_owned).collect())
 }
 
-fn open(store: Arc<dyn Store>, place: String, files: Vec<String>) -> Result<Checkpoint> {
+fn open(store: Arc<dyn Store>, path: String, files: Vec<String>) -> Result<Checkpoint> {
     let mut headers: Vec<SafetensorsFile> = Vec::with_capacity(files.len());
     for file in &files {
         let reader = match store.open_reader(file) {
             Err(reshard_storage::StorageError::NotFound { .. }) => {
-                return Err(Error::Incomplete { place, detail: format!("the file {file}, which the index names, is missing") });
+                return Err(Error::Incomplete { path, detail: format!("the file {file}, which the index names, is missing") });
             }
             result => result.doing(|| format!("opening {file}"))?,
         };
         let header = SafetensorsFile::open(&StoredFile(reader.as_ref()));
-        headers.push(header.map_err(|e| Error::format(&place, file, "safetensors file", e))?);
+        headers.push(header.map_err(|e| Error::format(&path, file, "safetensors file", e))?);
     }
     let first = files.first().map_or("?", String::as_str);
-    let tensors = sharded_tensors(&headers).map_err(|e| Error::format(&place, first, "set of safetensors files", e))?;
+    let tensors = sharded_tensors(&headers).map_err(|e| Error::format(&path, first, "set of safetensors files", e))?;
     let mut notes: IndexMap<String, String> = IndexMap::new();
     for header in &headers {
         for (key, text) in &header.metadata {
@@ -85,7 +85,7 @@ fn open(store: Arc<dyn Store>, place: String, files: Vec<String>) -> Result<Chec
         }
     }
     // What safetensors itself cannot hold, and an earlier conversion of ours kept beside the tensors.
-    let kept = Notes::decode(&notes).map_err(|e| Error::format(&place, first, "set of reshard notes", e))?;
+    let kept = Notes::decode(&notes).map_err(|e| Error::format(&path, first, "set of reshard notes", e))?;
     let mut entries = IndexMap::with_capacity(tensors.len());
     for (key, tensor) in tensors {
         let chunks = tensor
@@ -107,5 +107,5 @@ fn open(store: Arc<dyn Store>, place: String, files: Vec<String>) -> Result<Chec
     let writer = if headers.iter().any(|h| h.is_dcp) { "torch.distributed.checkpoint (safetensors)" } else { "safetensors" };
     notes.retain(|key, _| !Notes::is_ours(key));
     let catalog = Catalog { format: Format::Safetensors, files, entries, save_id: None, writer: writer.into(), notes };
-    Ok(Checkpoint::new(store, place, catalog, None))
+    Ok(Checkpoint::new(store, path, catalog, None))
 }

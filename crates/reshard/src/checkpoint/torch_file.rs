@@ -18,23 +18,23 @@ use crate::error::{Error, Result, StorageContext};
 const ONLY: &str = "value";
 
 pub(super) fn open(store: Arc<dyn Store>, name: &str) -> Result<Checkpoint> {
-    let place = format!("{}/{name}", store.describe());
+    let path = format!("{}/{name}", store.describe());
     let reader = store.open_reader(name).doing(|| format!("opening {name}"))?;
-    let invalid = |e| Error::format(&place, name, "torch.save file", e);
+    let invalid = |e| Error::format(&path, name, "torch.save file", e);
     let file = StoredFile(reader.as_ref());
     let archive = TorchArchive::open_file(&file).map_err(invalid)?;
     let tree = match archive.content().map_err(invalid)? {
         Content::Tensor(tensor) => Tree::Tensor(tensor),
         Content::Value(value) => Tree::from_value(value),
         Content::Tree(tree) => converted(tree),
-        Content::Opaque { class } => return Err(Error::Untrusted { place, key: name.to_owned(), class }),
-        _ => return Err(Error::invalid(format!("{place} holds something this version does not know"))),
+        Content::Opaque { class } => return Err(Error::Untrusted { path, key: name.to_owned(), class }),
+        _ => return Err(Error::invalid(format!("{path} holds something this version does not know"))),
     };
     let tree = match tree {
         Tree::Dict(dict) => dict,
         other => Dict::from_iter([(Key::from(ONLY), other)]),
     };
-    let flat = flatten(tree).map_err(|e| Error::format(&place, name, "state dict", e))?;
+    let flat = flatten(tree).map_err(|e| Error::format(&path, name, "state dict", e))?;
     let mut entries = IndexMap::with_capacity(flat.len());
     for (key, leaf) in flat {
         let entry = match leaf.leaf {
@@ -56,7 +56,7 @@ pub(super) fn open(store: Arc<dyn Store>, name: &str) -> Result<Checkpoint> {
         notes: IndexMap::new(),
     };
     drop(archive);
-    Ok(Checkpoint::new(store, place, catalog, None))
+    Ok(Checkpoint::new(store, path, catalog, None))
 }
 
 fn stored(tensor: StoredTensor) -> Result<CatalogTensor> {

@@ -1,4 +1,4 @@
-//! Writing a DCP folder from streams, as if so many ranks had saved it: the same records, index, side file and commit as a
+//! Writing a DCP folder from streams, as if so many ranks had saved it: the same records, index, sidecar and commit as a
 //! save, but with the memory of a few blocks.
 
 use std::collections::HashMap;
@@ -14,13 +14,15 @@ use reshard_storage::{Publish, Store};
 use super::output::{Framing, OutputFile, OutputOptions, Piece, Plan, discard, write};
 use super::{Written, opaque};
 use crate::checkpoint::LoadedValue;
+use crate::checksums::{
+    ChecksumBuilder, Checksums, FileIndex, IndexedRecord, RecordChecksums, Sidecar, SidecarFile, sidecar_name,
+};
 use crate::error::{Error, Result, StorageContext};
 use crate::layout_names::{DATA_PREFIX, METADATA_FILE, data_file};
 use crate::plan::files::{FrameSizes, frame, lay_out};
 use crate::plan::local::{TableEntry, WireSegment, WireTensor, dtype_code};
 use crate::save::commit::sweep;
 use crate::save::prepare::new_save_id;
-use crate::sums::{FileIndex, IndexedRecord, RecordSum, SideFile, SideFileEntry, Summer, Sums, side_file_name};
 
 /// A region that one of the ranks is to write.
 #[derive(Debug, Clone)]
@@ -50,7 +52,7 @@ struct DcpFraming<'f, 'p> {
     ranks: usize,
 }
 
-/// Writes and publishes. What lay at the place before stays until the new checkpoint is complete.
+/// Writes and publishes. What lay at the path before stays until the new checkpoint is complete.
 pub(crate) fn write_dcp(
     plan: &Plan<'_>,
     records: &[RankPiece],
@@ -60,17 +62,17 @@ pub(crate) fn write_dcp(
     options: &OutputOptions,
 ) -> Result<Written> {
     let store = store.as_ref();
-    let place = || format!("preparing {}", store.describe());
-    store.prepare().doing(place)?;
-    let exists = store.exists(METADATA_FILE).doing(place)?;
+    let path = || format!("preparing {}", store.describe());
+    store.prepare().doing(path)?;
+    let exists = store.exists(METADATA_FILE).doing(path)?;
     if exists && !overwrite {
-        return Err(Error::AlreadyExists { place: store.describe() });
+        return Err(Error::AlreadyExists { path: store.describe() });
     }
-    let named = exists || !store.list(DATA_PREFIX).doing(place)?.is_empty();
+    let named = exists || !store.list(DATA_PREFIX).doing(path)?.is_empty();
     let save_id = new_save_id();
     let (files, pieces) = lay_out_ranks(plan, records, ranks, named.then_some(save_id.as_str()))?;
     let framing = DcpFraming { plan, pieces: &pieces, files: &files, save_id: &save_id, ranks };
-    let zero = vec![Sums::ZERO; pieces.len()];
+    let zero = vec![Checksums::ZERO; pieces.len()];
     let mut outputs = Vec::with_capacity(files.len());
     for (number, file) in files.iter().enumerate() {
         let ending = framing.ending(number, &zero)?.map_or(0, |(_, bytes)| bytes.len() as u64);
@@ -163,13 +165,13 @@ impl Framing for DcpFraming<'_, '_> {
         Ok(frame(tensor.dtype, tensor.requires_grad, sizes)?.head)
     }
 
-    fn tail(&self, piece: usize, sums: Sums) -> Result<Vec<u8>> {
+    fn tail(&self, piece: usize, sums: Checksums) -> Result<Vec<u8>> {
         let (tensor, sizes) = self.shape(piece);
         Ok(frame(tensor.dtype, tensor.requires_grad, sizes)?.tail(sums.crc32()))
     }
 
     /// The values and the index.
-    fn ending(&self, file: usize, sums: &[Sums]) -> Result<Option<(u64, Vec<u8>)>> {
+    fn ending(&self, file: usize, sums: &[Checksums]) -> Result<Option<(u64, Vec<u8>)>> {
         let file = &self.files[file];
         let mut table: Vec<TableEntry> = Vec::new();
         let mut position: HashMap<usize, u32> = HashMap::new();
@@ -221,13 +223,19 @@ impl DcpFraming<'_, '_> {
     }
 }
 
-fn piece_sum(piece: &Piece, sums: Sums) -> RecordSum {
-    RecordSum { offset: piece.offset, length: piece.length, data_offset: piece.head, data_length: piece.data, sums: Some(sums) }
+fn piece_sum(piece: &Piece, sums: Checksums) -> RecordChecksums {
+    RecordChecksums {
+        offset: piece.offset,
+        length: piece.length,
+        data_offset: piece.head,
+        data_length: piece.data,
+        sums: Some(sums),
+    }
 }
 
-fn value_sum(offset: u64, record: &[u8]) -> RecordSum {
+fn value_sum(offset: u64, record: &[u8]) -> RecordChecksums {
     let length = record.len() as u64;
-    RecordSum { offset, length, data_offset: 0, data_length: length, sums: Some(Summer::of(record)) }
+    RecordChecksums { offset, length, data_offset: 0, data_length: length, sums: Some(ChecksumBuilder::of(record)) }
 }
 
 pub(crate) fn table_entry(key: &str, path: &KeyPath, tensor: Option<WireTensor>) -> TableEntry {
@@ -239,7 +247,7 @@ pub(crate) fn table_entry(key: &str, path: &KeyPath, tensor: Option<WireTensor>)
     TableEntry { key: key.to_owned(), path: (!alone).then(|| segments.collect()), tensor }
 }
 
-fn assemble(framing: &DcpFraming<'_, '_>, outputs: &[OutputFile], sums: &[Sums]) -> Result<(Metadata, SideFile)> {
+fn assemble(framing: &DcpFraming<'_, '_>, outputs: &[OutputFile], sums: &[Checksums]) -> Result<(Metadata, Sidecar)> {
     let plan = framing.plan;
     let mut metadata = Metadata::new();
     metadata.files = framing.files.iter().map(|f| f.name.clone()).collect();
@@ -262,7 +270,7 @@ fn assemble(framing: &DcpFraming<'_, '_>, outputs: &[OutputFile], sums: &[Sums])
             records.push(value_sum(at, record));
             at += record.len() as u64;
         }
-        side.push(SideFileEntry { file: file.name.clone(), length: output.length, records });
+        side.push(SidecarFile { file: file.name.clone(), length: output.length, records });
     }
     side.sort_by(|a, b| a.file.cmp(&b.file));
     for (tensor, mut chunks) in plan.tensors.iter().zip(chunks) {
@@ -276,22 +284,22 @@ fn assemble(framing: &DcpFraming<'_, '_>, outputs: &[OutputFile], sums: &[Sums])
         let storage = storage.ok_or_else(|| Error::invalid(format!("nobody wrote {:?}", value.key)))?;
         metadata.entries.insert(value.key.clone(), Entry { path: Some(value.path.clone()), kind: EntryKind::Bytes(storage) });
     }
-    let side = SideFile { save_id: framing.save_id.to_owned(), ranks: framing.ranks as u32, files: side };
+    let side = Sidecar { save_id: framing.save_id.to_owned(), ranks: framing.ranks as u32, files: side };
     Ok((metadata, side))
 }
 
-/// The side file, then `.metadata`, each atomically: only the second makes the checkpoint visible.
+/// The sidecar, then `.metadata`, each atomically: only the second makes the checkpoint visible.
 pub(crate) fn publish(
     store: &dyn Store,
     metadata: &Metadata,
-    side: &SideFile,
+    side: &Sidecar,
     overwrite: bool,
     options: &OutputOptions,
 ) -> Result<()> {
     options.control.check("publishing")?;
     let encoded = metadata.encode()?;
-    let sums = side.encode().map_err(|e| Error::invalid(format!("the side file cannot be written: {e}")))?;
-    let name = side_file_name(&side.save_id);
+    let sums = side.encode().map_err(|e| Error::invalid(format!("the sidecar cannot be written: {e}")))?;
+    let name = sidecar_name(&side.save_id);
     store.publish(&name, &sums, Publish::Create).doing(|| format!("writing {name}"))?;
     let mode = if overwrite { Publish::Replace } else { Publish::Create };
     let result = store.publish(METADATA_FILE, &encoded, mode).doing(|| "publishing .metadata".into());

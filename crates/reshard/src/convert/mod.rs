@@ -82,8 +82,8 @@ impl Destination {
     }
 
     /// What an address means for a target: `…/x.safetensors` and `…/x.pt` are files, all else folders.
-    pub fn parse(place: &str, target: Target, options: &StoreOptions) -> Result<Destination> {
-        let address = Address::parse(place).doing(|| format!("opening {place}"))?;
+    pub fn parse(path: &str, target: Target, options: &StoreOptions) -> Result<Destination> {
+        let address = Address::parse(path).doing(|| format!("opening {path}"))?;
         let name = address.file_name().unwrap_or_default();
         let is_file = match target {
             Target::Dcp { .. } => false,
@@ -92,14 +92,14 @@ impl Destination {
         };
         match address.parent().filter(|_| is_file) {
             Some(parent) => {
-                let store = reshard_storage::open(&parent, options).doing(|| format!("opening {place}"))?;
+                let store = reshard_storage::open(&parent, options).doing(|| format!("opening {path}"))?;
                 Ok(Destination::file(store, &name))
             }
-            None => Ok(Destination::folder(reshard_storage::open(&address, options).doing(|| format!("opening {place}"))?)),
+            None => Ok(Destination::folder(reshard_storage::open(&address, options).doing(|| format!("opening {path}"))?)),
         }
     }
 
-    /// Refuses a place that holds a checkpoint, of whatever format: two in one folder make it a riddle which one is meant, and
+    /// Refuses a path that holds a checkpoint, of whatever format: two in one folder make it a riddle which one is meant, and
     /// loaders answer it in different ways.
     pub(crate) fn check_free(&self, target: Target) -> Result<()> {
         let taken = match (&self.file, target) {
@@ -112,7 +112,7 @@ impl Destination {
             (Some(_), _) => None,
         };
         match taken {
-            Some(place) => Err(Error::AlreadyExists { place }),
+            Some(path) => Err(Error::AlreadyExists { path }),
             None => Ok(()),
         }
     }
@@ -203,7 +203,7 @@ pub fn convert(
     target: Target,
     options: &ConvertOptions,
 ) -> Result<ConvertReport> {
-    let span = tracing::info_span!("convert", from = source.place(), to = destination.describe());
+    let span = tracing::info_span!("convert", from = source.path(), to = destination.describe());
     let _entered = span.enter();
     let start = Instant::now();
     let planned = plan_of(source, options, target.format())?;
@@ -279,7 +279,7 @@ impl Planned<'_> {
         start: Instant,
     ) -> ConvertReport {
         ConvertReport {
-            from: source.place().to_owned(),
+            from: source.path().to_owned(),
             to,
             format,
             tensors: self.plan.tensors.len() as u64,
@@ -329,7 +329,7 @@ pub(crate) fn plan_of<'p>(source: &'p Checkpoint, options: &ConvertOptions, form
                     let carried = format == Format::Dcp && !matches!(place, ValuePlace::Opaque { .. });
                     if !carried && !options.skip_opaque {
                         return Err(Error::Untrusted {
-                            place: source.place().to_owned(),
+                            path: source.path().to_owned(),
                             key: item.stored.to_owned(),
                             class: class.clone(),
                         });
@@ -365,5 +365,5 @@ fn keep_values(plan: &Plan<'_>) -> Result<IndexMap<String, Value>> {
 
 /// A value that the target cannot carry.
 pub(crate) fn opaque(key: &str, class: &str) -> Error {
-    Error::Untrusted { place: "the source".to_owned(), key: key.to_owned(), class: class.to_owned() }
+    Error::Untrusted { path: "the source".to_owned(), key: key.to_owned(), class: class.to_owned() }
 }

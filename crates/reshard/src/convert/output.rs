@@ -12,10 +12,10 @@ use reshard_layout::{Dims, Region};
 use reshard_storage::{Store, WriteOptions, Writer};
 
 use crate::checkpoint::{Checkpoint, LoadedValue};
+use crate::checksums::{ChecksumBuilder, Checksums};
 use crate::control::Control;
 use crate::error::{Error, Result, StorageContext};
 use crate::stream::{BLOCK, Stream};
-use crate::sums::{Summer, Sums};
 use crate::workers::Workers;
 
 /// Pieces are gathered in a buffer and written together until there are this many bytes.
@@ -93,10 +93,10 @@ pub(crate) trait Framing: Sync {
     fn head(&self, piece: usize) -> Result<Vec<u8>>;
 
     /// The bytes right after it.
-    fn tail(&self, piece: usize, sums: Sums) -> Result<Vec<u8>>;
+    fn tail(&self, piece: usize, sums: Checksums) -> Result<Vec<u8>>;
 
     /// The bytes that end a file, and their place.
-    fn ending(&self, file: usize, sums: &[Sums]) -> Result<Option<(u64, Vec<u8>)>>;
+    fn ending(&self, file: usize, sums: &[Checksums]) -> Result<Option<(u64, Vec<u8>)>>;
 }
 
 /// How to write.
@@ -124,7 +124,7 @@ pub(crate) fn write(
     framing: &dyn Framing,
     store: &dyn Store,
     options: &OutputOptions,
-) -> Result<Vec<Sums>> {
+) -> Result<Vec<Checksums>> {
     options.control.expect(pieces.iter().map(|p| p.data).sum());
     let mut writers: Vec<Box<dyn Writer>> = Vec::with_capacity(files.len());
     for file in files {
@@ -183,10 +183,10 @@ struct Job<'j, 'p> {
 }
 
 impl Job<'_, '_> {
-    fn in_any_order(&self) -> Result<Vec<Sums>> {
+    fn in_any_order(&self) -> Result<Vec<Checksums>> {
         let batches = self.batches();
         let sums = self.options.readers.run(|| {
-            batches.par_iter().with_max_len(1).map(|batch| self.batch(batch)).collect::<Result<Vec<Vec<(usize, Sums)>>>>()
+            batches.par_iter().with_max_len(1).map(|batch| self.batch(batch)).collect::<Result<Vec<Vec<(usize, Checksums)>>>>()
         })??;
         let sums = self.sorted(sums.into_iter().flatten());
         for (number, file) in self.files.iter().enumerate() {
@@ -201,18 +201,18 @@ impl Job<'_, '_> {
     }
 
     /// Each file from front to back.
-    fn in_order(&self) -> Result<Vec<Sums>> {
+    fn in_order(&self) -> Result<Vec<Checksums>> {
         let mut by_file: Vec<Vec<usize>> = vec![Vec::new(); self.files.len()];
         let mut order: Vec<usize> = (0..self.pieces.len()).collect();
         order.sort_by_key(|&i| (self.pieces[i].file, self.pieces[i].offset));
         order.into_iter().for_each(|i| by_file[self.pieces[i].file].push(i));
         let all = self.options.readers.run(|| {
-            let one = |(number, pieces): (usize, &Vec<usize>)| -> Result<Vec<(usize, Sums)>> {
+            let one = |(number, pieces): (usize, &Vec<usize>)| -> Result<Vec<(usize, Checksums)>> {
                 let lead = &self.files[number].lead;
                 if !lead.is_empty() {
                     self.put(number, 0, &[IoSlice::new(lead)])?;
                 }
-                let mut sums = vec![Sums::ZERO; self.pieces.len()];
+                let mut sums = vec![Checksums::ZERO; self.pieces.len()];
                 let mut own = Vec::with_capacity(pieces.len());
                 for &i in pieces {
                     let sum = self.large(i)?;
@@ -229,8 +229,8 @@ impl Job<'_, '_> {
         Ok(self.sorted(all.into_iter().flatten()))
     }
 
-    fn sorted(&self, found: impl Iterator<Item = (usize, Sums)>) -> Vec<Sums> {
-        let mut sums = vec![Sums::ZERO; self.pieces.len()];
+    fn sorted(&self, found: impl Iterator<Item = (usize, Checksums)>) -> Vec<Checksums> {
+        let mut sums = vec![Checksums::ZERO; self.pieces.len()];
         found.for_each(|(i, sum)| sums[i] = sum);
         sums
     }
@@ -254,7 +254,7 @@ impl Job<'_, '_> {
         batches
     }
 
-    fn batch(&self, batch: &[usize]) -> Result<Vec<(usize, Sums)>> {
+    fn batch(&self, batch: &[usize]) -> Result<Vec<(usize, Checksums)>> {
         self.options.control.check("writing")?;
         let first = &self.pieces[batch[0]];
         if batch.len() == 1 && first.length > BATCH {
@@ -271,7 +271,7 @@ impl Job<'_, '_> {
             if piece.data > 0 {
                 (self.plan.open)(piece.tensor, &piece.region)?.fill(&mut buffer[start..])?;
             }
-            let sums = if self.framing.sums() { Summer::of(&buffer[start..]) } else { Sums::ZERO };
+            let sums = if self.framing.sums() { ChecksumBuilder::of(&buffer[start..]) } else { Checksums::ZERO };
             buffer.extend_from_slice(&self.framing.tail(i, sums)?);
             self.options.control.advance(piece.data);
             all.push((i, sums));
@@ -284,10 +284,10 @@ impl Job<'_, '_> {
     }
 
     /// A piece in blocks.
-    fn large(&self, i: usize) -> Result<Sums> {
+    fn large(&self, i: usize) -> Result<Checksums> {
         let piece = &self.pieces[i];
         let mut stream = (self.plan.open)(piece.tensor, &piece.region)?;
-        let mut summer = self.framing.sums().then(Summer::new);
+        let mut summer = self.framing.sums().then(ChecksumBuilder::new);
         let head = self.framing.head(i)?;
         self.put(piece.file, piece.offset, &[IoSlice::new(&head)])?;
         let data_at = piece.offset + head.len() as u64;
@@ -317,7 +317,7 @@ impl Job<'_, '_> {
                 drain(&block)?;
             }
         }
-        let sums = summer.map_or(Sums::ZERO, Summer::finish);
+        let sums = summer.map_or(Checksums::ZERO, ChecksumBuilder::finish);
         let tail = self.framing.tail(i, sums)?;
         self.put(piece.file, data_at + piece.data, &[IoSlice::new(&tail)])?;
         Ok(sums)

@@ -21,15 +21,15 @@ pub(crate) fn staged(store: &dyn Store, name: &str) -> String {
 /// Whether a file of this name may be written.
 pub(crate) fn check_free(store: &dyn Store, name: &str, overwrite: bool) -> Result<()> {
     let exists = store.exists(name).doing(|| format!("looking for {name}"))?;
-    let place = || format!("{}/{name}", store.describe());
+    let path = || format!("{}/{name}", store.describe());
     match (exists, overwrite) {
         (false, _) => Ok(()),
-        (true, false) => Err(Error::AlreadyExists { place: place() }),
+        (true, false) => Err(Error::AlreadyExists { path: path() }),
         (true, true) if store.capabilities().hard_links => Ok(()),
         (true, true) => {
-            let place = place();
+            let path = path();
             Err(Error::invalid(format!(
-                "{place} cannot be replaced in one step on this kind of store; choose another name, or delete it first"
+                "{path} cannot be replaced in one step on this kind of store; choose another name, or delete it first"
             )))
         }
     }

@@ -8,9 +8,9 @@ use reshard_storage::{Publish, Store};
 use super::output::{Framing, OutputFile, OutputOptions, Piece, Plan, discard, write};
 use super::publish::{check_free, promote, staged, sweep};
 use super::{Written, keep_values};
+use crate::checksums::Checksums;
 use crate::error::{Error, Result, StorageContext, chain};
 use crate::notes::Notes;
-use crate::sums::Sums;
 
 /// The name of a model in one file.
 const MODEL_FILE: &str = "model.safetensors";
@@ -36,11 +36,11 @@ impl Framing for Plain {
         Ok(Vec::new())
     }
 
-    fn tail(&self, _piece: usize, _sums: Sums) -> Result<Vec<u8>> {
+    fn tail(&self, _piece: usize, _sums: Checksums) -> Result<Vec<u8>> {
         Ok(Vec::new())
     }
 
-    fn ending(&self, _file: usize, _sums: &[Sums]) -> Result<Option<(u64, Vec<u8>)>> {
+    fn ending(&self, _file: usize, _sums: &[Checksums]) -> Result<Option<(u64, Vec<u8>)>> {
         Ok(None)
     }
 }
@@ -164,7 +164,7 @@ fn names(shards: &[Vec<usize>], target: &SafetensorsTarget<'_>, store: &dyn Stor
     if shards.len() == 1 {
         // An index, also one whose files are gone, would be taken for the model in place of the file.
         return match taken && !target.overwrite {
-            true => Err(Error::AlreadyExists { place: format!("{}/{INDEX_FILE}", store.describe()) }),
+            true => Err(Error::AlreadyExists { path: format!("{}/{INDEX_FILE}", store.describe()) }),
             false => Ok(vec![MODEL_FILE.to_owned()]),
         };
     }
@@ -177,7 +177,7 @@ fn names(shards: &[Vec<usize>], target: &SafetensorsTarget<'_>, store: &dyn Stor
         return Ok(names);
     }
     if !target.overwrite {
-        return Err(Error::AlreadyExists { place: store.describe() });
+        return Err(Error::AlreadyExists { path: store.describe() });
     }
     // The index names files freely: fresh names keep the old model whole until the new index takes its place.
     let id = crate::save::prepare::new_save_id();

@@ -9,8 +9,8 @@ use super::output::{Framing, OutputFile, OutputOptions, Piece, Plan, discard, wr
 use super::publish::{check_free, promote, staged, sweep};
 use super::{Written, opaque};
 use crate::checkpoint::LoadedValue;
+use crate::checksums::Checksums;
 use crate::error::{Error, Result, StorageContext, chain};
-use crate::sums::Sums;
 
 struct TorchFraming<'f> {
     layout: &'f TorchFileWriter,
@@ -72,11 +72,11 @@ impl Framing for TorchFraming<'_> {
         before(self.layout, self.storages[piece]).map(|(_, bytes)| bytes)
     }
 
-    fn tail(&self, piece: usize, sums: Sums) -> Result<Vec<u8>> {
+    fn tail(&self, piece: usize, sums: Checksums) -> Result<Vec<u8>> {
         after(self.layout, self.storages[piece], sums.crc32())
     }
 
-    fn ending(&self, _file: usize, sums: &[Sums]) -> Result<Option<(u64, Vec<u8>)>> {
+    fn ending(&self, _file: usize, sums: &[Checksums]) -> Result<Option<(u64, Vec<u8>)>> {
         let crcs: Vec<u32> = sums.iter().map(|s| s.crc32()).collect();
         let tail =
             self.layout.tail(&crcs).map_err(|e| Error::invalid(format!("the file's end cannot be written: {}", chain(&e))))?;

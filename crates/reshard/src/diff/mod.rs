@@ -128,7 +128,7 @@ struct Pair<'c> {
 
 /// Compares two checkpoints, block by block, all threads at once.
 pub fn diff(first: &Checkpoint, second: &Checkpoint, options: &DiffOptions) -> Result<DiffReport> {
-    let span = tracing::info_span!("diff", first = first.place(), second = second.place());
+    let span = tracing::info_span!("diff", first = first.path(), second = second.path());
     let _entered = span.enter();
     let a = options.first.apply(first)?;
     let b = options.second.apply(second)?;
@@ -161,7 +161,7 @@ pub fn diff(first: &Checkpoint, second: &Checkpoint, options: &DiffOptions) -> R
     found.sort_by_key(|(i, _)| *i);
     let same = (pairs.len() - found.len()) as u64;
     let different = found.into_iter().map(|(i, difference)| Differing { key: pairs[i].key.clone(), difference }).collect();
-    let (first, second) = (first.place().to_owned(), second.place().to_owned());
+    let (first, second) = (first.path().to_owned(), second.path().to_owned());
     Ok(DiffReport { first, second, only_first, only_second, different, same })
 }
 

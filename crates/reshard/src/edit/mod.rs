@@ -1,6 +1,6 @@
 //! A new checkpoint from an old one without moving its data: keys dropped, renamed, plain values set.
 //!
-//! Data files are hard-linked, or copied by the server, and stay as they are; only `.metadata`, the side file, a small file
+//! Data files are hard-linked, or copied by the server, and stay as they are; only `.metadata`, the sidecar, a small file
 //! with the new values and a note are written. The indexes inside the old files still speak of the old keys: the note is what
 //! `recover` goes by.
 
@@ -17,6 +17,7 @@ use serde::Serialize;
 
 pub(crate) use self::note::{EditNote, note_name};
 use crate::checkpoint::{Checkpoint, Format, MAX_METADATA_BYTES};
+use crate::checksums::{ChecksumBuilder, FileIndex, IndexedRecord, RecordChecksums, Sidecar, SidecarFile};
 use crate::control::Control;
 use crate::convert::dcp::{publish, table_entry};
 use crate::convert::output::{OutputOptions, discard};
@@ -24,7 +25,6 @@ use crate::error::{Error, Result, StorageContext};
 use crate::layout_names::{METADATA_FILE, data_file};
 use crate::save::prepare::new_save_id;
 use crate::select::{Glob, Rename, new_path};
-use crate::sums::{FileIndex, IndexedRecord, RecordSum, SideFile, SideFileEntry, Summer};
 
 /// What to change.
 #[derive(Debug, Clone, Default)]
@@ -60,26 +60,26 @@ pub struct EditReport {
     pub copied: u64,
 }
 
-/// Makes an edited copy of a DCP checkpoint at a place that holds none.
+/// Makes an edited copy of a DCP checkpoint at a path that holds none.
 pub fn edit(source: &Checkpoint, destination: &Arc<dyn Store>, options: &EditOptions) -> Result<EditReport> {
-    let span = tracing::info_span!("edit", from = source.place(), to = destination.describe());
+    let span = tracing::info_span!("edit", from = source.path(), to = destination.describe());
     let _entered = span.enter();
     if source.catalog().format != Format::Dcp {
         let format = source.catalog().format.name();
         return Err(Error::invalid(format!(
             "{} is {format}, and only DCP checkpoints can be edited; convert it instead",
-            source.place()
+            source.path()
         )));
     }
     let store = destination.as_ref();
     store.prepare().doing(|| format!("preparing {}", store.describe()))?;
     if !store.list("").doing(|| format!("looking into {}", store.describe()))?.is_empty() {
-        return Err(Error::AlreadyExists { place: store.describe() });
+        return Err(Error::AlreadyExists { path: store.describe() });
     }
     let bytes = source.store().read(METADATA_FILE, MAX_METADATA_BYTES).doing(|| format!("reading {METADATA_FILE}"))?;
-    let old = Metadata::decode(&bytes).map_err(|e| Error::format(source.place(), METADATA_FILE, "DCP metadata", e))?;
+    let old = Metadata::decode(&bytes).map_err(|e| Error::format(source.path(), METADATA_FILE, "DCP metadata", e))?;
     let mut report = EditReport {
-        from: source.place().to_owned(),
+        from: source.path().to_owned(),
         to: store.describe(),
         dropped: Vec::new(),
         renamed: Vec::new(),
@@ -148,7 +148,7 @@ fn edited(old: Metadata, options: &EditOptions, report: &mut EditReport) -> Resu
 struct ValueFile {
     name: String,
     bytes: Vec<u8>,
-    records: Vec<RecordSum>,
+    records: Vec<RecordChecksums>,
 }
 
 fn new_values(options: &EditOptions, metadata: &mut Metadata, save_id: &str) -> Result<Option<ValueFile>> {
@@ -168,7 +168,8 @@ fn new_values(options: &EditOptions, metadata: &mut Metadata, save_id: &str) -> 
         let record =
             value_record(value, None).map_err(|e| Error::invalid(format!("the value of {key:?} cannot be saved: {e}")))?;
         let (offset, length) = (bytes.len() as u64, record.len() as u64);
-        let sum = RecordSum { offset, length, data_offset: 0, data_length: length, sums: Some(Summer::of(&record)) };
+        let sum =
+            RecordChecksums { offset, length, data_offset: 0, data_length: length, sums: Some(ChecksumBuilder::of(&record)) };
         let path = path.clone().unwrap_or_else(|| vec![PathSegment::Key(key.clone())]);
         table.push(table_entry(key, &path, None));
         indexed.push(IndexedRecord { key: table.len() as u32 - 1, region: None, sum });
@@ -217,7 +218,7 @@ fn write(
         let writer = store.create_writer(&values.name, &WriteOptions::with_length(length)).doing(doing)?;
         writer.write_at(0, &[IoSlice::new(&values.bytes)]).doing(doing)?;
         writer.finish(true).doing(doing)?;
-        side.push(SideFileEntry { file: values.name.clone(), length, records: values.records.clone() });
+        side.push(SidecarFile { file: values.name.clone(), length, records: values.records.clone() });
         report.set = options.set.iter().map(|(key, ..)| key.clone()).collect();
     }
     store.sync().doing(|| "syncing the folder".into())?;
@@ -230,8 +231,8 @@ fn write(
     let output = OutputOptions::new(true, &options.control, &[source]);
     let ranks = source.side.as_ref().map_or(0, |side| side.ranks);
     match source.side.is_some() {
-        true => publish(store, metadata, &SideFile { save_id: save_id.to_owned(), ranks, files: side }, false, &output),
-        // What PyTorch wrote has no side file, and one for the new values alone would only puzzle.
+        true => publish(store, metadata, &Sidecar { save_id: save_id.to_owned(), ranks, files: side }, false, &output),
+        // What PyTorch wrote has no sidecar, and one for the new values alone would only puzzle.
         false => store.publish(METADATA_FILE, &metadata.encode()?, Publish::Create).doing(|| "publishing .metadata".into()),
     }
 }

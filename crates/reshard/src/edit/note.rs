@@ -7,9 +7,9 @@ use reshard_storage::Store;
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::MAX_METADATA_BYTES;
+use crate::checksums::{SideFileError, seal, unseal};
 use crate::error::chain;
 use crate::layout_names::{EDIT_SUFFIX, SIDE_PREFIX};
-use crate::sums::{SideFileError, seal, unseal};
 
 const MAGIC: &[u8; 8] = b"RSHEDIT1";
 

@@ -41,7 +41,7 @@ pub struct Loaded {
 #[non_exhaustive]
 pub struct LoadReport {
     /// The address.
-    pub place: String,
+    pub path: String,
     /// Times on this rank.
     pub phases: Phases,
     /// Tensors loaded.
@@ -84,7 +84,7 @@ impl LoadReport {
 /// Loads what this rank wants. Every rank of the group calls it; each may want something else. An error on any rank, also
 /// a difference found before reading, is an error on every rank.
 pub fn load(group: &dyn Group, checkpoint: &Checkpoint, state: &mut LoadState<'_>, options: &LoadOptions) -> Result<Loaded> {
-    let span = tracing::info_span!("load", rank = group.rank(), place = checkpoint.place());
+    let span = tracing::info_span!("load", rank = group.rank(), path = checkpoint.path());
     let _entered = span.enter();
     let mut clock = PhaseClock::new();
     clock.enter("plan");
@@ -109,7 +109,7 @@ pub fn load(group: &dyn Group, checkpoint: &Checkpoint, state: &mut LoadState<'_
         exchanged = together(group, exchange.pass_on(group, state))?;
     }
     let report = LoadReport {
-        place: checkpoint.place().to_owned(),
+        path: checkpoint.path().to_owned(),
         phases: clock.finish(),
         tensors: plan.tensors,
         bytes_wanted: plan.bytes_wanted,
@@ -133,8 +133,8 @@ fn resolved<'c>(
 ) -> Result<resolve::Resolution<'c>> {
     let mut resolution = resolve::resolve(checkpoint, state, rank, options);
     if options.strictness == Strictness::Strict && !resolution.differences.is_empty() {
-        let (place, differences) = (checkpoint.place().to_owned(), std::mem::take(&mut resolution.differences));
-        return Err(Error::Mismatch(Box::new(Mismatch { place, differences })));
+        let (path, differences) = (checkpoint.path().to_owned(), std::mem::take(&mut resolution.differences));
+        return Err(Error::Mismatch(Box::new(Mismatch { path, differences })));
     }
     Ok(resolution)
 }
@@ -152,7 +152,7 @@ fn read_values(
         let value = checkpoint.read_value(found.key)?;
         match (&options.trusted, &value) {
             (Some(trusted), LoadedValue::Opaque { class, .. }) if !trusted(class) => {
-                Err(Error::Untrusted { place: checkpoint.place().to_owned(), key: name, class: class.clone() })
+                Err(Error::Untrusted { path: checkpoint.path().to_owned(), key: name, class: class.clone() })
             }
             _ => Ok((name, value)),
         }

@@ -19,7 +19,7 @@ pub struct SimulatedPlan {
     pub received_cached: u64,
     /// The planning rank: decode, assign, answer.
     pub global: Duration,
-    /// The planning rank: assemble and encode `.metadata` and the side file.
+    /// The planning rank: assemble and encode `.metadata` and the sidecar.
     pub commit: Duration,
     /// Records to be written.
     pub records: u64,

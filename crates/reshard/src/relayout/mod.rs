@@ -25,7 +25,7 @@ pub fn relayout(
     layout: &Layout,
     options: &ConvertOptions,
 ) -> Result<ConvertReport> {
-    let span = tracing::info_span!("relayout", from = source.place(), to = destination.describe());
+    let span = tracing::info_span!("relayout", from = source.path(), to = destination.describe());
     let _entered = span.enter();
     let start = Instant::now();
     if !options.overwrite {

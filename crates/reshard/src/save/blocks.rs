@@ -8,7 +8,7 @@ use crate::memory::{Source, outside};
 
 /// Large records are checksummed and written in blocks of this size, so that a block is still in the cache when written.
 pub(crate) const BLOCK: usize = 1 << 20;
-/// What lies elsewhere is fetched in parts of this size.
+/// Device memory is fetched in parts of this size.
 const FETCH: usize = 4 << 20;
 
 /// Gives a box of memory in row-major order, in blocks of at most [`BLOCK`] bytes: as it lies there where it lies in a

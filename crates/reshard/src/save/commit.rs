@@ -1,10 +1,10 @@
 //! Publishing: the only step that makes a save visible.
 //!
-//! When every rank has written, rank 0 learns where everything lies and writes the side file beside its own data, while
+//! When every rank has written, rank 0 learns where everything lies and writes the sidecar beside its own data, while
 //! everyone's data goes to the disk. When all of that is synced, rank 0 publishes `.metadata`, atomically. Before this a
 //! reader finds what was there before, after it the new checkpoint, complete. Only then are the
 //! files of the old one removed; a crash before that leaves files that no `.metadata` names, which the next save to the
-//! place sweeps. Data files never have the name of a file that was there, so nothing old is ever overwritten.
+//! path sweeps. Data files never have the name of a file that was there, so nothing old is ever overwritten.
 
 use std::collections::HashSet;
 
@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::SaveOptions;
 use super::prepare::{Decision, Prepared};
 use super::write::{Unsynced, Written, discard};
+use crate::checksums::{Checksums, RecordChecksums, Sidecar, SidecarFile, sidecar_name};
 use crate::error::{Error, RankFailure, Result, StorageContext};
 use crate::group::{Group, asking_root};
 use crate::layout_names::{METADATA_FILE, data_file, is_save_file};
@@ -23,15 +24,14 @@ use crate::plan::files::{FrameSizes, lay_out};
 use crate::plan::global::GlobalPlan;
 use crate::plan::local::{dims, dtype_of};
 use crate::report::{PhaseClock, Phases, SaveReport};
-use crate::sums::{RecordSum, SideFile, SideFileEntry, Sums, side_file_name};
 use crate::workers::Workers;
 
 /// What a rank tells of its writing.
 #[derive(Serialize, Deserialize)]
 struct RankResults {
     files: Vec<(String, u64)>,
-    tensors: Vec<Option<Sums>>,
-    values: Vec<(u64, Option<Sums>)>,
+    tensors: Vec<Option<Checksums>>,
+    values: Vec<(u64, Option<Checksums>)>,
 }
 
 /// What rank 0 tells everyone at the end.
@@ -159,7 +159,7 @@ impl Draft {
         };
         let (metadata, side) = assemble(global, results, &prepared.decision, options)?;
         let encoded = metadata.encode()?;
-        let side_name = side_file_name(&side.save_id);
+        let side_name = sidecar_name(&side.save_id);
         let (side, save_id) = (encode_side(&side)?, side.save_id);
         Ok(Draft { metadata, encoded, side, side_name, save_id, old: old_files(store), loads: global.loads.clone() })
     }
@@ -187,8 +187,8 @@ impl Draft {
     }
 }
 
-fn encode_side(side: &SideFile) -> Result<Vec<u8>> {
-    side.encode().map_err(|e| Error::invalid(format!("the side file cannot be written: {e}")))
+fn encode_side(side: &Sidecar) -> Result<Vec<u8>> {
+    side.encode().map_err(|e| Error::invalid(format!("the sidecar cannot be written: {e}")))
 }
 
 /// The report of a finished save.
@@ -202,7 +202,7 @@ pub(crate) fn report(outcome: Result<Outcome>, prepared: &Prepared, phases: Phas
         }
     }
     Ok(SaveReport {
-        place: store.describe(),
+        path: store.describe(),
         save_id: prepared.decision.save_id.clone(),
         phases,
         bytes,
@@ -215,16 +215,16 @@ pub(crate) fn report(outcome: Result<Outcome>, prepared: &Prepared, phases: Phas
     })
 }
 
-/// The metadata and the side file of a save, from the plan and what the ranks report.
+/// The metadata and the sidecar of a save, from the plan and what the ranks report.
 fn assemble(
     global: &GlobalPlan,
     results: &[RankResults],
     decision: &Decision,
     options: &SaveOptions,
-) -> Result<(Metadata, SideFile)> {
+) -> Result<(Metadata, Sidecar)> {
     let save_id = decision.named.then_some(decision.save_id.as_str());
     let mut files: Vec<String> = Vec::new();
-    let mut side: Vec<SideFileEntry> = Vec::new();
+    let mut side: Vec<SidecarFile> = Vec::new();
     let mut chunks: Vec<Vec<Chunk>> = vec![Vec::new(); global.table.len()];
     let mut values: Vec<Option<StorageInfo>> = vec![None; global.table.len()];
     let mut sizes = FrameSizes::default();
@@ -251,7 +251,7 @@ fn assemble(
             if let Some((_, length)) = result.files.iter().find(|(file, _)| *file == name) {
                 *id = Some(FileId(u32::try_from(files.len()).map_err(|_| Error::invalid("too many files"))?));
                 files.push(name.clone());
-                side.push(SideFileEntry { file: name, length: *length, records: Vec::new() });
+                side.push(SidecarFile { file: name, length: *length, records: Vec::new() });
             }
         }
         for (((key, region), place), sums) in tensors.into_iter().zip(placed).zip(&result.tensors) {
@@ -259,14 +259,14 @@ fn assemble(
             let storage = StorageInfo::new(file, place.offset, place.length);
             chunks[key].push(Chunk { region: region.clone(), storage });
             let (data_offset, data_length) = (place.data_offset, place.data_length);
-            let record = RecordSum { offset: place.offset, length: place.length, data_offset, data_length, sums: *sums };
+            let record = RecordChecksums { offset: place.offset, length: place.length, data_offset, data_length, sums: *sums };
             side[first + position(&ids, place.file)].records.push(record);
         }
         let mut at = ends[0];
         for (assigned, (length, sums)) in assigned.iter().filter(|a| a.region.is_none()).zip(&result.values) {
             let file = ids[0].ok_or_else(disagree)?;
             values[assigned.key as usize] = Some(StorageInfo::new(file, at, *length));
-            side[first].records.push(RecordSum {
+            side[first].records.push(RecordChecksums {
                 offset: at,
                 length: *length,
                 data_offset: 0,
@@ -293,7 +293,7 @@ fn assemble(
         };
         metadata.entries.insert(entry.key.clone(), Entry { path: Some(entry.key_path()), kind });
     }
-    let side = SideFile { save_id: decision.save_id.clone(), ranks: results.len() as u32, files: side };
+    let side = Sidecar { save_id: decision.save_id.clone(), ranks: results.len() as u32, files: side };
     Ok((metadata, side))
 }
 
@@ -307,8 +307,8 @@ pub(crate) fn offline_metadata(global: &GlobalPlan, options: &SaveOptions) -> Re
             let tensors = assigned.iter().filter(|a| a.region.is_some()).count();
             RankResults {
                 files: (0..options.files_per_rank).map(|file| (data_file(rank, file, None), 0)).collect(),
-                tensors: vec![Some(Sums::ZERO); tensors],
-                values: vec![(0, Some(Sums::ZERO)); assigned.len() - tensors],
+                tensors: vec![Some(Checksums::ZERO); tensors],
+                values: vec![(0, Some(Checksums::ZERO)); assigned.len() - tensors],
             }
         })
         .collect();
@@ -331,7 +331,7 @@ pub(crate) fn old_files(store: &dyn Store) -> Vec<String> {
 /// Removes what no longer belongs to the checkpoint. What cannot be removed is a warning: the save itself is done.
 pub(crate) fn sweep(store: &dyn Store, metadata: &Metadata, save_id: &str, old: Vec<String>) -> Vec<String> {
     let mut keep: HashSet<&str> = metadata.files.iter().map(String::as_str).collect();
-    let side = side_file_name(save_id);
+    let side = sidecar_name(save_id);
     keep.insert(&side);
     let mut warnings = Vec::new();
     let mut remove: HashSet<String> = old.into_iter().collect();

@@ -26,9 +26,9 @@ use crate::workers::Workers;
 /// Saves a state dict that the ranks of `group` hold together. Every rank calls it with its own pieces.
 ///
 /// When it returns, the checkpoint is complete and durable; when it fails, on any rank, every rank gets the error and what
-/// lay at the place before is still there, untouched.
+/// lay at the path before is still there, untouched.
 pub fn save(group: &dyn Group, state: &SaveState<'_>, store: &Arc<dyn Store>, options: &SaveOptions) -> Result<SaveReport> {
-    let span = tracing::info_span!("save", rank = group.rank(), place = store.describe());
+    let span = tracing::info_span!("save", rank = group.rank(), path = store.describe());
     let _entered = span.enter();
     let mut clock = PhaseClock::new();
     clock.enter("plan");

@@ -152,15 +152,15 @@ pub(crate) fn offline_plan(parts: &[Vec<u8>], options: &SaveOptions) -> Result<G
     Ok(planned)
 }
 
-/// The planning rank's look at the place.
+/// The planning rank's look at the path.
 pub(crate) fn decide(store: &dyn Store, options: &SaveOptions, use_cached: bool, table_hash: u128) -> Result<Decision> {
-    let place = || format!("preparing {}", store.describe());
-    store.prepare().doing(place)?;
-    let exists = store.exists(METADATA_FILE).doing(place)?;
+    let path = || format!("preparing {}", store.describe());
+    store.prepare().doing(path)?;
+    let exists = store.exists(METADATA_FILE).doing(path)?;
     if exists && !options.overwrite {
-        return Err(Error::AlreadyExists { place: store.describe() });
+        return Err(Error::AlreadyExists { path: store.describe() });
     }
-    let named = exists || !store.list(DATA_PREFIX).doing(place)?.is_empty();
+    let named = exists || !store.list(DATA_PREFIX).doing(path)?.is_empty();
     Ok(Decision { save_id: new_save_id(), named, use_cached, table_hash })
 }
 

@@ -9,11 +9,13 @@ use reshard_storage::{Store, WriteOptions, Writer};
 use super::SaveOptions;
 use super::jobs::{Jobs, TensorJob};
 use super::prepare::Prepared;
+use crate::checksums::{
+    ChecksumBuilder, Checksums, FileIndexRef, IndexedRecordRef, OffsetsAndSizes, RecordChecksums, SideFileError,
+};
 use crate::error::{Error, Result, StorageContext};
 use crate::layout_names::data_file;
 use crate::plan::files::Placed;
 use crate::plan::local::TableEntry;
-use crate::sums::{FileIndexRef, IndexedRecordRef, OffsetsAndSizes, RecordSum, SideFileError, Summer, Sums};
 use crate::workers::Workers;
 
 /// Records smaller than this are gathered in a buffer and written together.
@@ -27,9 +29,9 @@ pub(crate) struct Written {
     /// Name and length of every file.
     pub(crate) files: Vec<(String, u64)>,
     /// In the order of the jobs.
-    pub(crate) tensors: Vec<Option<Sums>>,
+    pub(crate) tensors: Vec<Option<Checksums>>,
     /// Length and checksums in the order of the jobs.
-    pub(crate) values: Vec<(u64, Option<Sums>)>,
+    pub(crate) values: Vec<(u64, Option<Checksums>)>,
 }
 
 /// Writes all jobs and makes them durable. On an error nothing of it stays.
@@ -49,7 +51,7 @@ pub(crate) fn write(
 pub(crate) struct Writing {
     files: Vec<File>,
     writers: Vec<Box<dyn Writer>>,
-    sums: Vec<Option<Sums>>,
+    sums: Vec<Option<Checksums>>,
 }
 
 /// One file to write.
@@ -113,7 +115,7 @@ impl Writing {
     ) -> Result<()> {
         let ordered = store.capabilities().ordered_writes;
         let (files, writers) = (&self.files, &self.writers);
-        let written: Vec<Vec<(usize, Option<Sums>)>> = workers.run(|| {
+        let written: Vec<Vec<(usize, Option<Checksums>)>> = workers.run(|| {
             files
                 .par_iter()
                 .zip(writers)
@@ -125,7 +127,7 @@ impl Writing {
                     let write =
                         |buffer: &mut Vec<u8>, batch: &[usize]| write_batch(jobs, batch, writer.as_ref(), options, buffer);
                     // Buffers are used again: fresh memory costs more than what is copied into it.
-                    let sums: Vec<Vec<Option<Sums>>> = match ordered {
+                    let sums: Vec<Vec<Option<Checksums>>> = match ordered {
                         true => {
                             let mut buffer = Vec::new();
                             batches.iter().map(|batch| write(&mut buffer, batch)).collect::<Result<_>>()?
@@ -169,8 +171,11 @@ impl Writing {
             self.abort();
             return Err(error);
         }
-        let values =
-            jobs.values.iter().map(|v| (v.bytes.len() as u64, options.checksums.then(|| Summer::of(&v.bytes)))).collect();
+        let values = jobs
+            .values
+            .iter()
+            .map(|v| (v.bytes.len() as u64, options.checksums.then(|| ChecksumBuilder::of(&v.bytes))))
+            .collect();
         let files: Vec<(String, u64)> = self.files.into_iter().map(|f| (f.name, f.length)).collect();
         let names = files.iter().map(|(name, _)| name.clone());
         let unsynced = Unsynced { writers: names.zip(self.writers).collect() };
@@ -284,7 +289,7 @@ fn write_batch(
     writer: &dyn Writer,
     options: &SaveOptions,
     buffer: &mut Vec<u8>,
-) -> Result<Vec<Option<Sums>>> {
+) -> Result<Vec<Option<Checksums>>> {
     options.control.check("writing")?;
     let first = &jobs.tensors[batch[0]];
     if batch.len() == 1 && first.placed.length > SMALL {
@@ -306,8 +311,8 @@ fn write_batch(
         buffer.extend_from_slice(&frame.head);
         let start = buffer.len();
         job.each_block(|bytes| buffer.extend_from_slice(bytes))?;
-        let sums = options.checksums.then(|| Summer::of(&buffer[start..]));
-        frame.push_tail(sums.map_or(0, Sums::crc32), buffer);
+        let sums = options.checksums.then(|| ChecksumBuilder::of(&buffer[start..]));
+        frame.push_tail(sums.map_or(0, Checksums::crc32), buffer);
         all.push(sums);
         options.control.advance(job.placed.data_length);
     }
@@ -315,9 +320,9 @@ fn write_batch(
     Ok(all)
 }
 
-fn write_large(job: &TensorJob<'_>, writer: &dyn Writer, options: &SaveOptions) -> Result<Option<Sums>> {
+fn write_large(job: &TensorJob<'_>, writer: &dyn Writer, options: &SaveOptions) -> Result<Option<Checksums>> {
     let frame = job.frame()?;
-    let mut summer = options.checksums.then(Summer::new);
+    let mut summer = options.checksums.then(ChecksumBuilder::new);
     let mut at = job.placed.offset;
     let mut left = job.placed.data_length;
     let put =
@@ -342,8 +347,8 @@ fn write_large(job: &TensorJob<'_>, writer: &dyn Writer, options: &SaveOptions) 
         }
     })?;
     failed?;
-    let sums = summer.map(Summer::finish);
-    let tail = frame.tail(sums.map_or(0, Sums::crc32));
+    let sums = summer.map(ChecksumBuilder::finish);
+    let tail = frame.tail(sums.map_or(0, Checksums::crc32));
     put(at, &[IoSlice::new(&tail)])?;
     Ok(sums)
 }
@@ -356,10 +361,10 @@ impl File {
         prepared: &Prepared,
         count: u32,
         options: &SaveOptions,
-        sums: Option<&[Option<Sums>]>,
+        sums: Option<&[Option<Checksums>]>,
         give: impl FnOnce(&FileIndexRef<'_>) -> std::result::Result<T, SideFileError>,
     ) -> Result<T> {
-        let zero = options.checksums.then_some(Sums::ZERO);
+        let zero = options.checksums.then_some(Checksums::ZERO);
         let values = if self.values { jobs.values.as_slice() } else { &[] };
         let mut table: Vec<&TableEntry> = Vec::new();
         let mut last: Option<u32> = None;
@@ -375,14 +380,15 @@ impl File {
             let job = &jobs.tensors[i];
             let region = OffsetsAndSizes(&job.global_offsets, &job.sizes);
             let Placed { offset, length, data_offset, data_length, .. } = job.placed;
-            let sum = RecordSum { offset, length, data_offset, data_length, sums: sums.map_or(zero, |sums| sums[i]) };
+            let sum = RecordChecksums { offset, length, data_offset, data_length, sums: sums.map_or(zero, |sums| sums[i]) };
             records.push(IndexedRecordRef { key: position(job.local), region: Some(region), sum });
         }
         let mut at = self.end;
         for value in values {
             let length = value.bytes.len() as u64;
-            let sums = options.checksums.then(|| if sums.is_some() { Summer::of(&value.bytes) } else { Sums::ZERO });
-            let sum = RecordSum { offset: at, length, data_offset: 0, data_length: length, sums };
+            let sums =
+                options.checksums.then(|| if sums.is_some() { ChecksumBuilder::of(&value.bytes) } else { Checksums::ZERO });
+            let sum = RecordChecksums { offset: at, length, data_offset: 0, data_length: length, sums };
             records.push(IndexedRecordRef { key: position(value.local), region: None, sum });
             at += length;
         }

@@ -68,7 +68,7 @@ pub struct Finding {
 #[non_exhaustive]
 pub struct VerifyReport {
     /// The address.
-    pub place: String,
+    pub path: String,
     /// How the checkpoint is stored; `None` when it could not be opened.
     pub format: Option<Format>,
     /// Who wrote it, as far as can be told.
@@ -150,7 +150,7 @@ pub(crate) type NamedByFile<'c> = BTreeMap<u32, Vec<Named<'c>>>;
 
 /// Verifies an opened checkpoint.
 pub fn verify(checkpoint: &Checkpoint, options: &VerifyOptions) -> Result<VerifyReport> {
-    let span = tracing::info_span!("verify", place = checkpoint.place());
+    let span = tracing::info_span!("verify", path = checkpoint.path());
     let _entered = span.enter();
     let start = Instant::now();
     let catalog = checkpoint.catalog();
@@ -175,7 +175,7 @@ pub fn verify(checkpoint: &Checkpoint, options: &VerifyOptions) -> Result<Verify
     gathered.findings.sort_by(|a, b| (a.severity, &a.file, a.offset, &a.key).cmp(&(b.severity, &b.file, b.offset, &b.key)));
     gathered.findings.dedup();
     Ok(VerifyReport {
-        place: checkpoint.place().to_owned(),
+        path: checkpoint.path().to_owned(),
         format: Some(catalog.format),
         writer: catalog.writer.clone(),
         keys: catalog.entries.len() as u64,
@@ -190,20 +190,20 @@ pub fn verify(checkpoint: &Checkpoint, options: &VerifyOptions) -> Result<Verify
 }
 
 /// Opens what lies in a store and verifies it. What keeps it from being opened (damaged metadata, missing files) is a
-/// finding; only a place that holds no checkpoint, or cannot be reached, is an error.
+/// finding; only a path that holds no checkpoint, or cannot be reached, is an error.
 pub fn verify_store(store: Arc<dyn Store>, options: &VerifyOptions) -> Result<VerifyReport> {
-    let place = store.describe();
-    opened(&place, Checkpoint::open_store(store), options)
+    let path = store.describe();
+    opened(&path, Checkpoint::open_store(store), options)
 }
 
 /// [`verify_store`] for an address.
-pub fn verify_place(place: &str, open: &OpenOptions, options: &VerifyOptions) -> Result<VerifyReport> {
+pub fn verify_path(path: &str, open: &OpenOptions, options: &VerifyOptions) -> Result<VerifyReport> {
     // An address that makes no sense is the caller's mistake and no finding.
-    Address::parse(place).map_err(|source| Error::Storage { doing: format!("opening {place}"), source })?;
-    opened(place, Checkpoint::open_with(place, open), options)
+    Address::parse(path).map_err(|source| Error::Storage { doing: format!("opening {path}"), source })?;
+    opened(path, Checkpoint::open_with(path, open), options)
 }
 
-fn opened(place: &str, checkpoint: Result<Checkpoint>, options: &VerifyOptions) -> Result<VerifyReport> {
+fn opened(path: &str, checkpoint: Result<Checkpoint>, options: &VerifyOptions) -> Result<VerifyReport> {
     let start = Instant::now();
     let error = match checkpoint {
         Ok(checkpoint) => return verify(&checkpoint, options),
@@ -221,7 +221,7 @@ fn opened(place: &str, checkpoint: Result<Checkpoint>, options: &VerifyOptions) 
         what: error.full_text(),
     };
     Ok(VerifyReport {
-        place: place.to_owned(),
+        path: path.to_owned(),
         format: None,
         writer: String::new(),
         keys: 0,

@@ -12,10 +12,10 @@ use twox_hash::XxHash3_64;
 
 use super::{Gathered, Named, VerifyOptions, read};
 use crate::checkpoint::{Checkpoint, StoredFile};
+use crate::checksums::{Checksums, FileIndex, RecordChecksums};
 use crate::error::{Result, chain};
 use crate::plan::files::frame;
 use crate::plan::local::dtype_of;
-use crate::sums::{FileIndex, RecordSum, Sums};
 
 /// Records are read together until there are this many bytes.
 const BATCH: u64 = 4 << 20;
@@ -26,7 +26,7 @@ const BLOCK: u64 = 1 << 20;
 #[derive(Debug)]
 pub(super) struct Record {
     key: String,
-    sum: RecordSum,
+    sum: RecordChecksums,
     /// Element type, gradient flag and shape; `None` for a value, or where nothing tells.
     tensor: Option<(DType, bool, Vec<u64>)>,
 }
@@ -82,7 +82,7 @@ pub(super) fn plan(
         if let Some(side) = side
             && side.records.iter().ne(records.iter().map(|r| &r.sum))
         {
-            gathered.error(None, name, None, "the index at the file's end and the side file of checksums disagree");
+            gathered.error(None, name, None, "the index at the file's end and the sidecar of checksums disagree");
         }
     }
     let mut at = 0;
@@ -114,7 +114,7 @@ pub(super) fn plan(
     Ok(Some(batches))
 }
 
-fn indexed(index: &FileIndex, record: &crate::sums::IndexedRecord) -> Result<Record> {
+fn indexed(index: &FileIndex, record: &crate::checksums::IndexedRecord) -> Result<Record> {
     let entry = &index.table[record.key as usize];
     let tensor = match (&entry.tensor, &record.region) {
         (Some(tensor), Some(region)) => {
@@ -125,8 +125,8 @@ fn indexed(index: &FileIndex, record: &crate::sums::IndexedRecord) -> Result<Rec
     Ok(Record { key: entry.key.clone(), sum: record.sum, tensor })
 }
 
-/// A record of the side file, with what the metadata knows about it.
-fn summed(sum: RecordSum, named: &[Named<'_>]) -> Record {
+/// A record of the sidecar, with what the metadata knows about it.
+fn summed(sum: RecordChecksums, named: &[Named<'_>]) -> Record {
     let known = named.binary_search_by_key(&sum.offset, |n| n.offset).ok().map(|i| &named[i]);
     Record {
         key: known.map_or_else(|| "?".to_owned(), |n| n.key.to_owned()),
@@ -252,7 +252,7 @@ fn frame_differs(name: &str, record: &Record, head: &[u8], tail: &[u8], gathered
         let what = "the bytes before its data are not what was written";
         gathered.error(Some(&record.key), name, Some(start + at), what);
     }
-    let crc = record.sum.sums.map_or(0, Sums::crc32);
+    let crc = record.sum.sums.map_or(0, Checksums::crc32);
     if let Some(at) = first_difference(tail, &expected.tail(crc)) {
         let what = "the bytes after its data are not what was written";
         gathered.error(Some(&record.key), name, Some(start + record.sum.data_offset + record.sum.data_length + at), what);

@@ -8,10 +8,10 @@ use reshard_storage::{StorageError, is_staged};
 
 use super::{Gathered, Named, NamedByFile, Severity, VerifyOptions, read};
 use crate::checkpoint::{CatalogKind, Checkpoint, ChunkPlace, Format, ValuePlace};
+use crate::checksums::sidecar_name;
 use crate::edit::note_name;
 use crate::error::{Error, Result};
 use crate::layout_names::{METADATA_FILE, is_save_file};
-use crate::sums::side_file_name;
 use crate::workers::Workers;
 
 /// The records that the catalog names, sorted by offset.
@@ -140,7 +140,7 @@ pub(super) fn files(checkpoint: &Checkpoint, named: &NamedByFile<'_>, gathered: 
     if let Some(side) = &checkpoint.side {
         for (number, name) in catalog.files.iter().enumerate() {
             if side.files.iter().all(|f| f.file != *name) && named.contains_key(&(number as u32)) {
-                gathered.warning(None, name, None, "the side file of checksums does not mention this file");
+                gathered.warning(None, name, None, "the sidecar of checksums does not mention this file");
             }
         }
     }
@@ -177,7 +177,7 @@ fn places(name: &str, size: u64, records: &[Named<'_>], gathered: &mut Gathered)
 fn leftovers(checkpoint: &Checkpoint, listed: &BTreeMap<String, u64>, gathered: &mut Gathered) {
     let catalog = checkpoint.catalog();
     let known: BTreeSet<&str> = catalog.files.iter().map(String::as_str).collect();
-    let own: Vec<String> = catalog.save_id.iter().flat_map(|id| [side_file_name(id), note_name(id)]).collect();
+    let own: Vec<String> = catalog.save_id.iter().flat_map(|id| [sidecar_name(id), note_name(id)]).collect();
     for (name, size) in listed {
         if known.contains(name.as_str()) || name == METADATA_FILE || own.contains(name) {
             continue;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use reshard::layout::{ByteLayout, Dims, Placement, Region};
 use reshard::{
-    AsyncSaver, CastPolicy, Checkpoint, ChromeTrace, DType, Difference, Elsewhere, ElsewhereMut, Error, ErrorKind, Group,
+    AsyncSaver, CastPolicy, Checkpoint, ChromeTrace, DType, DeviceMemory, DeviceMemoryMut, Difference, Error, ErrorKind, Group,
     LoadLeaf, LoadOptions, LoadPiece, LoadState, LoadTensor, LoadedValue, PlanCache, SaveLeaf, SaveOptions, SavePiece, SaveState,
     SaveTensor, Scope, Solo, Source, Strictness, StridedBox, Target, Value, load, run_threads, save,
 };
@@ -245,7 +245,7 @@ struct Device {
     broken: bool,
 }
 
-impl Elsewhere for Device {
+impl DeviceMemory for Device {
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), String> {
         if self.broken {
             return Err("the device is gone".into());
@@ -257,7 +257,7 @@ impl Elsewhere for Device {
 }
 
 #[test]
-fn memory_elsewhere_is_read_in_parts_as_it_is_written_or_staged() {
+fn device_memory_is_read_in_parts_as_it_is_written_or_staged() {
     let folder = tempfile::tempdir().unwrap();
     let long = Whole::new("long", DType::Float32, &[3000, 1000], 1);
     let short = Whole::new("short", DType::Int8, &[5], 2);
@@ -278,7 +278,7 @@ fn memory_elsewhere_is_read_in_parts_as_it_is_written_or_staged() {
                 "turned" => ByteLayout::strided(&[200, 300], &[1, 200], 4).unwrap(),
                 _ => ByteLayout::contiguous(&whole.shape, whole.dtype.size()).unwrap(),
             };
-            let source = Source::elsewhere(memory.bytes.len(), Arc::clone(memory) as Arc<dyn Elsewhere>);
+            let source = Source::device(memory.bytes.len(), Arc::clone(memory) as Arc<dyn DeviceMemory>);
             let piece = SavePiece::new(Region::whole(&whole.shape).unwrap(), layout, source).unwrap();
             let shape = Dims::from_slice(&whole.shape);
             let tensor = SaveTensor { dtype: whole.dtype, shape, requires_grad: false, pieces: vec![piece] };
@@ -405,14 +405,14 @@ struct WritableDevice {
     largest: AtomicUsize,
 }
 
-impl Elsewhere for WritableDevice {
+impl DeviceMemory for WritableDevice {
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), String> {
         into.copy_from_slice(&self.bytes.lock().unwrap()[offset as usize..offset as usize + into.len()]);
         Ok(())
     }
 }
 
-impl ElsewhereMut for WritableDevice {
+impl DeviceMemoryMut for WritableDevice {
     fn address(&self) -> usize {
         std::ptr::from_ref(self) as usize
     }
@@ -437,7 +437,7 @@ impl ElsewhereMut for WritableDevice {
 }
 
 #[test]
-fn memory_elsewhere_is_written_in_boxes_and_checked_on_the_way() {
+fn device_memory_is_written_in_boxes_and_checked_on_the_way() {
     let folder = tempfile::tempdir().unwrap();
     let store = store_at(folder.path());
     let whole = Whole::new("w", DType::Float32, &[3000, 1000], 1);
@@ -462,7 +462,7 @@ fn memory_elsewhere_is_written_in_boxes_and_checked_on_the_way() {
                 true => ByteLayout::strided(region.sizes(), &[1, region.sizes()[0]], 4).unwrap(),
                 false => ByteLayout::contiguous(region.sizes(), 4).unwrap(),
             };
-            let memory = Target::elsewhere(layout.end() as usize, Arc::clone(device) as Arc<dyn ElsewhereMut>);
+            let memory = Target::device(layout.end() as usize, Arc::clone(device) as Arc<dyn DeviceMemoryMut>);
             LoadPiece::new(region.clone(), layout, memory).unwrap()
         });
         let tensor = LoadTensor { dtype: DType::Float32, shape: Dims::from_slice(&whole.shape), pieces: pieces.collect() };

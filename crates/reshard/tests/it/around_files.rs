@@ -25,7 +25,7 @@ fn sorted(checkpoint: &Checkpoint) -> Vec<(String, reshard::DigestEntry)> {
 }
 
 fn sound(folder: &Path) {
-    let found = reshard::verify_place(folder.to_str().unwrap(), &Default::default(), &Default::default()).unwrap();
+    let found = reshard::verify_path(folder.to_str().unwrap(), &Default::default(), &Default::default()).unwrap();
     assert!(found.is_sound(), "{:?}", found.findings);
 }
 
@@ -53,7 +53,7 @@ fn metadata_comes_back_from_data_files_alone() {
         assert!(report.unused.is_empty() && report.warnings.is_empty(), "{report:?}");
         let found = corpus::open(folder.path());
         assert_eq!(sorted(&found), before);
-        assert!(found.has_side_file());
+        assert!(found.has_sidecar());
         assert_eq!(found.entry("model.a").unwrap().path.as_ref().unwrap().len(), 2);
         sound(folder.path());
     }
@@ -122,7 +122,7 @@ fn an_edit_links_data_and_changes_only_what_was_asked() {
     assert_eq!(found.read_value("name").unwrap(), LoadedValue::Plain(Value::from("another")));
     assert_eq!(found.read_value("extra").unwrap(), LoadedValue::Plain(Value::List(vec![Value::from(7)])));
     sound(&target);
-    // The source is untouched, and a second edit to the same place is refused.
+    // The source is untouched, and a second edit to the same path is refused.
     sound(&source);
     assert_eq!(edit(&checkpoint, &corpus::local(&target), &options).unwrap_err().kind(), ErrorKind::AlreadyExists);
     options.renames = vec![Rename::parse("^model.*=x").unwrap()];
@@ -244,28 +244,28 @@ fn metric_step(folder: &Path, number: u64, loss: f64) {
 #[test]
 fn the_newest_valid_step_is_found_and_never_pruned() {
     let folder = tempfile::tempdir().unwrap();
-    let place = folder.path().to_str().unwrap();
-    assert!(latest(place, &options()).unwrap().is_none());
+    let path = folder.path().to_str().unwrap();
+    assert!(latest(path, &options()).unwrap().is_none());
     for (number, loss) in [(100, 0.5), (200, 0.1), (300, 0.4), (1000, 0.3)] {
         metric_step(folder.path(), number, loss);
     }
     std::fs::create_dir(folder.path().join("logs")).unwrap();
     std::fs::write(folder.path().join("logs/9999.txt"), b"not a checkpoint").unwrap();
-    assert_eq!(latest(place, &options()).unwrap().unwrap().name, "step_1000");
+    assert_eq!(latest(path, &options()).unwrap().unwrap().name, "step_1000");
     // A killed save: newer, without metadata. A lost file: newer, not valid.
     metric_step(folder.path(), 2000, 0.0);
     std::fs::remove_file(folder.path().join("step_2000/.metadata")).unwrap();
     metric_step(folder.path(), 3000, 0.0);
     std::fs::remove_file(folder.path().join("step_3000/__1_0.distcp")).unwrap();
-    assert_eq!(latest(place, &options()).unwrap().unwrap().name, "step_1000");
-    let all = steps(place, &options()).unwrap();
+    assert_eq!(latest(path, &options()).unwrap().unwrap().name, "step_1000");
+    let all = steps(path, &options()).unwrap();
     let valid: Vec<&str> = all.iter().filter(|s| s.state == StepState::Valid).map(|s| s.name.as_str()).collect();
     assert_eq!(valid, ["step_100", "step_200", "step_300", "step_1000"]);
 
     let mut rules = Retention::default();
     rules.last = Some(1);
     rules.best = Some(Best::new("loss", false, 1));
-    let report = prune(place, &rules, true, &options()).unwrap();
+    let report = prune(path, &rules, true, &options()).unwrap();
     let gone: Vec<&str> = report.steps.iter().filter(|d| !d.keep).map(|d| d.step.name.as_str()).collect();
     // Incomplete ones were changed just now: a save may be under way.
     assert_eq!(gone, ["step_100", "step_300"]);
@@ -273,11 +273,11 @@ fn the_newest_valid_step_is_found_and_never_pruned() {
     rules.grace = Duration::ZERO;
     std::fs::write(folder.path().join("step_200/__7_0.distcp"), b"left over").unwrap();
     // Without any grace they stay all the same: a job saves what is newer than the newest valid step.
-    let report = prune(place, &rules, true, &options()).unwrap();
+    let report = prune(path, &rules, true, &options()).unwrap();
     let gone: Vec<&str> = report.steps.iter().filter(|d| !d.keep).map(|d| d.step.name.as_str()).collect();
     assert_eq!(gone, ["step_100", "step_300"]);
     rules.abandoned = true;
-    let report = prune(place, &rules, false, &options()).unwrap();
+    let report = prune(path, &rules, false, &options()).unwrap();
     assert!(report.failed.is_empty() && report.bytes > 0, "{report:?}");
     assert_eq!(report.leftovers, ["step_200/__7_0.distcp"]);
     let mut left: Vec<String> =
@@ -287,22 +287,22 @@ fn the_newest_valid_step_is_found_and_never_pruned() {
     sound(&folder.path().join("step_200"));
     rules.last = Some(0);
     rules.best = None;
-    prune(place, &rules, false, &options()).unwrap();
+    prune(path, &rules, false, &options()).unwrap();
     assert!(folder.path().join("step_1000/.metadata").exists());
 }
 
 #[test]
 fn a_deep_look_finds_damage_that_sizes_do_not_show() {
     let folder = tempfile::tempdir().unwrap();
-    let place = folder.path().to_str().unwrap();
+    let path = folder.path().to_str().unwrap();
     metric_step(folder.path(), 1, 0.5);
     metric_step(folder.path(), 2, 0.5);
-    let path = folder.path().join("step_2/__0_0.distcp");
-    let mut bytes = std::fs::read(&path).unwrap();
+    let file = folder.path().join("step_2/__0_0.distcp");
+    let mut bytes = std::fs::read(&file).unwrap();
     bytes[1000] ^= 1;
-    std::fs::write(&path, bytes).unwrap();
-    assert_eq!(latest(place, &options()).unwrap().unwrap().name, "step_2");
+    std::fs::write(&file, bytes).unwrap();
+    assert_eq!(latest(path, &options()).unwrap().unwrap().name, "step_2");
     let mut deep = options();
     deep.deep = true;
-    assert_eq!(latest(place, &deep).unwrap().unwrap().name, "step_1");
+    assert_eq!(latest(path, &deep).unwrap().unwrap().name, "step_1");
 }

@@ -30,10 +30,10 @@ fn the_same_state_in_other_layouts_and_formats_is_the_same() {
     let report = diff(&a, &b, &DiffOptions::default()).unwrap();
     assert!(report.is_same() && report.same == 9, "{report:?}");
     let target = ConvertTarget::Torch;
-    let place = folder.path().join("x.pt");
-    let destination = Destination::parse(place.to_str().unwrap(), target, &StoreOptions::default()).unwrap();
+    let path = folder.path().join("x.pt");
+    let destination = Destination::parse(path.to_str().unwrap(), target, &StoreOptions::default()).unwrap();
     convert(&a, &destination, target, &ConvertOptions::default()).unwrap();
-    let report = diff(&corpus::open(&place), &b, &DiffOptions::default()).unwrap();
+    let report = diff(&corpus::open(&path), &b, &DiffOptions::default()).unwrap();
     assert!(report.is_same(), "{report:?}");
 }
 
@@ -106,14 +106,14 @@ fn merging_averages_numbers_by_weight_and_keeps_the_rest() {
     let both: Vec<_> = sources.iter().collect();
     for (weights, factor) in [(vec![], 2.0f32), (vec![3.0, 1.0], 1.5)] {
         for target in [ConvertTarget::Dcp { ranks: 2 }, ConvertTarget::Safetensors { max_shard_size: None }] {
-            let place = tempfile::tempdir().unwrap();
-            let destination = Destination::folder(corpus::local(place.path()));
+            let path = tempfile::tempdir().unwrap();
+            let destination = Destination::folder(corpus::local(path.path()));
             let report = merge(&both, &weights, &destination, target, &ConvertOptions::default()).unwrap();
             assert_eq!(
                 (report.averaged, report.taken_from_first.as_slice()),
                 (1, ["epoch".to_owned(), "steps".to_owned()].as_slice())
             );
-            let merged = corpus::open(place.path());
+            let merged = corpus::open(path.path());
             let bytes = merged.read_whole("t").unwrap();
             let wanted: Vec<u8> = (0..400_000).flat_map(|n| (n as f32 * factor).to_le_bytes()).collect();
             assert!(bytes == wanted, "{weights:?} {target:?}");

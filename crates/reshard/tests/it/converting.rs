@@ -77,11 +77,11 @@ fn the_corpus_survives_every_format_with_equal_digests() {
         assert_eq!(sorted(corpus::digest_of(&torch)), digest, "{name}: torch");
         let back = converted(&torch, &folder.path().join("back"), ConvertTarget::Dcp { ranks: 2 }, &options);
         assert_eq!(sorted(corpus::digest_of(&back)), digest, "{name}: back");
-        for place in ["dcp", "again", "back", "x.pt", "x.safetensors"] {
+        for path in ["dcp", "again", "back", "x.pt", "x.safetensors"] {
             let found =
-                reshard::verify_place(folder.path().join(place).to_str().unwrap(), &Default::default(), &Default::default())
+                reshard::verify_path(folder.path().join(path).to_str().unwrap(), &Default::default(), &Default::default())
                     .unwrap();
-            assert!(found.findings.is_empty(), "{name} {place}: {:?}", found.findings);
+            assert!(found.findings.is_empty(), "{name} {path}: {:?}", found.findings);
         }
     }
 }

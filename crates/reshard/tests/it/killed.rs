@@ -13,9 +13,9 @@ use crate::layouts::{Cut, Memory, Whole, add_to_save, held, store_at};
 
 const PLACE: &str = "RESHARD_TEST_CHILD_PLACE";
 
-fn again(test: &str, place: &Path) -> Command {
+fn again(test: &str, path: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(PLACE, place);
+    command.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(PLACE, path);
     command
 }
 
@@ -23,10 +23,10 @@ fn generation(number: u64) -> Vec<Whole> {
     vec![Whole::new("m.a", DType::Float32, &[60, 100], number), Whole::new("m.b", DType::UInt8, &[300_000], number + 1_000_000)]
 }
 
-fn save_generation(number: u64, place: &Path, sync: bool) {
+fn save_generation(number: u64, path: &Path, sync: bool) {
     let cut = Cut { mesh: vec![2], placements: vec![reshard::layout::Placement::Shard(0)] };
     let wholes = generation(number);
-    let store = store_at(place);
+    let store = store_at(path);
     let results = run_threads(2, |group| {
         let memories: Vec<Vec<Memory>> = wholes.iter().map(|w| held(w, &cut, group.rank() as u64, false)).collect();
         let mut state = SaveState::new();
@@ -45,15 +45,15 @@ fn save_generation(number: u64, place: &Path, sync: bool) {
 /// Saves one generation after the other until it is killed.
 #[test]
 fn child_saves_for_ever() {
-    let Some(place) = std::env::var_os(PLACE) else { return };
+    let Some(path) = std::env::var_os(PLACE) else { return };
     // Goes on from what the killed one left.
-    let start = match Checkpoint::open_store(store_at(Path::new(&place))).and_then(|c| c.value("number")) {
+    let start = match Checkpoint::open_store(store_at(Path::new(&path))).and_then(|c| c.value("number")) {
         Ok(Value::Int(number)) => number.as_i64().unwrap() as u64 + 1,
         _ => 1,
     };
     for number in start..start + 100_000 {
         // A killed process loses no page cache: syncing would only make the test slower.
-        save_generation(number, Path::new(&place), false);
+        save_generation(number, Path::new(&path), false);
     }
 }
 
@@ -65,19 +65,19 @@ fn kill(mut child: Child) {
 #[test]
 fn killed_at_random_moments_a_complete_checkpoint_is_there() {
     let folder = tempfile::tempdir().unwrap();
-    let place = folder.path().join("ckpt");
-    save_generation(1, &place, true);
+    let path = folder.path().join("ckpt");
+    save_generation(1, &path, true);
     let mut last = 1;
     let mut state = 0x2545_f491_4f6c_dd1du64;
     let mut advanced = 0;
     for round in 0..200 {
-        let child = again("killed::child_saves_for_ever", &place).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let child = again("killed::child_saves_for_ever", &path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
         std::thread::sleep(Duration::from_micros(8_000 + state % 30_000));
         kill(child);
-        let checkpoint = Checkpoint::open_store(store_at(&place)).unwrap_or_else(|e| panic!("round {round}: {}", e.full_text()));
+        let checkpoint = Checkpoint::open_store(store_at(&path)).unwrap_or_else(|e| panic!("round {round}: {}", e.full_text()));
         let Value::Int(number) = checkpoint.value("number").unwrap() else { panic!("the number is a number") };
         let number = number.as_i64().unwrap() as u64;
         assert!(number >= last, "round {round}: {number} after {last}");
@@ -88,8 +88,8 @@ fn killed_at_random_moments_a_complete_checkpoint_is_there() {
         }
     }
     assert!(advanced > 20, "the processes did save before they were killed: {advanced}");
-    save_generation(last + 1, &place, true);
-    assert_eq!(store_at(&place).list("").unwrap().len(), 4, "leftovers are swept");
+    save_generation(last + 1, &path, true);
+    assert_eq!(store_at(&path).list("").unwrap().len(), 4, "leftovers are swept");
 }
 
 /// Resident memory of this process, in bytes.
@@ -100,7 +100,7 @@ fn resident() -> u64 {
 
 #[test]
 fn child_saves_fifty_times() {
-    let Some(place) = std::env::var_os(PLACE) else { return };
+    let Some(path) = std::env::var_os(PLACE) else { return };
     let whole = Whole::new("m.w", DType::UInt8, &[24 << 20], 1);
     let saver = AsyncSaver::new(1 << 30);
     let mut after_two = 0;
@@ -110,7 +110,7 @@ fn child_saves_fifty_times() {
         let mut options = SaveOptions::default();
         options.overwrite = true;
         options.sync = false;
-        let handle = saver.save(Arc::new(Solo) as Arc<dyn Group>, &state, store_at(Path::new(&place)), options).unwrap();
+        let handle = saver.save(Arc::new(Solo) as Arc<dyn Group>, &state, store_at(Path::new(&path)), options).unwrap();
         handle.wait().unwrap();
         if i == 1 {
             after_two = resident();
@@ -131,16 +131,16 @@ fn fifty_background_saves_leak_nothing() {
 
 #[test]
 fn child_loads_in_bounded_memory() {
-    let Some(place) = std::env::var_os(PLACE) else { return };
+    let Some(path) = std::env::var_os(PLACE) else { return };
     let whole = Whole::new("m.w", DType::Float32, &[4000, 4000], 1);
     let mut state = SaveState::new();
     state.insert_whole("m.w", whole.dtype, &whole.shape, &whole.bytes).unwrap();
-    save(&Solo, &state, &store_at(Path::new(&place)), &SaveOptions::default()).unwrap();
+    save(&Solo, &state, &store_at(Path::new(&path)), &SaveOptions::default()).unwrap();
     drop(state);
     let region = reshard::layout::Region::new(&[0, 0], &[4000, 2000]).unwrap();
     let mut memory = Memory::new(region, whole.dtype, true);
     let before = resident();
-    let checkpoint = Checkpoint::open_store(store_at(Path::new(&place))).unwrap();
+    let checkpoint = Checkpoint::open_store(store_at(Path::new(&path))).unwrap();
     let mut state = reshard::LoadState::new();
     crate::layouts::add_to_load(&mut state, &whole, std::slice::from_mut(&mut memory));
     let start = Instant::now();

@@ -66,10 +66,10 @@ fn what_is_saved_from_strided_memory_is_the_tensor_it_means() {
     save(&Solo, &state, &store_at(&now), &SaveOptions::default()).unwrap();
     let group: Arc<dyn Group> = Arc::new(Solo);
     AsyncSaver::new(1 << 30).save(group, &state, store_at(&later), SaveOptions::default()).unwrap().wait().unwrap();
-    for place in [now, later] {
-        let found = corpus::open(&place);
+    for path in [now, later] {
+        let found = corpus::open(&path);
         for ((name, ..), (_, _, meant)) in kinds.iter().zip(&tensors) {
-            assert!(found.read_whole(name).unwrap() == *meant, "{name} in {}", place.display());
+            assert!(found.read_whole(name).unwrap() == *meant, "{name} in {}", path.display());
         }
         let report = reshard::verify(&found, &Default::default()).unwrap();
         assert!(report.findings.is_empty(), "{:?}", report.findings);
@@ -139,20 +139,20 @@ fn assert_survives(path: &Path, expected: &serde_json::Value) {
         ("x.pt", ConvertTarget::Torch),
         ("x.safetensors", ConvertTarget::Safetensors { max_shard_size: None }),
     ];
-    for (place, target) in targets {
-        if place == "x.safetensors" && !plain {
+    for (path, target) in targets {
+        if path == "x.safetensors" && !plain {
             continue;
         }
-        let to = folder.path().join(place);
+        let to = folder.path().join(path);
         let destination = Destination::parse(to.to_str().unwrap(), target, &StoreOptions::default()).unwrap();
         convert(&source, &destination, target, &ConvertOptions::default()).unwrap();
         let made = corpus::open(&to);
-        assert_digests(&made, expected, &format!("{name} as {place}"));
-        assert!(diff(&source, &made, &DiffOptions::default()).unwrap().is_same(), "{name} as {place}");
+        assert_digests(&made, expected, &format!("{name} as {path}"));
+        assert!(diff(&source, &made, &DiffOptions::default()).unwrap().is_same(), "{name} as {path}");
         for key in expected.as_object().unwrap().keys() {
             let (ours, theirs) =
                 (stats(&made, key, &StatsOptions::default()).unwrap(), stats(&source, key, &StatsOptions::default()).unwrap());
-            assert_eq!(format!("{ours:?}"), format!("{theirs:?}"), "{name} as {place}: {key}");
+            assert_eq!(format!("{ours:?}"), format!("{theirs:?}"), "{name} as {path}: {key}");
         }
     }
 }

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use reshard::{OpenOptions, SaveOptions, Severity, VerifyOptions, VerifyReport, verify, verify_place};
+use reshard::{OpenOptions, SaveOptions, Severity, VerifyOptions, VerifyReport, verify, verify_path};
 
 use crate::corpus;
 
 fn report(path: &Path) -> VerifyReport {
-    verify_place(path.to_str().unwrap(), &OpenOptions::default(), &VerifyOptions::default()).unwrap()
+    verify_path(path.to_str().unwrap(), &OpenOptions::default(), &VerifyOptions::default()).unwrap()
 }
 
 fn copy(from: &Path) -> tempfile::TempDir {
@@ -159,8 +159,8 @@ fn damaged_metadata_is_a_finding_and_nothing_is_an_error() {
     let found = report(folder.path());
     assert!(!found.is_sound() && found.findings[0].file.as_deref() == Some(".metadata"), "{:?}", found.findings);
     let empty = tempfile::tempdir().unwrap();
-    let place = empty.path().to_str().unwrap();
-    assert!(verify_place(place, &OpenOptions::default(), &VerifyOptions::default()).is_err());
+    let path = empty.path().to_str().unwrap();
+    assert!(verify_path(path, &OpenOptions::default(), &VerifyOptions::default()).is_err());
 }
 
 #[test]
@@ -181,9 +181,9 @@ fn without_data_only_structure_is_read() {
 }
 
 /// Whatever a file says, the answer is a report or an error.
-fn survives(place: &Path) {
-    let text = place.to_str().unwrap();
-    let _ = verify_place(text, &OpenOptions::default(), &VerifyOptions::default());
+fn survives(path: &Path) {
+    let text = path.to_str().unwrap();
+    let _ = verify_path(text, &OpenOptions::default(), &VerifyOptions::default());
     if let Ok(checkpoint) = reshard::Checkpoint::open(text) {
         let _ = reshard::digest(&checkpoint, &Default::default());
         let target = reshard::ConvertTarget::Safetensors { max_shard_size: None };
@@ -200,9 +200,9 @@ fn hostile_torch_files_do_no_harm() {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_file() && path.extension().is_none_or(|e| e != "json") {
-            let place = scratch.path().join("x.pt");
-            std::fs::copy(&path, &place).unwrap();
-            survives(&place);
+            let copy = scratch.path().join("x.pt");
+            std::fs::copy(&path, &copy).unwrap();
+            survives(&copy);
             count += 1;
         }
     }

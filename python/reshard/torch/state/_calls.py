@@ -285,7 +285,7 @@ def _set_model(live: LiveModel, given: dict[str, Any], options: StateDictOptions
 def _announced(ranks: Ranks, message: Any, leaves: Mapping[Any, Any]) -> Any:
     """Rank 0's message about the leaves that it distributes. It has to have them whole; if not, all ranks hear of it."""
     sharded = [str(key) for key, value in leaves.items() if is_sharded(value)] if ranks.rank == 0 else []
-    sharded, message = ranks.hear(0, (sharded, message))
+    sharded, message = ranks.broadcast_object(0, (sharded, message))
     if sharded:
         raise StateMismatch(
             f"rank 0 can only distribute tensors that it has whole, and {len(sharded)} are sharded: {', '.join(sharded[:5])}",

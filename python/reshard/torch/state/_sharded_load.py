@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def load_sharded_optimizer_state_dict(
     model_state_dict: Mapping[str, Any],
     optimizer_key: str,
-    place: StrPath | Any = None,
+    path: StrPath | Any = None,
     planner: Any = None,
     *,
     checkpoint_id: StrPath | None = None,
@@ -41,7 +41,7 @@ def load_sharded_optimizer_state_dict(
     Args:
         model_state_dict: the model's state dict: DTensors, ShardedTensors, :class:`reshard.torch.ShardView` or plain tensors.
         optimizer_key: the key under which the optimizer was saved.
-        place: the checkpoint, or a storage reader that knows its path.
+        path: the checkpoint, or a storage reader that knows its path.
         planner: accepted as in PyTorch, and not needed.
 
     Returns:
@@ -49,12 +49,12 @@ def load_sharded_optimizer_state_dict(
     """
     # The modules that save and load ask this package about optimizers.
     from .._load import load
-    from .._save import chosen_place
+    from .._save import chosen_path
 
-    if place is not None and not isinstance(place, (str, bytes)) and not hasattr(place, "__fspath__"):
-        place = getattr(place, "path", None) or getattr(place, "checkpoint_id", None) or place
-    known: Any = place
-    where = chosen_place(known, checkpoint_id)
+    if path is not None and not isinstance(path, (str, bytes)) and not hasattr(path, "__fspath__"):
+        path = getattr(path, "path", None) or getattr(path, "checkpoint_id", None) or path
+    known: Any = path
+    where = chosen_path(known, checkpoint_id)
     store = dict(storage_options) if storage_options else None
     group = group_for(process_group, no_dist, timeout=timeout)
     checkpoint = _reshard.Checkpoint(where, store, group)

@@ -37,14 +37,14 @@ class Ranks:
             self.group = process_group if process_group is not None else dist.group.WORLD
             self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
 
-    def tell(self, message: Any) -> list[Any]:
+    def all_gather_object(self, message: Any) -> list[Any]:
         """Every rank's message, by rank."""
         messages = group_for(self._parent)
         if messages is None:
             return [message]
         return [pickle.loads(data) for data in messages.all_gather(pickle.dumps(message))]
 
-    def hear(self, root: int, message: Any) -> Any:
+    def broadcast_object(self, root: int, message: Any) -> Any:
         """The root's message."""
         messages = group_for(self._parent)
         if messages is None:
@@ -113,7 +113,7 @@ def gather_tree(
     facts: dict[str, dict[str, Any]] = {}
     for (name, slot), (path, value) in own.items():
         facts.setdefault(name, {})[slot] = _facts(name, value)
-    told = ranks.tell((facts, {name: path for name, (path, _) in own.items()}))
+    told = ranks.all_gather_object((facts, {name: path for name, (path, _) in own.items()}))
     paths: dict[tuple[str, str], Path] = {}
     for _, theirs in told:
         for name, path in theirs.items():
@@ -154,7 +154,7 @@ def _shared(ranks: Ranks, value: Any, rank: int, everyone_has_it: bool) -> Any:
     """A leaf that is the same on every rank that has it."""
     if everyone_has_it or ranks.size == 1:
         return value
-    return ranks.hear(rank, value.cpu() if isinstance(value, torch.Tensor) and ranks.rank == rank else value)
+    return ranks.broadcast_object(rank, value.cpu() if isinstance(value, torch.Tensor) and ranks.rank == rank else value)
 
 
 def gather_pieces(
@@ -226,7 +226,7 @@ def _typed(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def agree(ranks: Ranks, problem: Exception | None, message: Any) -> list[Any]:
     """Every rank's message, or the same failure everywhere: a rank that can not go on must not leave others waiting."""
-    told = ranks.tell((None if problem is None else f"{type(problem).__name__}: {problem}", message))
+    told = ranks.all_gather_object((None if problem is None else f"{type(problem).__name__}: {problem}", message))
     if problem is not None:
         raise problem
     failed = {rank: text for rank, (text, _) in enumerate(told) if text is not None}

@@ -139,7 +139,7 @@ impl<'a> Inspected<'a> {
         });
         Inspected {
             schema: 1,
-            path: checkpoint.place(),
+            path: checkpoint.path(),
             format: catalog.format,
             writer: &catalog.writer,
             save_id: catalog.save_id.as_deref(),
@@ -153,7 +153,7 @@ impl<'a> Inspected<'a> {
             bytes: total.bytes,
             stored_bytes: summary.files.iter().map(|file| file.size).sum(),
             ranks: summary.ranks,
-            checksums: checkpoint.has_side_file(),
+            checksums: checkpoint.has_sidecar(),
             parts: parts(&summary.parts),
             dtypes: parts(&summary.dtypes),
             layouts: layouts.collect(),

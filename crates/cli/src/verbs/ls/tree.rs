@@ -36,7 +36,7 @@ pub(super) fn print(context: &mut Context, checkpoint: &Checkpoint, rows: &[Row<
     root.finish(args.sort);
     let mut table = Table::new(&[Side::Left, Side::Left, Side::Left, Side::Right, Side::Left]);
     let total = root.bytes;
-    let title = context.printer.paint(Paint::Bold, human::printable(checkpoint.place()));
+    let title = context.printer.paint(Paint::Bold, human::printable(checkpoint.path()));
     context.printer.line(format!("{title}  {}, {}", root.holds(), human::bytes(total)))?;
     root.lines("", args.depth.unwrap_or(usize::MAX), total, &mut table);
     for line in table.lines(&context.printer) {

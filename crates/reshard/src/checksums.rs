@@ -1,6 +1,6 @@
 //! Checksums beside the data, and the index at the end of every data file.
 //!
-//! The *side file* `.reshard-<save id>.sums` holds the place and the checksums of every record of one save; PyTorch ignores
+//! The *sidecar* `.reshard-<save id>.sums` holds the place and the checksums of every record of one save; PyTorch ignores
 //! it. It belongs to the `.metadata` that carries the same save id and to no other. Every data file ends with an *index* of
 //! its own records, keys included, so that data files alone are enough to rebuild `.metadata`. Both end with a checksum of
 //! themselves and are decoded as foreign bytes.
@@ -18,12 +18,12 @@ const INDEX_MAGIC: &[u8; 8] = b"RSHINDX1";
 const INDEX_TAIL: u64 = 24;
 /// Bytes of the magic that tell a damaged index from none.
 const MAGIC_RECOGNISED: usize = 6;
-/// No index or side file is larger.
+/// No index or sidecar is larger.
 pub(crate) const MAX_SIDE_BYTES: u64 = 4 << 30;
 
 /// Where one record lies and what its content hashes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct RecordSum {
+pub(crate) struct RecordChecksums {
     /// Where the record starts in its file.
     pub(crate) offset: u64,
     /// Its whole length.
@@ -33,19 +33,19 @@ pub(crate) struct RecordSum {
     /// How many bytes are summed.
     pub(crate) data_length: u64,
     /// `None` when the save was told to skip checksums.
-    pub(crate) sums: Option<Sums>,
+    pub(crate) sums: Option<Checksums>,
 }
 
 /// The checksums of one stretch of bytes: the one every zip tool knows, and a fast strong one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Sums {
+pub(crate) struct Checksums {
     // Bytes and not numbers, so that their encoding has one length and a file's size is known before its checksums are.
     crc32: [u8; 4],
     xxh3: [u8; 8],
 }
 
-impl Sums {
-    pub(crate) const ZERO: Sums = Sums { crc32: [0; 4], xxh3: [0; 8] };
+impl Checksums {
+    pub(crate) const ZERO: Checksums = Checksums { crc32: [0; 4], xxh3: [0; 8] };
 
     pub(crate) fn crc32(self) -> u32 {
         u32::from_le_bytes(self.crc32)
@@ -56,15 +56,15 @@ impl Sums {
     }
 }
 
-/// Computes [`Sums`] as bytes pass by.
-pub(crate) struct Summer {
+/// Computes [`Checksums`] as bytes pass by.
+pub(crate) struct ChecksumBuilder {
     crc: crc32fast::Hasher,
     xxh3: XxHash3_64,
 }
 
-impl Summer {
-    pub(crate) fn new() -> Summer {
-        Summer { crc: crc32fast::Hasher::new(), xxh3: XxHash3_64::new() }
+impl ChecksumBuilder {
+    pub(crate) fn new() -> ChecksumBuilder {
+        ChecksumBuilder { crc: crc32fast::Hasher::new(), xxh3: XxHash3_64::new() }
     }
 
     pub(crate) fn update(&mut self, bytes: &[u8]) {
@@ -75,39 +75,39 @@ impl Summer {
         }
     }
 
-    pub(crate) fn finish(self) -> Sums {
+    pub(crate) fn finish(self) -> Checksums {
         let xxh3 = std::hash::Hasher::finish(&self.xxh3);
-        Sums { crc32: self.crc.finalize().to_le_bytes(), xxh3: xxh3.to_le_bytes() }
+        Checksums { crc32: self.crc.finalize().to_le_bytes(), xxh3: xxh3.to_le_bytes() }
     }
 
-    pub(crate) fn of(bytes: &[u8]) -> Sums {
-        Sums { crc32: crc32fast::hash(bytes).to_le_bytes(), xxh3: XxHash3_64::oneshot(bytes).to_le_bytes() }
+    pub(crate) fn of(bytes: &[u8]) -> Checksums {
+        Checksums { crc32: crc32fast::hash(bytes).to_le_bytes(), xxh3: XxHash3_64::oneshot(bytes).to_le_bytes() }
     }
 }
 
-/// The side file of one save.
+/// The sidecar of one save.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct SideFile {
+pub(crate) struct Sidecar {
     pub(crate) save_id: String,
     /// How many ranks saved.
     pub(crate) ranks: u32,
-    pub(crate) files: Vec<SideFileEntry>,
+    pub(crate) files: Vec<SidecarFile>,
 }
 
 /// One data file's records, by offset.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct SideFileEntry {
+pub(crate) struct SidecarFile {
     pub(crate) file: String,
     pub(crate) length: u64,
-    pub(crate) records: Vec<RecordSum>,
+    pub(crate) records: Vec<RecordChecksums>,
 }
 
-/// Why a side file or an index cannot be used.
+/// Why a sidecar or an index cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum SideFileError {
     /// It ends too early or starts with something else.
-    #[error("it is not a reshard side file")]
+    #[error("it is not a reshard sidecar")]
     NotOne,
     /// It is there, but the mark that ends it is not what it was.
     #[error("the mark at its end is damaged")]
@@ -128,24 +128,24 @@ pub(crate) enum SideFileError {
     Io(#[from] std::io::Error),
 }
 
-/// The name of the side file of a save.
-pub(crate) fn side_file_name(save_id: &str) -> String {
+/// The name of the sidecar of a save.
+pub(crate) fn sidecar_name(save_id: &str) -> String {
     format!(".reshard-{save_id}.sums")
 }
 
-impl SideFile {
+impl Sidecar {
     pub(crate) fn encode(&self) -> Result<Vec<u8>, SideFileError> {
         seal(SIDE_MAGIC, self)
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Result<SideFile, SideFileError> {
-        let side: SideFile = unseal(SIDE_MAGIC, bytes)?;
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Sidecar, SideFileError> {
+        let side: Sidecar = unseal(SIDE_MAGIC, bytes)?;
         side.files.iter().try_for_each(|file| check_records(&file.records))?;
         Ok(side)
     }
 
     /// The record at `offset` of `file`.
-    pub(crate) fn find(&self, file: &str, offset: u64) -> Option<&RecordSum> {
+    pub(crate) fn find(&self, file: &str, offset: u64) -> Option<&RecordChecksums> {
         let position = self.files.binary_search_by(|entry| entry.file.as_str().cmp(file)).ok()?;
         find_record(&self.files[position].records, offset)
     }
@@ -169,7 +169,7 @@ pub(crate) fn unseal<T: DeserializeOwned>(magic: &[u8; 8], bytes: &[u8]) -> Resu
 }
 
 /// The record at `offset` of a list sorted by offset.
-pub(crate) fn find_record(records: &[RecordSum], offset: u64) -> Option<&RecordSum> {
+pub(crate) fn find_record(records: &[RecordChecksums], offset: u64) -> Option<&RecordChecksums> {
     records.binary_search_by_key(&offset, |r| r.offset).ok().map(|i| &records[i])
 }
 
@@ -180,7 +180,7 @@ fn check_hash(body: &[u8], stored: &[u8]) -> Result<(), SideFileError> {
 }
 
 /// Proves what the readers rely on: sorted, and the summed bytes inside their record.
-fn check_records(records: &[RecordSum]) -> Result<(), SideFileError> {
+fn check_records(records: &[RecordChecksums]) -> Result<(), SideFileError> {
     let mut last_end = 0u64;
     for record in records {
         let inside = record.data_offset.checked_add(record.data_length).is_some_and(|end| end <= record.length);
@@ -213,7 +213,7 @@ pub(crate) struct IndexedRecord {
     pub(crate) key: u32,
     /// Offsets then sizes; `None` for a value.
     pub(crate) region: Option<Vec<u64>>,
-    pub(crate) sum: RecordSum,
+    pub(crate) sum: RecordChecksums,
 }
 
 /// What is written of [`FileIndex`]: the same fields, borrowed.
@@ -231,7 +231,7 @@ pub(crate) struct FileIndexRef<'a> {
 pub(crate) struct IndexedRecordRef<'a> {
     pub(crate) key: u32,
     pub(crate) region: Option<OffsetsAndSizes<'a>>,
-    pub(crate) sum: RecordSum,
+    pub(crate) sum: RecordChecksums,
 }
 
 /// Both, as one list.
@@ -289,7 +289,7 @@ impl FileIndex {
         file.read_at(start, &mut body)?;
         check_hash(&body, &tail[8..16])?;
         let index: FileIndex = postcard::from_bytes(&body).map_err(|e| SideFileError::Content(e.to_string()))?;
-        let sums: Vec<RecordSum> = index.records.iter().map(|r| r.sum).collect();
+        let sums: Vec<RecordChecksums> = index.records.iter().map(|r| r.sum).collect();
         check_records(&sums)?;
         if index.records.iter().any(|r| r.key as usize >= index.table.len()) {
             return Err(SideFileError::Content("a record names a key that is not in the table".into()));
