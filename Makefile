@@ -32,7 +32,7 @@ override export RESHARD_PYTHON := $(PY)
 # The command speaks s3://, gs://, az:// and https:// as well.
 CLI := -p reshard-cli --features reshard-cli/cloud
 
-.PHONY: demo test test-rust test-mpi test-python test-browser test-torch check fmt clippy docs-check deps-check types-check bench bench-check bench-packages fuzz doc wheel build extension s3-server system-packages clean
+.PHONY: demo test test-rust test-mpi test-python test-browser test-torch check fmt clippy docs-check deps-check types-check python-check bench bench-check bench-packages fuzz doc wheel build extension s3-server system-packages clean
 
 demo:
 	$(CARGO) run --release --quiet $(CLI) -- demo
@@ -61,7 +61,7 @@ test-torch:
 
 # ---- what the tests need ----------------------------------------------------------------------------------------------
 
-$(PY_READY):
+$(PY_READY): python/requirements-test.txt
 	$(PYTHON3) -m venv $(VENV)
 	rm -f $(VENV)/.ready-*
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r python/requirements-test.txt torch==$(TORCH)
@@ -81,7 +81,7 @@ system-packages:
 
 # ---- checks -----------------------------------------------------------------------------------------------------------
 
-check: fmt clippy docs-check deps-check types-check
+check: fmt clippy docs-check deps-check types-check python-check
 
 fmt:
 	$(CARGO) fmt --all --check
@@ -97,6 +97,10 @@ deps-check:
 
 types-check: $(PY_READY)
 	scripts/check-types
+
+python-check: $(PY_READY)
+	$(PY) -m ruff check --quiet
+	$(PY) -m ruff format --check --quiet
 
 # ---- the rest -----------------------------------------------------------------------------------------------------------
 

@@ -59,8 +59,13 @@ class Row:
         sides = {}
         for name in ("ours", "other", "limit"):
             samples = getattr(self, name)
-            sides[name] = {"median": median(samples), "least": min(samples), "most": max(samples), "samples": samples} if samples else None
-        plain = {name: getattr(self, name) for name in ("group", "key", "title", "unit", "beside", "limit_name", "bytes", "note", "skipped")}
+            sides[name] = (
+                {"median": median(samples), "least": min(samples), "most": max(samples), "samples": samples} if samples else None
+            )
+        plain = {
+            name: getattr(self, name)
+            for name in ("group", "key", "title", "unit", "beside", "limit_name", "bytes", "note", "skipped")
+        }
         return {**plain, **sides, "ratio": self.ratio, "of_limit": self.of_limit}
 
 

@@ -96,7 +96,14 @@ def columns(row: Row, spread: bool = True) -> tuple[str, ...]:
         # The other side may have been measured all the same.
         return (title, "not measured", cell(row.other, row.unit, spread), "–", cell(row.limit, row.unit, False), "–")
     limit = f"{row.limit_name} {cell(row.limit, row.unit, False)}" if row.limit else "–"
-    return (title, cell(row.ours, row.unit, spread), cell(row.other, row.unit, spread), times(row.ratio), limit, share(row.of_limit))
+    return (
+        title,
+        cell(row.ours, row.unit, spread),
+        cell(row.other, row.unit, spread),
+        times(row.ratio),
+        limit,
+        share(row.of_limit),
+    )
 
 
 def table(found: list[Row]) -> str:
@@ -110,7 +117,11 @@ def table(found: list[Row]) -> str:
         if row and row.group != number:
             number = row.group
             out.append(f"\n{number}. {groups.title(number)}")
-        out.append("  ".join(f"{text:<{width}}" if i == 0 else f"{text:>{width}}" for i, (text, width) in enumerate(zip(line, widths))).rstrip())
+        out.append(
+            "  ".join(
+                f"{text:<{width}}" if i == 0 else f"{text:>{width}}" for i, (text, width) in enumerate(zip(line, widths))
+            ).rstrip()
+        )
         if row and row.skipped:
             out.append(f"    {row.skipped}")
         elif row and (row.note or (row.other and row.beside != "PyTorch")):
@@ -120,7 +131,7 @@ def table(found: list[Row]) -> str:
 
 
 def document(found: list[Row], quick: bool, whole: bool, seconds: float) -> dict[str, Any]:
-    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     about = {"when": now, "quick": quick, "whole": whole, "seconds": round(seconds, 1), "caches": CACHES, "machine": machine()}
     return {**about, "rows": [row.to_dict() for row in found]}
 

@@ -21,7 +21,9 @@ def _forks() -> Any:
         paths = [here, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), package]
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
         _context = multiprocessing.get_context("forkserver")
-        _context.set_forkserver_preload(["torch", "torch.distributed.tensor", "torch.distributed.fsdp", "reshard.torch", "harness"])
+        _context.set_forkserver_preload(
+            ["torch", "torch.distributed.tensor", "torch.distributed.fsdp", "reshard.torch", "harness"]
+        )
     return _context
 
 

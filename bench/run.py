@@ -18,10 +18,10 @@ for path in (HERE, ROOT / "python"):
     if str(path) not in sys.path:
         sys.path.insert(0, str(path))
 
-import output  # noqa: E402
-import programs  # noqa: E402
-import rows as groups  # noqa: E402
-from harness import Bench, Row, remove  # noqa: E402
+import output
+import programs
+import rows as groups
+from harness import Bench, Row, remove
 
 #: The first word of a row's key, and its group.
 NUMBER_OF = {
@@ -42,13 +42,21 @@ NUMBER_OF = {
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to try the measurements themselves; the numbers mean nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny sizes, to try the measurements themselves; the numbers mean nothing"
+    )
     parser.add_argument("--only", metavar="N", help="only these groups, such as 5 or 1,5,7-9")
     parser.add_argument("--rounds", type=int, help="counted rounds of each row (3; 2 with --quick)")
-    parser.add_argument("--check", action="store_true", help="compare ratios with floors.json; exit 1 and say which rows are below")
+    parser.add_argument(
+        "--check", action="store_true", help="compare ratios with floors.json; exit 1 and say which rows are below"
+    )
     parser.add_argument("--write-readme", action="store_true", help="put the table into the README, from this run or with --from")
-    parser.add_argument("--from", dest="source", type=Path, metavar="JSON", help="measure nothing: take the results of an earlier run")
-    parser.add_argument("--dir", type=Path, default=HERE / "results" / "scratch", help="where files are written and read (decides on the disk)")
+    parser.add_argument(
+        "--from", dest="source", type=Path, metavar="JSON", help="measure nothing: take the results of an earlier run"
+    )
+    parser.add_argument(
+        "--dir", type=Path, default=HERE / "results" / "scratch", help="where files are written and read (decides on the disk)"
+    )
     parser.add_argument("--no-build", action="store_true", help="use compiled programs as they are")
     parser.add_argument("--list", action="store_true", help="list the groups")
     return parser.parse_args()
@@ -80,7 +88,9 @@ def measure(bench: Bench, numbers: list[int]) -> tuple[list[Row], list[str]]:
                 found.append(row)
         except Exception as error:
             traceback.print_exc()
-            broken.append(f"{number}. {groups.title(number)}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+            broken.append(
+                f"{number}. {groups.title(number)}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            )
         bench.say(f"{time.monotonic() - start:.0f} s")
     return found, broken
 

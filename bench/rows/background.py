@@ -23,8 +23,9 @@ def begin(side: str, state: dict[str, Any], place: str, saver: Any):
 
 
 def stall(_rank: int, _size: int, folder: str, count: int, each: int, rounds: int):
-    import reshard.torch as rt
     import torch
+
+    import reshard.torch as rt
 
     torch.set_num_threads(2)
     state = {f"layers.{i}.weight": torch.full((each // 4,), float(i)) for i in range(count)}
@@ -51,8 +52,9 @@ def stall(_rank: int, _size: int, folder: str, count: int, each: int, rounds: in
 
 def busy(_rank: int, _size: int, folder: str, count: int, each: int, rounds: int):
     """Milliseconds of a step of a training loop: alone, and while each side writes."""
-    import reshard.torch as rt
     import torch
+
+    import reshard.torch as rt
 
     torch.set_num_threads(1)
     state = {f"layers.{i}.weight": torch.full((each // 4,), float(i)) for i in range(count)}
@@ -93,8 +95,9 @@ def busy(_rank: int, _size: int, folder: str, count: int, each: int, rounds: int
 
 def memory(_rank: int, _size: int, folder: str, side: str, count: int, each: int, saves: int) -> tuple[float, float]:
     """Resident memory after two saves and after all."""
-    import reshard.torch as rt
     import torch
+
+    import reshard.torch as rt
 
     state = {f"layers.{i}.weight": torch.full((each // 4,), float(i)) for i in range(count)}
     saver = rt.AsyncSaver()
@@ -135,7 +138,10 @@ def rows(bench: Bench) -> Iterator[Row]:
     )
     saves, each = (5, MIB) if bench.quick else (SAVES, 32 * MIB)
     found = {side: ranks.run(1, memory, str(folder), side, 4, each, saves)[0] for side in ("torch", "ours")}
-    note = "; ".join(f"{name}: {found[side][0]:.0f} MB after 2 saves, {found[side][1]:.0f} MB after {saves}" for side, name in (("ours", "reshard"), ("torch", "PyTorch")))
+    note = "; ".join(
+        f"{name}: {found[side][0]:.0f} MB after 2 saves, {found[side][1]:.0f} MB after {saves}"
+        for side, name in (("ours", "reshard"), ("torch", "PyTorch"))
+    )
     yield Row(
         "background/memory",
         f"resident memory after {saves} saves over that after 2",

@@ -13,6 +13,7 @@ from pathlib import Path
 import ranks
 from harness import Bench, Peak, Row, cleared, remove, take_turns, timed
 from programs import Missing, program
+
 from rows import models, pytorch
 
 
@@ -138,6 +139,8 @@ def rows(bench: Bench) -> Iterator[Row]:
             )
             if not sync:
                 note = "ours: all that the process held; PyTorch: above what it held after its import"
-                yield Row(f"convert/{kind}-peak", f"peak memory of DCP to {title}", peaks["ours"], peaks["torch"], unit="MB", note=note)
+                yield Row(
+                    f"convert/{kind}-peak", f"peak memory of DCP to {title}", peaks["ours"], peaks["torch"], unit="MB", note=note
+                )
             remove(target)
     remove(source)

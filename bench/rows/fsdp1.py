@@ -9,6 +9,7 @@ from typing import Any
 
 import ranks
 from harness import Bench, Peak, Row, raw_read, raw_write, remove, take_turns, view
+
 from rows import models, pytorch
 
 
@@ -36,7 +37,9 @@ class Collectives:
         class Mode(TorchDispatchMode):
             def __torch_dispatch__(self, func, types, args=(), kwargs=None):
                 # Waiting and wrapping are operators of the same namespace and move nothing.
-                moves = any(word in func.name() for word in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"))
+                moves = any(
+                    word in func.name() for word in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+                )
                 if func.namespace == "_c10d_functional" and moves:
                     outer.seen((args, kwargs))
                 return func(*args, **(kwargs or {}))
@@ -105,7 +108,9 @@ STEPS = {"out": ("get", "save"), "in": ("get", "load", "set")}
 def work(rank: int, size: int, folder: str, quick: bool, rounds: int, original: bool, way: str, names: list[str]):
     model = models.fsdp1(quick, original)
     optimizer = models.adam(model)
-    found: dict[str, list[float]] = {f"{name} {step}": [] for name in names for step in (*STEPS[way], "peak", "collectives", "messages", "moved")}
+    found: dict[str, list[float]] = {
+        f"{name} {step}": [] for name in names for step in (*STEPS[way], "peak", "collectives", "messages", "moved")
+    }
 
     def once(family: Family, counted: bool, place: str) -> dict[str, float]:
         seconds = {}
@@ -170,8 +175,9 @@ def work(rank: int, size: int, folder: str, quick: bool, rounds: int, original: 
 
 def unavailable() -> str:
     """Why the state-dict family cannot be measured, if it cannot."""
-    import reshard.torch as rt
     from torch import nn
+
+    import reshard.torch as rt
 
     if not hasattr(rt, "get_state_dict") or not hasattr(rt, "set_state_dict"):
         return "not available: this reshard.torch has no get_state_dict"
@@ -205,10 +211,23 @@ def rows(bench: Bench) -> Iterator[Row]:
             yield Row(prefix, about + title, sums.get("ours", []), sums["torch"], skipped=skipped, **limit)
             for step in STEPS[way]:
                 name = {"get": "get_state_dict", "set": "set_state_dict"}.get(step, step)
-                yield Row(f"{prefix}-{step}", f"{about}{name}, {size} ranks", **sides(step), skipped=skipped, **(limit if step in ("save", "load") else {}))
-            yield Row(f"{prefix}-peak", f"{about}peak memory of a rank above its state, {size} ranks", **sides("peak"), unit="MB", skipped=skipped)
+                yield Row(
+                    f"{prefix}-{step}",
+                    f"{about}{name}, {size} ranks",
+                    **sides(step),
+                    skipped=skipped,
+                    **(limit if step in ("save", "load") else {}),
+                )
+            yield Row(
+                f"{prefix}-peak",
+                f"{about}peak memory of a rank above its state, {size} ranks",
+                **sides("peak"),
+                unit="MB",
+                skipped=skipped,
+            )
             moved = "; ".join(
-                f"{name} also {found[f'{name} messages'][0]:.0f} messages of bytes, {found[f'{name} moved'][0]:.1f} MB in all" for name in names
+                f"{name} also {found[f'{name} messages'][0]:.0f} messages of bytes, {found[f'{name} moved'][0]:.1f} MB in all"
+                for name in names
             )
             yield Row(
                 f"{prefix}-collectives",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import ranks
 from harness import Bench, Row, raw_read, raw_write, remove, take_turns, view
+
 from rows import models, pytorch
 
 
@@ -47,8 +48,9 @@ def save(rank: int, size: int, folder: str, quick: bool, rounds: int):
 
 
 def load(rank: int, size: int, folder: str, quick: bool, rounds: int):
-    import reshard.torch as rt
     import torch
+
+    import reshard.torch as rt
 
     state = state_of(quick, size)
     views = [view(tensor) for tensor in models.locals_of(state) if tensor.numel() and tensor.is_contiguous()]
@@ -68,7 +70,11 @@ def load(rank: int, size: int, folder: str, quick: bool, rounds: int):
 
     seconds = take_turns(
         rounds,
-        {"limit": raw, "torch": lambda: ranks.together(lambda: pytorch.load(state, str(root / "torch"), alone=False)), "ours": ours},
+        {
+            "limit": raw,
+            "torch": lambda: ranks.together(lambda: pytorch.load(state, str(root / "torch"), alone=False)),
+            "ours": ours,
+        },
     )
     # What both put into memory is the same: the model was saved from the same seed.
     before = [tensor.clone() for tensor in models.locals_of(state)]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import reshard.torch as rt
 import torch
-
 from harness import MIB, Bench, Row, cleared, raw_read, raw_write, remove, take_turns, timed, view
+
+import reshard.torch as rt
 from rows import pytorch
 
 
@@ -42,7 +42,9 @@ def rows(bench: Bench) -> Iterator[Row]:
             seconds["two"],
             **common,
         )
-        yield Row(f"large/save-{slug}-no-checksums", f"save {what}, {name}, no checksums", seconds["plain"], seconds["torch"], **common)
+        yield Row(
+            f"large/save-{slug}-no-checksums", f"save {what}, {name}, no checksums", seconds["plain"], seconds["torch"], **common
+        )
 
     for place, save in ((theirs, pytorch.save), (ours, rt.save)):
         save(state, cleared(place))
@@ -68,7 +70,14 @@ def rows(bench: Bench) -> Iterator[Row]:
         },
     )
     common = {"limit": seconds["limit"], "limit_name": "raw preadv", "bytes": total}
-    yield Row("large/load", f"load {what}, checksums verified", seconds["ours"], seconds["torch"], note="PyTorch verifies none", **common)
+    yield Row(
+        "large/load",
+        f"load {what}, checksums verified",
+        seconds["ours"],
+        seconds["torch"],
+        note="PyTorch verifies none",
+        **common,
+    )
     yield Row("large/load-no-checksums", f"load {what}, no checksums", seconds["plain"], seconds["torch"], **common)
     for place in (theirs, ours, raw):
         remove(place)

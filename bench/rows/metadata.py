@@ -9,10 +9,9 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from torch.distributed.checkpoint import FileSystemReader
-
 from harness import Bench, Row, cleared, memcpy, remove, take_turns, timed
 from programs import Missing, program
+from torch.distributed.checkpoint import FileSystemReader
 
 RECORD = 132_000
 
@@ -21,7 +20,13 @@ def make(folder: Path, tensors: int, ranks: int):
     """Metadata as PyTorch would write it for so many tensors on so many ranks, with data files that are holes."""
     import torch
     from torch.distributed.checkpoint.filesystem import _StorageInfo
-    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties, TensorStorageMetadata
+    from torch.distributed.checkpoint.metadata import (
+        ChunkStorageMetadata,
+        Metadata,
+        MetadataIndex,
+        TensorProperties,
+        TensorStorageMetadata,
+    )
 
     entries, storage, names = {}, {}, {}
     for number in range(tensors):
@@ -98,7 +103,13 @@ def rows(bench: Bench) -> Iterator[Row]:
         )
         note = "a whole process of ours; of PyTorch only read_metadata, without its import"
         yield Row(
-            "metadata/inspect", title, seconds["ours"], seconds["torch"], seconds["limit"], limit_name="reading the file", note=note
+            "metadata/inspect",
+            title,
+            seconds["ours"],
+            seconds["torch"],
+            seconds["limit"],
+            limit_name="reading the file",
+            note=note,
         )
     remove(folder)
 

@@ -60,7 +60,6 @@ def locals_of(tree: Any) -> list[torch.Tensor]:
 def on_rank_0(rank: int, place: Path) -> str:
     """A place emptied by rank 0, when all ranks have left it."""
     import torch.distributed as dist
-
     from harness import cleared
 
     dist.barrier()

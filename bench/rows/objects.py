@@ -11,13 +11,13 @@ import subprocess
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-import reshard.torch as rt
+import ranks
 import torch
 import torch.distributed.checkpoint as dcp
-
-import ranks
 from harness import MIB, Bench, Row, in_threads, remove, take_turns, timed, view
 from programs import Missing, program
+
+import reshard.torch as rt
 
 BUCKET, KEY, SECRET, REGION = "bucket", "key", "secret", "us-east-1"
 
@@ -30,7 +30,9 @@ class Server:
         remove(self._folder)
         (self._folder / BUCKET).mkdir(parents=True)
         tool = program("s3_server", bench.build)
-        self._process = subprocess.Popen([tool, self._folder, KEY, SECRET], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            [tool, self._folder, KEY, SECRET], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self.endpoint = self._process.stdout.readline().strip()
         if not self.endpoint.startswith("http://"):
             self.close()
@@ -52,7 +54,9 @@ class Server:
     def options(self) -> dict[str, object]:
         return {"endpoint": self.endpoint, "region": REGION, "aws_access_key_id": KEY, "aws_secret_access_key": SECRET}
 
-    def request(self, connection: http.client.HTTPConnection, method: str, name: str, body: memoryview | None, into: memoryview | None) -> None:
+    def request(
+        self, connection: http.client.HTTPConnection, method: str, name: str, body: memoryview | None, into: memoryview | None
+    ) -> None:
         """One signed request on a connection that stays open; the answer's body goes into the buffer."""
         path = f"/{BUCKET}/{name}"
         connection.request(method, path, body=body, headers=signed(method, path, urlsplit(self.endpoint).netloc))
@@ -70,7 +74,7 @@ class Server:
 
 def signed(method: str, path: str, host: str) -> dict[str, str]:
     """AWS signature version 4 of a request whose payload is not signed."""
-    now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
     headers = {"host": host, "x-amz-content-sha256": "UNSIGNED-PAYLOAD", "x-amz-date": now}
     names = ";".join(headers)
     lines = "".join(f"{name}:{value}\n" for name, value in headers.items())
@@ -183,7 +187,15 @@ def with_server(bench: Bench, server: Server) -> Iterator[Row]:
     seconds = take_turns(rounds, sides)
     total = count * each
     common = {"bytes": total, "note": note, "beside": "PyTorch over s3fs"}
-    yield Row("objects/save", f"save {what} to s3://", seconds["ours"], seconds.get("torch", []), seconds["limit"], limit_name="raw PUT, 2 connections", **common)
+    yield Row(
+        "objects/save",
+        f"save {what} to s3://",
+        seconds["ours"],
+        seconds.get("torch", []),
+        seconds["limit"],
+        limit_name="raw PUT, 2 connections",
+        **common,
+    )
 
     server.empty()
     rt.save(state, place, storage_options=options)
@@ -199,7 +211,15 @@ def with_server(bench: Bench, server: Server) -> Iterator[Row]:
     seconds = take_turns(rounds, sides)
     if not all(torch.equal(target[key], state[key]) for key in state):
         raise AssertionError("what was loaded is not what was saved")
-    yield Row("objects/load", f"load {what} from s3://", seconds["ours"], seconds.get("torch", []), seconds["limit"], limit_name="raw GET, 2 connections", **common)
+    yield Row(
+        "objects/load",
+        f"load {what} from s3://",
+        seconds["ours"],
+        seconds.get("torch", []),
+        seconds["limit"],
+        limit_name="raw GET, 2 connections",
+        **common,
+    )
 
     results = ranks.run(2, reshard_rank, place, options, count, rounds)
     slowest = ranks.slowest([result[0] for result in results])

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-import reshard.torch as rt
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
-
 from harness import MIB, Bench, Row, cleared, raw_read, raw_write, remove, take_turns, timed, view
+
+import reshard.torch as rt
 
 
 def synced(path: str) -> None:
@@ -80,7 +80,9 @@ def compared(bench: Bench, state: dict[str, torch.Tensor], what: str, slug: str,
     for name in loaders:
         common = {"limit": seconds["limit"], "limit_name": "raw preadv", "bytes": total, "beside": name}
         note = "the file is then copied into the tensors that are there"
-        yield Row(f"others/{slug}-load-{name}", f"load {what}; beside {name}", seconds["ours"], seconds[name], note=note, **common)
+        yield Row(
+            f"others/{slug}-load-{name}", f"load {what}; beside {name}", seconds["ours"], seconds[name], note=note, **common
+        )
     for place in (ours, raw, *files.values()):
         remove(place)
 
@@ -97,7 +99,9 @@ def background(bench: Bench) -> Iterator[Row]:
         bench.rounds,
         {
             "limit": lambda: raw_write(raw, views, sync=True),
-            "torch": lambda: (place := cleared(theirs)) and timed(lambda: dcp.async_save(state, checkpoint_id=place, no_dist=True).result()),
+            "torch": lambda: (
+                (place := cleared(theirs)) and timed(lambda: dcp.async_save(state, checkpoint_id=place, no_dist=True).result())
+            ),
             "ours": lambda: (place := cleared(ours)) and timed(lambda: saver.save(state, place).result()),
         },
     )

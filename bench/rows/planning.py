@@ -10,17 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy
+import ranks
 import torch
+from harness import Bench, Row, cleared, memcpy, raw_write, remove, take_turns, timed, view
+from programs import Missing, program
 from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.storage import WriteResult
-
-import ranks
-from harness import Bench, Row, cleared, memcpy, raw_write, remove, take_turns, timed, view
-from programs import Missing, program
 
 TENSORS = 500
 
@@ -82,7 +81,9 @@ def plans(size: int) -> list[SavePlan]:
         for number in range(TENSORS):
             offsets = torch.Size((rank * 4, 0))
             data = TensorWriteData(ChunkStorageMetadata(offsets, part), properties, whole)
-            items.append(WriteItem(MetadataIndex(f"model.layers.{number}.mlp.weight", offsets), WriteItemType.SHARD, tensor_data=data))
+            items.append(
+                WriteItem(MetadataIndex(f"model.layers.{number}.mlp.weight", offsets), WriteItemType.SHARD, tensor_data=data)
+            )
         result.append(SavePlan(items, planner_data={}))
     return result
 
@@ -131,7 +132,9 @@ def save_plans(bench: Bench) -> Iterator[Row]:
             remove(target)
     remove(folder)
     for size in sizes:
-        row = Row(f"planning/save-{size}", f"plan and commit {size:,} ranks × {TENSORS} tensors", other=theirs[size], skipped=reason)
+        row = Row(
+            f"planning/save-{size}", f"plan and commit {size:,} ranks × {TENSORS} tensors", other=theirs[size], skipped=reason
+        )
         found = measured.get(f"plan + commit {size:,} ranks × {TENSORS}")
         if found:
             row.ours = [found["ours_ms"] / 1e3]
@@ -145,17 +148,20 @@ def save_plans(bench: Bench) -> Iterator[Row]:
         elif not reason:
             row.skipped = f"the benchmark bars printed no such row (it has {', '.join(measured) or 'none'})"
         if not theirs[size]:
-            row.note += ("; " if row.note else "") + ("PyTorch not run in a trial" if bench.quick else "PyTorch not run: it would take minutes")
+            row.note += ("; " if row.note else "") + (
+                "PyTorch not run in a trial" if bench.quick else "PyTorch not run: it would take minutes"
+            )
         yield row
 
 
 def saves(rank: int, size: int, folder: str, tensors: int, rounds: int) -> dict:
     """First saves and the ones after them, in fresh places, of many small sharded tensors."""
-    import reshard.torch as rt
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
+
+    import reshard.torch as rt
 
     mesh = init_device_mesh("cpu", (size,))
     state = {f"layers.{i}.weight": DTensor.from_local(torch.full((8, 16), float(rank)), mesh, [Shard(0)]) for i in range(tensors)}
@@ -207,7 +213,10 @@ def cached_plan(bench: Bench) -> Iterator[Row]:
     what = f"{tensors:,} sharded tensors of 2 KiB, 4 ranks"
     limit = {"limit": seconds["limit"], "limit_name": "raw write + fsync by 4 processes"}
     yield Row("planning/first", f"first save of {what}", seconds["ours first"], seconds["torch first"], **limit)
-    for side, flags, key, how in (("ours", "cached", "again", ""), ("behind", "cached behind", "again-async", ", by an AsyncSaver until durable")):
+    for side, flags, key, how in (
+        ("ours", "cached", "again", ""),
+        ("behind", "cached behind", "again-async", ", by an AsyncSaver until durable"),
+    ):
         hits = int(sum(seconds[flags][1:]))
         note = f"the plan was taken from the cache in {hits} of {bench.rounds} saves; PyTorch with enable_plan_caching"
         yield Row(f"planning/{key}", f"second save of {what}{how}", seconds[side], seconds["torch"], note=note, **limit)

@@ -7,19 +7,21 @@ from pathlib import Path
 
 import ranks
 from harness import MIB, Bench, Row, cleared, raw_read, raw_write, remove, take_turns, timed, view
+
 from rows import pytorch
 
 PARTS, MINE = 8, 3
 
 
 def work(_rank: int, _size: int, folder: str, quick: bool, rounds: int):
-    import reshard
-    import reshard.torch as rt
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
     from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    import reshard
+    import reshard.torch as rt
 
     height, width = (512, 512) if quick else (16384, 8192)
     whole = torch.arange(height * width, dtype=torch.int32).view(torch.float32).reshape(height, width)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import reshard.torch as rt
 import torch
-
 from harness import Bench, Row, cleared, raw_read, raw_write, remove, take_turns, timed, view
+
+import reshard.torch as rt
 from rows import pytorch
 
 
@@ -30,7 +30,13 @@ def rows(bench: Bench) -> Iterator[Row]:
     )
     size = whole.nbytes
     yield Row(
-        "small/save", f"save {what}, synced", seconds["ours"], seconds["torch"], seconds["limit"], limit_name="raw write + fsync", bytes=size
+        "small/save",
+        f"save {what}, synced",
+        seconds["ours"],
+        seconds["torch"],
+        seconds["limit"],
+        limit_name="raw write + fsync",
+        bytes=size,
     )
     seconds = take_turns(
         rounds,
@@ -42,6 +48,8 @@ def rows(bench: Bench) -> Iterator[Row]:
     )
     if not all(torch.equal(target[key], state[key]) for key in state):
         raise AssertionError("what was loaded is not what was saved")
-    yield Row("small/load", f"load {what}", seconds["ours"], seconds["torch"], seconds["limit"], limit_name="raw preadv", bytes=size)
+    yield Row(
+        "small/load", f"load {what}", seconds["ours"], seconds["torch"], seconds["limit"], limit_name="raw preadv", bytes=size
+    )
     for place in (theirs, ours, raw):
         remove(place)

@@ -1,7 +1,7 @@
 """A training loop with FSDP2 that saves in the background and resumes on any number of ranks.
 
-    torchrun --nproc-per-node 4 fsdp2_training.py --folder run --steps 20
-    torchrun --nproc-per-node 3 fsdp2_training.py --folder run --steps 40
+torchrun --nproc-per-node 4 fsdp2_training.py --folder run --steps 20
+torchrun --nproc-per-node 3 fsdp2_training.py --folder run --steps 40
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 import os
 
-import reshard.torch as rt
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+
+import reshard.torch as rt
 
 
 class Block(nn.Module):

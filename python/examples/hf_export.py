@@ -12,8 +12,9 @@ import json
 from pathlib import Path
 
 import numpy as np
-import reshard
 from safetensors.numpy import save_file
+
+import reshard
 
 
 def export(source: str, target: str, prefix: str = "model.", shard_size: int = 5_000_000_000) -> list[str]:

@@ -6,6 +6,7 @@
 import os
 
 import numpy as np
+
 import reshard
 
 checkpoint = reshard.open(os.environ["RESHARD_EXAMPLE"])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Iterator, Mapping, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _reshard
 from ._errors import InvalidInput
@@ -185,7 +186,12 @@ def _region(index: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[
 
 
 def _is_basic(part: Any) -> bool:
-    return part is None or part is Ellipsis or isinstance(part, slice) or (hasattr(part, "__index__") and not isinstance(part, bool) and getattr(part, "ndim", 0) == 0)
+    return (
+        part is None
+        or part is Ellipsis
+        or isinstance(part, slice)
+        or (hasattr(part, "__index__") and not isinstance(part, bool) and getattr(part, "ndim", 0) == 0)
+    )
 
 
 class Checkpoint(Mapping[str, Any]):

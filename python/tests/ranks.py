@@ -8,7 +8,8 @@ import tempfile
 import time
 import traceback
 import unittest
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 
 class RankFailed(AssertionError):
@@ -22,7 +23,9 @@ class Died:
         return "Died()"
 
 
-def _rank_main(function: Callable[..., Any], rank: int, size: int, store: str, connection: Any, arguments: tuple[Any, ...]) -> None:
+def _rank_main(
+    function: Callable[..., Any], rank: int, size: int, store: str, connection: Any, arguments: tuple[Any, ...]
+) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size), RESHARD_THREADS="2")
     import torch
     import torch.distributed as dist
@@ -55,19 +58,25 @@ class Ranks:
         paths = [os.path.dirname(tests), tests, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["torch", "torch.distributed.tensor", "torch.distributed.fsdp", "reshard.torch", "helpers"])
+        self._context.set_forkserver_preload(
+            ["torch", "torch.distributed.tensor", "torch.distributed.fsdp", "reshard.torch", "helpers"]
+        )
 
     def close(self) -> None:
         """Nothing is left running between tests."""
 
-    def run(self, size: int, function: Callable[..., Any], *arguments: Any, timeout: float = 120, may_die: bool = False) -> list[Any]:
+    def run(
+        self, size: int, function: Callable[..., Any], *arguments: Any, timeout: float = 120, may_die: bool = False
+    ) -> list[Any]:
         """What each rank returned, by rank."""
         with tempfile.TemporaryDirectory() as folder:
             store = os.path.join(folder, "store")
             processes, connections = [], []
             for rank in range(size):
                 mine, theirs = self._context.Pipe()
-                process = self._context.Process(target=_rank_main, args=(function, rank, size, store, theirs, arguments), daemon=True)
+                process = self._context.Process(
+                    target=_rank_main, args=(function, rank, size, store, theirs, arguments), daemon=True
+                )
                 process.start()
                 theirs.close()
                 processes.append(process)

@@ -4,11 +4,12 @@ import asyncio
 import threading
 
 import pytest
-import reshard
-import reshard.torch as rt
 import torch
 from helpers import same
 from test_cross import check, state_in
+
+import reshard
+import reshard.torch as rt
 
 
 def test_what_changes_after_staging_is_not_saved(place):

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import reshard
-import reshard.torch as rt
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -16,6 +14,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 from versions import compare_metadata
+
+import reshard
+import reshard.torch as rt
 
 CORPUS = Path(__file__).resolve().parents[2] / "crates" / "formats" / "tests" / "corpus"
 

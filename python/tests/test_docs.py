@@ -121,7 +121,7 @@ def run_on_ranks(page: Path, code: str, size: int, folder: Path) -> None:
         started.append((process, mine))
     deadline = time.monotonic() + TIMEOUT
     failures = []
-    for rank, (process, results) in enumerate(started):
+    for rank, (_, results) in enumerate(started):
         try:
             if not results.poll(max(deadline - time.monotonic(), 0.0)):
                 failures.append(f"rank {rank} of {size} did not end within {TIMEOUT} s")

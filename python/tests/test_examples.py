@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import reshard
 import torch
 from safetensors.numpy import load_file
 from state.models import fsdp2_averages
+
+import reshard
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 NEEDS_CPU_FSDP2 = pytest.mark.skipif(
@@ -49,7 +50,9 @@ def test_training_resumes_on_another_number_of_ranks_as_if_never_stopped(ranks, 
     files = export(place, str(tmp_path / "hf"), "training.model.", shard_size=6000)
     assert len(files) > 1
     with reshard.open(place) as ck, reshard.open(tmp_path / "hf") as exported:
-        wanted = {k.removeprefix("training.model."): t.numpy() for k, t in ck.tensors().items() if k.startswith("training.model.")}
+        wanted = {
+            k.removeprefix("training.model."): t.numpy() for k, t in ck.tensors().items() if k.startswith("training.model.")
+        }
         assert set(exported.keys()) == set(wanted) and len(wanted) == 12
         for name, array in wanted.items():
             assert np.array_equal(exported[name].numpy(), array)

@@ -8,11 +8,12 @@ import sys
 import time
 
 import pytest
-import reshard
-import reshard.torch as rt
 import torch
 import torch.distributed as dist
 from test_cross import state_in
+
+import reshard
+import reshard.torch as rt
 
 
 def outcome(work):
@@ -238,7 +239,9 @@ except KeyboardInterrupt:
     print("interrupted", flush=True)
     os._exit(0)
 """
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, cwd=pathlib.Path(__file__).parents[1])
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, cwd=pathlib.Path(__file__).parents[1]
+    )
     assert run.stdout.strip() == "interrupted", run.stderr
     assert not rt.exists(tmp_path / "c")
 

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch.distributed as dist
+
 from reshard.torch import _group
 from reshard.torch._group import GlooGroup, StoreGroup, group_for
 
@@ -41,8 +42,9 @@ def over_the_store(rank, size):
 
 
 def without_gloo(rank, size, place):
-    import reshard.torch as rt
     import torch
+
+    import reshard.torch as rt
 
     dist.is_gloo_available = lambda: False
     rt.save({"x": torch.full((2,), 5)}, place)

@@ -3,9 +3,10 @@
 import pathlib
 
 import pytest
+import torch
+
 import reshard
 import reshard.torch as rt
-import torch
 
 
 def state(value):

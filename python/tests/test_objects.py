@@ -6,13 +6,14 @@ import subprocess
 import time
 
 import pytest
-import reshard
-import reshard.torch as rt
 import torch
 import torch.distributed.checkpoint as dcp
 from helpers import ALONE, assert_same_tree, same, zeroed
 from test_cross import mesh_of, sharded, zoo
 from torch.distributed.tensor import Shard
+
+import reshard
+import reshard.torch as rt
 
 KEY, SECRET, REGION, BUCKET = "key", "secret", "us-east-1", "bucket"
 

@@ -5,18 +5,23 @@ import pathlib
 
 import numpy as np
 import pytest
-import reshard
-import reshard.torch as rt
 import torch
 import torch.distributed.checkpoint as dcp
 from helpers import ALONE, DTYPES, bits, random_bytes
 from safetensors.numpy import save_file
 
+import reshard
+import reshard.torch as rt
+
 
 @pytest.fixture
 def saved(place):
     state = {
-        "model": {"weight": torch.arange(60, dtype=torch.float32).reshape(3, 4, 5), "scalar": torch.tensor(7), "empty": torch.empty(0, 3)},
+        "model": {
+            "weight": torch.arange(60, dtype=torch.float32).reshape(3, 4, 5),
+            "scalar": torch.tensor(7),
+            "empty": torch.empty(0, 3),
+        },
         "optim": [{"step": torch.tensor(1.5)}, {"step": torch.tensor(2.5)}],
         "epoch": 3,
         "name": "run",
@@ -32,7 +37,14 @@ def test_it_lists_keys_shapes_and_chunks(saved):
             "model.weight", "model.scalar", "model.empty", "optim.0.step", "optim.1.step", "epoch", "name", "nested.list", "nested.none",
         }  # fmt: skip
         weight = ck["model.weight"]
-        assert (weight.shape, weight.dtype, weight.ndim, weight.size, weight.nbytes, len(weight)) == ((3, 4, 5), "float32", 3, 60, 240, 3)
+        assert (weight.shape, weight.dtype, weight.ndim, weight.size, weight.nbytes, len(weight)) == (
+            (3, 4, 5),
+            "float32",
+            3,
+            60,
+            240,
+            3,
+        )
         assert weight.chunks == [reshard.Chunk((0, 0, 0), (3, 4, 5), "__0_0.distcp")]
         assert ck["epoch"] == 3 and ck["name"] == "run" and ck["nested.list"] == [1, 2.5, "x"] and ck["nested.none"] is None
         assert ck.format == "dcp" and ck.save_id and "reshard" in ck.writer
@@ -57,7 +69,9 @@ def test_indexing_is_that_of_numpy(saved, index):
     assert np.array_equal(found, array[index]) and np.shape(found) == array[index].shape
 
 
-@pytest.mark.parametrize("index", [np.s_[3], np.s_[0, 0, 0, 0], np.s_[..., ...], np.s_[[0, 1]], "weight", np.s_[1.5], np.s_[True]], ids=str)
+@pytest.mark.parametrize(
+    "index", [np.s_[3], np.s_[0, 0, 0, 0], np.s_[..., ...], np.s_[[0, 1]], "weight", np.s_[1.5], np.s_[True]], ids=str
+)
 def test_indices_that_make_no_sense_are_refused(saved, index):
     with reshard.open(saved) as ck, pytest.raises(IndexError):
         ck["model.weight"][index]

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 import reshard
 
 PYTHON = Path(__file__).resolve().parents[1]

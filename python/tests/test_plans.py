@@ -1,11 +1,12 @@
 """The plan of a save is kept for the next save of the same layout, and only for that."""
 
-import reshard.torch as rt
 import torch
 import torch.distributed as dist
 from helpers import same
-from reshard.torch import _group
 from test_cross import check, state_in
+
+import reshard.torch as rt
+from reshard.torch import _group
 
 
 def traffic(group, work):

@@ -6,8 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import reshard.torch as rt
 import torch
+
+import reshard.torch as rt
 from reshard._progress import bar
 from reshard._reports import human_bytes
 
@@ -54,4 +55,11 @@ def test_quiet_where_there_is_no_terminal(place, capsys):
 def test_lines_are_for_people():
     assert bar("loading", 500, 1000, 1.0, width=4) == "loading ██░░  50%  500 B of 1.0 kB, 500 B/s"
     assert bar("loading", 0, 0, 0.0, width=2) == "loading ░░   0%  0 B of 0 B, 0 B/s"
-    assert [human_bytes(n) for n in (0, 999, 1000, 5e6, 3e12, 5e15)] == ["0 B", "999 B", "1.0 kB", "5.0 MB", "3.0 TB", "5000.0 TB"]
+    assert [human_bytes(n) for n in (0, 999, 1000, 5e6, 3e12, 5e15)] == [
+        "0 B",
+        "999 B",
+        "1.0 kB",
+        "5.0 MB",
+        "3.0 TB",
+        "5000.0 TB",
+    ]

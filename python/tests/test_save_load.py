@@ -8,12 +8,13 @@ import warnings
 
 import numpy as np
 import pytest
-import reshard
-import reshard.torch as rt
 import torch
 from helpers import ALONE, DTYPES, assert_same_tree, random_bytes, same, zeroed
-from reshard.torch._describe import Description, flatten
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+
+import reshard
+import reshard.torch as rt
+from reshard.torch._describe import Description, flatten
 
 
 @dataclasses.dataclass
@@ -37,7 +38,10 @@ def test_every_dtype_round_trips_bit_for_bit(place, name):
     dtype = getattr(torch, name)
     state = {"whole": random_bytes((4, 6), dtype), "zero": random_bytes((), dtype, 1), "none": random_bytes((0, 2), dtype)}
     rt.save(state, place)
-    loaded = {key: torch.zeros(t.shape, dtype=torch.uint8).to(dtype) if dtype != torch.complex32 else torch.zeros(t.shape, dtype=dtype) for key, t in state.items()}
+    loaded = {
+        key: torch.zeros(t.shape, dtype=torch.uint8).to(dtype) if dtype != torch.complex32 else torch.zeros(t.shape, dtype=dtype)
+        for key, t in state.items()
+    }
     rt.load(loaded, place)
     assert all(same(state[key], loaded[key]) for key in state)
 
@@ -71,7 +75,7 @@ VALUES = {
 def test_plain_values_come_back_with_their_types_and_without_pickle(place):
     state = {"v": dict(VALUES)}
     rt.save(state, place)
-    loaded = {"v": {key: "another" for key in VALUES}}
+    loaded = {"v": dict.fromkeys(VALUES, "another")}
     rt.load(loaded, place)
     assert_same_tree(state, loaded)
 
@@ -238,12 +242,27 @@ def test_two_leaves_of_one_key_are_refused(place):
 
 
 def test_every_difference_is_told_at_once_and_nothing_is_loaded(place):
-    rt.save({"m": {"weight": torch.ones(2, 3), "bias": torch.ones(3), "scale": torch.ones(1), "n": 1}, "other": torch.ones(1)}, place)
-    state = {"m": {"wieght": torch.zeros(2, 3), "bias": torch.zeros(4), "scale": torch.zeros(1, dtype=torch.float64), "n": torch.zeros(1)}}
+    rt.save(
+        {"m": {"weight": torch.ones(2, 3), "bias": torch.ones(3), "scale": torch.ones(1), "n": 1}, "other": torch.ones(1)}, place
+    )
+    state = {
+        "m": {
+            "wieght": torch.zeros(2, 3),
+            "bias": torch.zeros(4),
+            "scale": torch.zeros(1, dtype=torch.float64),
+            "n": torch.zeros(1),
+        }
+    }
     with pytest.raises(reshard.Mismatch) as raised:
         rt.load(state, place)
     found = {(d["difference"], d["key"]): d for d in raised.value.differences}
-    assert set(found) == {("missing", "m.wieght"), ("shape", "m.bias"), ("dtype", "m.scale"), ("kind", "m.n"), ("unexpected", "m.weight")}
+    assert set(found) == {
+        ("missing", "m.wieght"),
+        ("shape", "m.bias"),
+        ("dtype", "m.scale"),
+        ("kind", "m.n"),
+        ("unexpected", "m.weight"),
+    }
     assert found["missing", "m.wieght"]["near"] == ["m.weight"]
     assert found["shape", "m.bias"]["stored"] == [3] and found["shape", "m.bias"]["wanted"] == [4]
     assert found["dtype", "m.scale"]["stored"] == "float32"

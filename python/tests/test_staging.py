@@ -4,13 +4,14 @@ that the describing code is told the CPU cannot read."""
 import threading
 
 import pytest
-import reshard
-import reshard.torch as rt
 import torch
 import torch.distributed.checkpoint as dcp
 from helpers import ALONE, random_bytes, same
-from reshard.torch import _describe, _staging
 from test_cross import layouts, mesh_of, sharded
+
+import reshard
+import reshard.torch as rt
+from reshard.torch import _describe, _staging
 
 SIZE, COUNT = 100_000, 2
 
@@ -230,7 +231,7 @@ def test_a_block_that_cannot_be_made_is_not_counted():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_tensors_of_a_real_device(place):
-    state, wanted = views()
+    _state, wanted = views()
     on_device = {name: tensor.cuda() for name, tensor in wanted.items()}
     rt.save({"model": on_device}, place)
     check(place, wanted)

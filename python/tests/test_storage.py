@@ -8,14 +8,15 @@ import sys
 import warnings
 
 import pytest
-import reshard
-import reshard.torch as rt
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from helpers import ALONE, assert_same_tree, global_tensor, same, zeroed
 from test_cross import check, layouts, state_in, zoo
 from torch.distributed.checkpoint.api import CheckpointException
+
+import reshard
+import reshard.torch as rt
 
 
 @pytest.fixture(autouse=True)

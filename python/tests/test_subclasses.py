@@ -1,13 +1,14 @@
 """Tensors of classes of their own: those with memory are tensors, those that wrap other tensors are objects."""
 
 import pytest
-import reshard
-import reshard.torch as rt
 import torch
 import torch.distributed as dist
 from helpers import Scaled, same
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
+
+import reshard
+import reshard.torch as rt
 
 
 class Named(torch.Tensor):

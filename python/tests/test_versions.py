@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import reshard.torch as rt
 import torch
 import torch.distributed.checkpoint as dcp
 import versions
+
+import reshard.torch as rt
 
 SCRIPT = Path(__file__).with_name("versions.py")
 OTHERS = [name for name in os.environ.get("RESHARD_OTHER_PYTHONS", "").split(os.pathsep) if name]
@@ -46,7 +47,9 @@ def test_other_interpreters_are_known():
     if not OTHERS:
         pytest.skip("RESHARD_OTHER_PYTHONS lists no interpreters with other releases of torch: only this one's is tested")
     for python in OTHERS:
-        version = subprocess.run([python, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True, check=True)
+        version = subprocess.run(
+            [python, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True, check=True
+        )
         assert version.stdout.strip() != torch.__version__
 
 

@@ -1,7 +1,7 @@
 """One state, and what a torch without reshard makes of a checkpoint of it. A script, so that any interpreter can run it:
 
-    python versions.py write PLACE RANKS     saves the state with torch.distributed.checkpoint
-    python versions.py check PLACE RANKS     loads what RANKS ranks saved, and compares its metadata with torch's own
+python versions.py write PLACE RANKS     saves the state with torch.distributed.checkpoint
+python versions.py check PLACE RANKS     loads what RANKS ranks saved, and compares its metadata with torch's own
 """
 
 import dataclasses
@@ -106,7 +106,9 @@ def run(ranks, function, *arguments):
         return
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.get_context("fork")
-        processes = [context.Process(target=_rank, args=(rank, ranks, f"{folder}/store", function, arguments)) for rank in range(ranks)]
+        processes = [
+            context.Process(target=_rank, args=(rank, ranks, f"{folder}/store", function, arguments)) for rank in range(ranks)
+        ]
         for process in processes:
             process.start()
         for process in processes:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import gc
 import io
-from collections.abc import Mapping, MutableMapping
-from typing import Any, Callable, NamedTuple
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -336,7 +336,17 @@ def _open(
             if code is not None and not (dtype in _COMPLEX and below.is_conj()):
                 add_owner(below)
                 add_leaf(
-                    (key, (*path, text) if path else None, per_rank, WHOLE, code, below.requires_grad, below.shape, below.data_ptr(), None)
+                    (
+                        key,
+                        (*path, text) if path else None,
+                        per_rank,
+                        WHOLE,
+                        code,
+                        below.requires_grad,
+                        below.shape,
+                        below.data_ptr(),
+                        None,
+                    )
                 )
                 continue
         _visit(key, (*path, text), below, Place(value, name, wrapper), out, stored)
@@ -420,7 +430,9 @@ def _check_memory(key: str, local: torch.Tensor) -> None:
 
 def _check_writable(key: str, tensor: torch.Tensor) -> None:
     if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape)):
-        raise InvalidInput(f"{key!r} is an expanded tensor, several of whose elements are one: it cannot be loaded into", keys=[key])
+        raise InvalidInput(
+            f"{key!r} is an expanded tensor, several of whose elements are one: it cannot be loaded into", keys=[key]
+        )
 
 
 def mutable(state: Any) -> MutableMapping[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import struct
 import threading
-from typing import Any, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
+from typing import Any
 
 from .. import _reshard
 from .._checkpoint import open as open_checkpoint

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any, Callable, Mapping, NamedTuple, TypedDict, TypeVar, Unpack
+from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
 
 from .. import _reshard
 from .._errors import InvalidInput

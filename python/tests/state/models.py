@@ -34,7 +34,6 @@ else:
 warnings.filterwarnings("ignore")
 
 
-
 #: Layouts that are made by FSDP2.
 BY_FSDP2 = ("fsdp2", "hsdp", "tp_fsdp2")
 
@@ -163,12 +162,16 @@ def make(layout, variant="", seed=7, hidden=10, n=6):
 
 
 def tensor_parallel(net, mesh):
-    plan = {f"{block}.{name}": style() for block in ("first", "second") for name, style in (("up", ColwiseParallel), ("down", RowwiseParallel))}
+    plan = {
+        f"{block}.{name}": style()
+        for block in ("first", "second")
+        for name, style in (("up", ColwiseParallel), ("down", RowwiseParallel))
+    }
     parallelize_module(net, mesh, plan)
 
 
 def optimizer(model, kind="adamw"):
-    params = [p for p in model.parameters()]
+    params = list(model.parameters())
     if kind == "sgd":
         return torch.optim.SGD(params, lr=0.1, momentum=0.9)
     if kind == "plain_sgd":
@@ -177,9 +180,11 @@ def optimizer(model, kind="adamw"):
         return torch.optim.Adagrad(params, lr=0.1)
     if kind == "groups":
         named = list(model.named_parameters())
-        heads = [p for name, p in named if "head" in name or "flat" in name and "norm" in name]
+        heads = [p for name, p in named if "head" in name or ("flat" in name and "norm" in name)]
         rest = [p for name, p in named if not any(p is h for h in heads)]
-        return torch.optim.AdamW([{"params": rest, "initial_lr": 0.5}, {"params": heads, "lr": 0.03, "initial_lr": 0.25}], lr=0.01)
+        return torch.optim.AdamW(
+            [{"params": rest, "initial_lr": 0.5}, {"params": heads, "lr": 0.03, "initial_lr": 0.25}], lr=0.01
+        )
     if kind == "tensor_lr":
         return torch.optim.AdamW(params, lr=torch.tensor(0.01), foreach=False)
     return torch.optim.AdamW(params, lr=0.01)
@@ -228,7 +233,9 @@ def fsdp2_averages():
 def unsharded(tensor):
     """A DTensor whole, put together from what the ranks hold: the full_tensor() of torch 2.8 mixes up uneven strided shards."""
     whole, mesh = tensor.to_local().detach().clone(), tensor.device_mesh
-    sharded = [dim for dim, placement in enumerate(tensor.placements) if placement.is_shard() or "Strided" in type(placement).__name__]
+    sharded = [
+        dim for dim, placement in enumerate(tensor.placements) if placement.is_shard() or "Strided" in type(placement).__name__
+    ]
     strided = [dim for dim in sharded if "Strided" in type(tensor.placements[dim]).__name__]
     # What was cut last is put together first: strided shards were cut after all others, of those the last dimension was.
     for dim in strided + [dim for dim in reversed(sharded) if dim not in strided]:
@@ -248,7 +255,11 @@ def _packed(tree):
     if isinstance(tree, DTensor):
         return unsharded(tree)
     if isinstance(tree, ShardedTensor):
-        return Parts(tree.dtype, tuple(tree.size()), [(tuple(s.metadata.shard_offsets), s.tensor.detach().clone()) for s in tree.local_shards()])
+        return Parts(
+            tree.dtype,
+            tuple(tree.size()),
+            [(tuple(s.metadata.shard_offsets), s.tensor.detach().clone()) for s in tree.local_shards()],
+        )
     return tree.detach().clone() if isinstance(tree, torch.Tensor) else tree
 
 
@@ -280,7 +291,9 @@ def everything(tree):
 def assert_close(a, b, at="state", exact=True):
     """Equal structure and values; tensors bit for bit, or nearly where summation differs."""
     if isinstance(a, dict):
-        assert isinstance(b, dict) and sorted(map(str, a)) == sorted(map(str, b)), f"{at}: {sorted(map(str, a))} and {sorted(map(str, b))}"
+        assert isinstance(b, dict) and sorted(map(str, a)) == sorted(map(str, b)), (
+            f"{at}: {sorted(map(str, a))} and {sorted(map(str, b))}"
+        )
         for key in a:
             assert_close(a[key], b[key], f"{at}.{key}", exact)
     elif isinstance(a, (list, tuple)):
@@ -293,6 +306,8 @@ def assert_close(a, b, at="state", exact=True):
         if exact:
             assert torch.equal(a, b), f"{at} differs by {(a.double() - b.double()).abs().max()}"
         else:
-            assert torch.allclose(a.double(), b.double(), rtol=1e-4, atol=1e-6), f"{at} differs by {(a.double() - b.double()).abs().max()}"
+            assert torch.allclose(a.double(), b.double(), rtol=1e-4, atol=1e-6), (
+                f"{at} differs by {(a.double() - b.double()).abs().max()}"
+            )
     else:
         assert type(a) is type(b) and a == b, f"{at}: {a!r} and {b!r}"

@@ -20,7 +20,21 @@ import time
 
 sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 
-COLLECTIVES = ("all_gather", "all_gather_into_tensor", "all_gather_object", "broadcast", "broadcast_object_list", "gather", "gather_object", "scatter", "scatter_object_list", "all_reduce", "reduce_scatter_tensor", "send", "recv")
+COLLECTIVES = (
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "gather_object",
+    "scatter",
+    "scatter_object_list",
+    "all_reduce",
+    "reduce_scatter_tensor",
+    "send",
+    "recv",
+)
 
 
 def build(megabytes):
@@ -42,7 +56,6 @@ class Counted:
     """Counts collectives and their bytes while it is entered."""
 
     def __enter__(self):
-        import torch
         import torch.distributed as dist
 
         self.counts, self._kept = {}, {}
@@ -150,7 +163,7 @@ def loading(rank, size, folder, megabytes, rounds):
 
     results = {"ours": [], "theirs": []}
     rt.load({}, os.path.join(folder, "warm"), strict=False)
-    for number in range(rounds):
+    for _number in range(rounds):
         for name in ("ours", "theirs"):
             model, optim = build(megabytes)
 
@@ -167,7 +180,7 @@ def loading(rank, size, folder, megabytes, rounds):
                 pt.set_state_dict(model, optim, model_state_dict=state["model"], optim_state_dict=state["optim"])
 
             results[name].append(timed(ours if name == "ours" else theirs))
-            del model, optim
+            model = optim = None
     return results
 
 
@@ -189,7 +202,11 @@ def main():
             line = {}
             for name in ("ours", "theirs"):
                 seconds = [max(rank[name][r][0] for rank in found) for r in range(arguments.rounds)]
-                line[name] = {"seconds": round(min(seconds), 4), "collectives": found[0][name][-1][1], "megabytes beyond": round(max(r[2] for rank in found for r in rank[name]) / 1e6, 1)}
+                line[name] = {
+                    "seconds": round(min(seconds), 4),
+                    "collectives": found[0][name][-1][1],
+                    "megabytes beyond": round(max(r[2] for rank in found for r in rank[name]) / 1e6, 1),
+                }
             line["times faster"] = round(line["theirs"]["seconds"] / line["ours"]["seconds"], 1)
             report[what] = line
         print(json.dumps(report, indent=2))

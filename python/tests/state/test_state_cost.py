@@ -37,7 +37,24 @@ class Messages:
     def __enter__(self):
         self.calls, self.bytes = [], 0
         self._kept = []
-        for name in ("all_gather", "all_gather_into_tensor", "all_gather_object", "broadcast", "broadcast_object_list", "gather", "gather_object", "scatter", "all_reduce", "reduce_scatter", "reduce_scatter_tensor", "send", "recv", "all_to_all", "all_to_all_single", "barrier"):
+        for name in (
+            "all_gather",
+            "all_gather_into_tensor",
+            "all_gather_object",
+            "broadcast",
+            "broadcast_object_list",
+            "gather",
+            "gather_object",
+            "scatter",
+            "all_reduce",
+            "reduce_scatter",
+            "reduce_scatter_tensor",
+            "send",
+            "recv",
+            "all_to_all",
+            "all_to_all_single",
+            "barrier",
+        ):
             for module in (dist, dist.distributed_c10d):
                 if hasattr(module, name):
                     self._patch(module, name, self._counted(name, getattr(module, name)))
@@ -95,7 +112,9 @@ def costs(rank, size, place, layout):
         rt.set_state_dict(other, second, model_state_dict=state["model"], optim_state_dict=state["optim"])
     assert loading.calls == [] and loading.bytes < data / 20, (loading.calls, loading.bytes)
     # What was loaded into is what the optimizer has now.
-    loaded = {v.base.data_ptr() for slots in state["optim"]["state"].values() for v in slots.values() if isinstance(v, rt.ShardView)}
+    loaded = {
+        v.base.data_ptr() for slots in state["optim"]["state"].values() for v in slots.values() if isinstance(v, rt.ShardView)
+    }
     taken = {v.data_ptr() for slots in second.state.values() for v in slots.values() if v.dim()}
     assert taken and taken <= loaded
     # The largest memory that was made is a slot of the rank's own shard.

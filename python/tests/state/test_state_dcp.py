@@ -79,7 +79,7 @@ def test_slots_to_come_are_those_that_the_optimizer_makes(kind):
     if kind != "sgd":
         third = make("single")
         given = OPTIMIZERS[kind](third.parameters())
-        for p, (name, slots) in zip(third.parameters(), listed.items()):
+        for p, (_, slots) in zip(third.parameters(), listed.items()):
             given.state[p] = {slot: tensor.clone() for slot, tensor in slots.items()}
         train(third, given, 1)
         assert_close(dict(third.named_parameters()), dict(other.named_parameters()), kind)
@@ -96,7 +96,9 @@ def test_pytorchs_load_restores_a_fresh_optimizer(place, kind, how):
     for flatten in (False, True):
         if flatten:
             options = rt.StateDictOptions(flatten_optimizer_state_dict=True)
-            dcp.save({"model": model_state, "optim": rt.get_optimizer_state_dict(model, optim, options=options)}, checkpoint_id=place)
+            dcp.save(
+                {"model": model_state, "optim": rt.get_optimizer_state_dict(model, optim, options=options)}, checkpoint_id=place
+            )
         other = make("single", seed=9)
         fresh = OPTIMIZERS[kind](other.parameters())
         restored(other, fresh, place, how, rt.StateDictOptions(flatten_optimizer_state_dict=flatten))
@@ -152,7 +154,9 @@ def test_an_unknown_optimizer_is_restored_or_refused(place, how):
     for flatten in (False, True):
         options = rt.StateDictOptions(flatten_optimizer_state_dict=flatten)
         if flatten:
-            dcp.save({"model": model_state, "optim": rt.get_optimizer_state_dict(model, optim, options=options)}, checkpoint_id=place)
+            dcp.save(
+                {"model": model_state, "optim": rt.get_optimizer_state_dict(model, optim, options=options)}, checkpoint_id=place
+            )
         other = make("single", seed=3)
         fresh = Counting(other.parameters(), lr=0.5)
         if how == "ours":

@@ -6,7 +6,6 @@ import os
 import pickle
 import traceback
 
-import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint.state_dict as pt
@@ -66,7 +65,9 @@ def matrix(rank, size, layouts, folder, how):
         if how == "dcp_to_rt" and layout == "fsdp1_no_shard":
             continue  # PyTorch has no sharded state dict for it.
         try:
-            references[layout] = saved(layout, os.path.join(folder, f"{how}-{layout}"), "dcp" if how == "dcp_to_rt" else "rt", seed=index)
+            references[layout] = saved(
+                layout, os.path.join(folder, f"{how}-{layout}"), "dcp" if how == "dcp_to_rt" else "rt", seed=index
+            )
         except Exception as error:
             failed.append(f"saving {layout}: {error}\n{traceback.format_exc(limit=-5)}")
     for target in layouts:

@@ -8,9 +8,7 @@ import functools
 import warnings
 
 import pytest
-import reshard.torch as rt
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint.state_dict as pt
 from models import FSDP2, fully_shard, unsharded
 from torch import nn
@@ -21,6 +19,8 @@ from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as DDP
+
+import reshard.torch as rt
 
 CPU = torch.device("cpu")
 
@@ -97,7 +97,7 @@ def optimizer_in_backward(rank, size, calls):
     weights, slots = calls.get_state_dict(model, optimizers, options=full)
     other, fresh = build(2)
     calls.set_state_dict(other, fresh, model_state_dict=weights, optim_state_dict=slots, options=full)
-    for a, b in ((model, optimizers), (other, fresh)):
+    for a, _ in ((model, optimizers), (other, fresh)):
         torch.manual_seed(9)
         a(torch.randn(3, 6)).sum().backward()
     again = calls.get_state_dict(model, optimizers, options=full), calls.get_state_dict(other, fresh, options=full)
@@ -126,7 +126,10 @@ def rank_0_has_it_all(rank, size, calls):
         assert equal(weights, dict(calls.get_model_state_dict(model, options=full)))
         found = calls.get_optimizer_state_dict(model, second, options=full)
         assert equal(slots["state"], found["state"])
-        assert equal([{**g, "params": sorted(g["params"])} for g in slots["param_groups"]], [{**g, "params": sorted(g["params"])} for g in found["param_groups"]])
+        assert equal(
+            [{**g, "params": sorted(g["params"])} for g in slots["param_groups"]],
+            [{**g, "params": sorted(g["params"])} for g in found["param_groups"]],
+        )
         lacking = {key: value for key, value in weights.items() if key != "scale"} if rank == 0 else {}
         with pytest.raises(RuntimeError, match="Missing key"):
             calls.set_model_state_dict(model, lacking, options=spread)
@@ -137,7 +140,9 @@ def schedulers_leave_marks(rank, size, calls):
         model = shard(Net())
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
         torch.optim.lr_scheduler.LambdaLR(optimizer, lr_lambda=[lambda epoch: 0.95**epoch])
-        state = calls.get_optimizer_state_dict(model, optimizer, options=calls.StateDictOptions(full_state_dict=True, cpu_offload=True))
+        state = calls.get_optimizer_state_dict(
+            model, optimizer, options=calls.StateDictOptions(full_state_dict=True, cpu_offload=True)
+        )
         assert bool(state) == (rank == 0)
         second = torch.optim.Adam(model.parameters(), lr=1e-2)
         assert "initial_lr" not in second.param_groups[0]
@@ -184,7 +189,12 @@ def from_meta(rank, size, calls):
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(6, 8), nn.ReLU())
     model.append(nn.Linear(8, 4))
-    given = {"0.weight": whole["first.0.weight"], "0.bias": whole["first.0.bias"], "2.weight": whole["last.weight"], "2.bias": whole["last.bias"]}
+    given = {
+        "0.weight": whole["first.0.weight"],
+        "0.bias": whole["first.0.bias"],
+        "2.weight": whole["last.weight"],
+        "2.bias": whole["last.bias"],
+    }
     options = calls.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
     calls.set_model_state_dict(model, given if rank == 0 else {}, options=options)
     assert equal(given, dict(model.state_dict()))
@@ -206,12 +216,24 @@ def several_groups(rank, size, calls):
             state = calls.get_optimizer_state_dict(model, optimizer, options=options)
             second = torch.optim.AdamW(copy.copy([dict(group) for group in groups]), lr=0.1)
             calls.set_optimizer_state_dict(model, second, state, options=options)
-            rest = [[{key: value for key, value in group.items() if key != "params"} for group in o.param_groups] for o in (optimizer, second)]
+            rest = [
+                [{key: value for key, value in group.items() if key != "params"} for group in o.param_groups]
+                for o in (optimizer, second)
+            ]
             assert rest[0] == rest[1]
             assert equal([optimizer.state[p] for p in both], [second.state[p] for p in both])
 
 
-ON_RANKS = [strictness, optimizer_in_backward, rank_0_has_it_all, schedulers_leave_marks, flattened_or_not, not_yet_initialized, from_meta, several_groups]
+ON_RANKS = [
+    strictness,
+    optimizer_in_backward,
+    rank_0_has_it_all,
+    schedulers_leave_marks,
+    flattened_or_not,
+    not_yet_initialized,
+    from_meta,
+    several_groups,
+]
 
 
 def with_ours(rank, size, name):
@@ -297,6 +319,8 @@ def extras(calls):
 
 
 @pytest.mark.parametrize("calls", [pt, rt], ids=["torch", "reshard"])
-@pytest.mark.parametrize("part", [alone, nothing_for_the_model, parts_of_the_model, hooks_change_names, extras], ids=lambda part: part.__name__)
+@pytest.mark.parametrize(
+    "part", [alone, nothing_for_the_model, parts_of_the_model, hooks_change_names, extras], ids=lambda part: part.__name__
+)
 def test_alone(part, calls):
     part(calls)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-
-import pytest
 import torch
 import torch.distributed.checkpoint.state_dict as pt
-from models import ALL, FOUR, assert_close, everything, here, make, optimizer, train
+from models import FOUR, assert_close, everything, here, make, optimizer, train
 
 import reshard.torch as rt
 
@@ -39,8 +36,12 @@ def compare(layout, variant, kind):
     assert_close(everything(theirs[0]), everything(dict(ours[0])), f"{layout}/{variant}/model")
     assert_close(everything(theirs[1]["state"]), everything(ours[1]["state"]), f"{layout}/{variant}/{kind}/optim")
     key = lambda group: sorted(group["params"])
-    for ours_group, theirs_group in zip(sorted(ours[1]["param_groups"], key=key), sorted(theirs[1]["param_groups"], key=key), strict=True):
-        assert_close({k: v for k, v in theirs_group.items() if k != "params"}, {k: v for k, v in ours_group.items() if k != "params"})
+    for ours_group, theirs_group in zip(
+        sorted(ours[1]["param_groups"], key=key), sorted(theirs[1]["param_groups"], key=key), strict=True
+    ):
+        assert_close(
+            {k: v for k, v in theirs_group.items() if k != "params"}, {k: v for k, v in ours_group.items() if k != "params"}
+        )
         assert sorted(ours_group["params"]) == sorted(theirs_group["params"])
 
 
@@ -97,5 +98,3 @@ def test_as_pytorch_on_two_ranks(ranks):
 def test_as_pytorch_on_four_ranks(ranks):
     failed = ranks(4, as_pytorch, FOUR_RANKS, timeout=180)
     assert not failed[0], "\n".join(failed[0])
-
-

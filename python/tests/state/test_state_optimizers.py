@@ -1,9 +1,10 @@
 """Every optimizer that torch has: steps, a checkpoint, a fresh optimizer, more steps; as if nothing had happened."""
 
 import pytest
-import reshard.torch as rt
 import torch
 from torch import nn
+
+import reshard.torch as rt
 
 OPTIMIZERS = sorted(
     name

@@ -92,7 +92,13 @@ def full_is_set_on_every_layout(rank, size):
     reference = rt.get_state_dict(model, optim, options=full)
     for layout in here("single", "ddp", "fsdp1_flat", "fsdp1_orig", "fsdp2"):
         for flat in (False, True):
-            state = reference[1] if not flat else rt.get_optimizer_state_dict(model, optim, options=rt.StateDictOptions(full_state_dict=True, flatten_optimizer_state_dict=True))
+            state = (
+                reference[1]
+                if not flat
+                else rt.get_optimizer_state_dict(
+                    model, optim, options=rt.StateDictOptions(full_state_dict=True, flatten_optimizer_state_dict=True)
+                )
+            )
             other = make(layout, seed=1)
             second = optimizer(other)
             rt.set_state_dict(other, second, model_state_dict=reference[0], optim_state_dict=state, options=full)
@@ -130,10 +136,10 @@ def broadcast_into_meta(rank, size):
     for block in (net.second, net.norm):
         fully_shard(block)
     fully_shard(net)
-    state = {k: v for k, v in reference.items()} if rank == 0 else {}
+    state = dict(reference.items()) if rank == 0 else {}
     rt.set_model_state_dict(net, state, options=full)
     assert net.tied.weight is net.first.up.weight
-    assert_close(everything({k: v for k, v in reference.items()}), everything(rt.get_model_state_dict(net)))
+    assert_close(everything(dict(reference.items())), everything(rt.get_model_state_dict(net)))
 
 
 def state_of_pytorch_is_set(rank, size):
@@ -184,7 +190,9 @@ def fsdp_pair(rank, size):
             # FSDP's own call gives one slot's content under another's name here (its gathered buffer is used again), so
             # the reference is what PyTorch's get_state_dict makes of it.
             theirs = pt.get_optimizer_state_dict(model, optim, options=pt.StateDictOptions(full_state_dict=True))
-            with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, FullStateDictConfig(), FullOptimStateDictConfig(rank0_only=False)):
+            with FSDP.state_dict_type(
+                model, StateDictType.FULL_STATE_DICT, FullStateDictConfig(), FullOptimStateDictConfig(rank0_only=False)
+            ):
                 # What it loads it takes out of what it is given.
                 expected = FSDP.optim_state_dict_to_load(model, optim, copy.deepcopy(theirs))
             ours = rt.optim_state_dict(model, optim, full=True)
@@ -315,7 +323,7 @@ def test_options_of_pytorch_are_taken():
 
 
 def test_submodules():
-    model, optim = trained("single")
+    model, _optim = trained("single")
     for keep in (True, False):
         a, b = options(keep_submodule_prefixes=keep)
         with pytest.warns(FutureWarning):
@@ -331,12 +339,18 @@ def test_submodules():
 
 def test_two_optimizers():
     model = make("single")
-    optims = [torch.optim.AdamW(model.first.parameters(), lr=0.01), torch.optim.SGD([*model.second.parameters(), *model.head.parameters()], lr=0.1, momentum=0.9)]
+    optims = [
+        torch.optim.AdamW(model.first.parameters(), lr=0.01),
+        torch.optim.SGD([*model.second.parameters(), *model.head.parameters()], lr=0.1, momentum=0.9),
+    ]
     train(model, optims, 2)
     ours, theirs = rt.get_optimizer_state_dict(model, optims), pt.get_optimizer_state_dict(model, optims)
     assert_close(theirs, dict(ours))
     other = make("single", seed=1)
-    second = [torch.optim.SGD([*other.second.parameters(), *other.head.parameters()], lr=0.7, momentum=0.9), torch.optim.AdamW(other.first.parameters(), lr=0.7)]
+    second = [
+        torch.optim.SGD([*other.second.parameters(), *other.head.parameters()], lr=0.7, momentum=0.9),
+        torch.optim.AdamW(other.first.parameters(), lr=0.7),
+    ]
     rt.set_optimizer_state_dict(other, second, ours)
     assert_close(ours["state"], rt.get_optimizer_state_dict(other, second)["state"])
     assert [g["lr"] for o in second for g in o.param_groups] == [0.1, 0.01]
@@ -431,7 +445,9 @@ def test_setting_copies_and_does_not_share_memory():
     model, optim = trained("single")
     other = make("single", seed=1)
     second = optimizer(other)
-    rt.set_state_dict(other, second, model_state_dict=rt.get_model_state_dict(model), optim_state_dict=rt.get_optimizer_state_dict(model, optim))
+    rt.set_state_dict(
+        other, second, model_state_dict=rt.get_model_state_dict(model), optim_state_dict=rt.get_optimizer_state_dict(model, optim)
+    )
     before = rt.get_optimizer_state_dict(model, optim)["state"]["head.weight"]["exp_avg"].clone()
     train(other, second, 2)
     assert torch.equal(before, rt.get_optimizer_state_dict(model, optim)["state"]["head.weight"]["exp_avg"])
@@ -440,7 +456,11 @@ def test_setting_copies_and_does_not_share_memory():
 def test_nested_slots_and_state_of_no_parameter(place):
     model = nn.Linear(2, 3)
     optim = torch.optim.SGD(model.parameters(), lr=0.1)
-    optim.state[model.weight] = {"factors": {0: torch.randn(2, 2), 1: torch.randn(3, 3)}, "note": "x", "momentum_buffer": torch.randn(3, 2)}
+    optim.state[model.weight] = {
+        "factors": {0: torch.randn(2, 2), 1: torch.randn(3, 3)},
+        "note": "x",
+        "momentum_buffer": torch.randn(3, 2),
+    }
     state = rt.get_optimizer_state_dict(model, optim)
     rt.save({"optim": state}, place)
     second = torch.optim.SGD(model.parameters(), lr=0.5)

@@ -85,7 +85,9 @@ def test_t06_step_keeps_its_type_and_place(place):
     target = {"optim": rt.get_optimizer_state_dict(other, fresh)}
     rt.load(target, place)
     rt.set_optimizer_state_dict(other, fresh, target["optim"])
-    assert {(s["step"].dtype, s["step"].device.type, s["step"].dim()) for s in fresh.state.values()} == {(torch.float32, "cpu", 0)}
+    assert {(s["step"].dtype, s["step"].device.type, s["step"].dim()) for s in fresh.state.values()} == {
+        (torch.float32, "cpu", 0)
+    }
 
 
 def test_t07_what_is_set_shares_no_memory_with_what_was_given():

@@ -20,7 +20,7 @@ import urllib.error
 import urllib.request
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from webdriver import Browser  # noqa: E402
+from webdriver import Browser
 
 ENTER, ESCAPE, DOWN, RIGHT, END = "\ue007", "\ue00c", "\ue015", "\ue014", "\ue010"
 FILTER_LIMIT_MS = 300
@@ -47,8 +47,28 @@ for (const selector of arguments[0]) {
 return worst;
 """
 TEXTS = [
-    "h1", ".eyebrow", "#location", ".pill", ".tiles dt", ".tiles small", ".tile .label", ".tile .size", ".legend", ".crumbs .soft", ".note", ".bar-size",
-    ".row.head button", ".key .path", ".body .dtype", ".badge", "mark", ".facts-grid dt", ".said", ".plain-table thead th", "#nav a", ".segmented button",
+    "h1",
+    ".eyebrow",
+    "#location",
+    ".pill",
+    ".tiles dt",
+    ".tiles small",
+    ".tile .label",
+    ".tile .size",
+    ".legend",
+    ".crumbs .soft",
+    ".note",
+    ".bar-size",
+    ".row.head button",
+    ".key .path",
+    ".body .dtype",
+    ".badge",
+    "mark",
+    ".facts-grid dt",
+    ".said",
+    ".plain-table thead th",
+    "#nav a",
+    ".segmented button",
 ]
 
 
@@ -94,7 +114,10 @@ class ReportTest(unittest.TestCase):
         b = self.browser
         b.open("about:blank")
         b.errors(), b.requests()
-        b.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}, {"name": "prefers-reduced-motion", "value": "reduce"}])
+        b.devtools(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": theme}, {"name": "prefers-reduced-motion", "value": "reduce"}],
+        )
         self.url = name if name.startswith("http") else (self.folder / f"{name}.html").as_uri()
         b.open(self.url)
         b.js("try { localStorage.clear(); } catch {}")
@@ -123,7 +146,8 @@ class ReportTest(unittest.TestCase):
     def rows(self):
         """Keys of the rows drawn, in their order."""
         return self.browser.js(
-            "return [...document.querySelectorAll('#table .body .row')].sort((a, b) => a.index - b.index).map((row) => row.children[0].textContent)")
+            "return [...document.querySelectorAll('#table .body .row')].sort((a, b) => a.index - b.index).map((row) => row.children[0].textContent)"
+        )
 
     def search(self, query):
         self.browser.clear("#search")
@@ -173,7 +197,9 @@ class ReportTest(unittest.TestCase):
 
     def test_treemap_areas_are_proportional(self):
         self.show("small")
-        parts = self.browser.js("return [...document.querySelectorAll('.tile.d1')].map((t) => [t.dataset.path, t.offsetWidth * t.offsetHeight])")
+        parts = self.browser.js(
+            "return [...document.querySelectorAll('.tile.d1')].map((t) => [t.dataset.path, t.offsetWidth * t.offsetHeight])"
+        )
         area = dict(parts)
         # AdamW keeps two float32 numbers for each bfloat16 one: four times the bytes.
         self.assertAlmostEqual(area["optim.state"] / area["model"], 4.0, delta=0.12)
@@ -184,7 +210,10 @@ class ReportTest(unittest.TestCase):
         b.point('.tile[data-path="model.layers.3"] .label')
         self.assertIn("319 MB", self.text("#tip"))
         b.click('.tile[data-path="model.layers.3"] .label')
-        self.assertEqual(b.js("return [...document.querySelectorAll('#crumbs li')].map((li) => li.textContent)"), ["All", "model", "layers", "3"])
+        self.assertEqual(
+            b.js("return [...document.querySelectorAll('#crumbs li')].map((li) => li.textContent)"),
+            ["All", "model", "layers", "3"],
+        )
         self.assertIn("9 of 878", self.text("#shown"))
         self.assertGreater(self.count(".tile.leaf"), 5)
         self.shot("zoomed")
@@ -288,11 +317,17 @@ class ReportTest(unittest.TestCase):
         self.assertEqual(b.js("return document.activeElement.id"), "search")
         b.keys("norm.weight" + ENTER + DOWN)
         self.assertEqual(b.js("return document.activeElement.id"), "table")
-        active = b.js("return document.getElementById(document.getElementById('table').getAttribute('aria-activedescendant'))?.children[0].textContent")
+        active = b.js(
+            "return document.getElementById(document.getElementById('table').getAttribute('aria-activedescendant'))?.children[0].textContent"
+        )
         self.assertEqual(active, self.text("#detail h3"))
         b.keys(END)
-        self.assertEqual(b.js("const t = document.getElementById('table'); return document.getElementById(t.getAttribute('aria-activedescendant')).ariaRowIndex"),
-                         b.js("return document.getElementById('table').getAttribute('aria-rowcount')"))
+        self.assertEqual(
+            b.js(
+                "const t = document.getElementById('table'); return document.getElementById(t.getAttribute('aria-activedescendant')).ariaRowIndex"
+            ),
+            b.js("return document.getElementById('table').getAttribute('aria-rowcount')"),
+        )
 
     # One tensor.
 
@@ -323,8 +358,12 @@ class ReportTest(unittest.TestCase):
     def test_picture_of_any_number_of_dimensions(self):
         b = self.browser
         self.show("small")
-        for query, said in (("model.layers.0.feed_forward.experts.w2", "2 × 2 × 2 grid"), ("model.norm.weight", "8 parts along dim 0"),
-                            ("optim.state.norm.weight.step", "whole, in one chunk"), ("flat_shard", "7 irregular pieces")):
+        for query, said in (
+            ("model.layers.0.feed_forward.experts.w2", "2 × 2 × 2 grid"),
+            ("model.norm.weight", "8 parts along dim 0"),
+            ("optim.state.norm.weight.step", "whole, in one chunk"),
+            ("flat_shard", "7 irregular pieces"),
+        ):
             self.choose(query)
             self.assertIn(said, self.text(".said"))
         self.choose("model.layers.0.feed_forward.experts.w2")
@@ -333,7 +372,9 @@ class ReportTest(unittest.TestCase):
         b.js("const s = document.querySelector('.slider input'); s.value = 1; s.dispatchEvent(new Event('input'))")
         self.assertNotEqual(b.js(drawn), before)
         b.js("const s = document.querySelector('.picture-controls select'); s.value = 0; s.dispatchEvent(new Event('change'))")
-        self.assertEqual(b.js("return [...document.querySelectorAll('.picture-controls select')].map((s) => s.value)"), ["0", "2"])
+        self.assertEqual(
+            b.js("return [...document.querySelectorAll('.picture-controls select')].map((s) => s.value)"), ["0", "2"]
+        )
         self.check_quiet()
 
     def test_a_gap_is_seen(self):
@@ -401,8 +442,10 @@ class ReportTest(unittest.TestCase):
         self.assertLess(sort, 2000)
         b.js("document.getElementById('table').scrollTop = 34 * 9000")
         b.wait("return [...document.querySelectorAll('#table .body .row')].some((row) => row.ariaRowIndex == 9005)")
-        print(f"\n11,340 tensors, 1,048,320 chunks: ready {ready:.0f} ms, filter at most {max(took.values()):.0f} ms, first sort by name {sort:.0f} ms, "
-              f"page {(self.folder / 'big.html').stat().st_size / 1e6:.2f} MB")
+        print(
+            f"\n11,340 tensors, 1,048,320 chunks: ready {ready:.0f} ms, filter at most {max(took.values()):.0f} ms, first sort by name {sort:.0f} ms, "
+            f"page {(self.folder / 'big.html').stat().st_size / 1e6:.2f} MB"
+        )
         self.check_quiet()
         self.shot("big", full=True)
 
@@ -425,7 +468,9 @@ class ReportTest(unittest.TestCase):
         # Every key through every place that shows one.
         for row in range(self.count("#table .body .row")):
             b.js("[...document.querySelectorAll('#table .body .row')].find((row) => row.index === arguments[0])?.click()", row)
-        b.js("for (const tile of [...document.querySelectorAll('.tile')]) tile.dispatchEvent(new PointerEvent('pointermove', { bubbles: true }))")
+        b.js(
+            "for (const tile of [...document.querySelectorAll('.tile')]) tile.dispatchEvent(new PointerEvent('pointermove', { bubbles: true }))"
+        )
         for query in ("<img", "</script>", "{{"):
             self.search(query)
         self.assertNotIn("owned", b.js("return document.title").replace("document.title='owned'", ""))
@@ -457,7 +502,9 @@ class ReportTest(unittest.TestCase):
               .filter((n) => !(n.ariaLabel || n.textContent.trim() || n.labels?.[0]?.textContent.trim())).map((n) => n.outerHTML.slice(0, 80))""")
         self.assertEqual(nameless, [])
         self.assertEqual(self.browser.js("return document.getElementById('table').getAttribute('aria-rowcount')"), "879")
-        heads = self.browser.js("return [...document.querySelectorAll('h1, h2')].filter((h) => h.offsetParent).map((h) => h.tagName)")
+        heads = self.browser.js(
+            "return [...document.querySelectorAll('h1, h2')].filter((h) => h.offsetParent).map((h) => h.tagName)"
+        )
         self.assertEqual(heads.count("H1"), 1)
 
     # What the command makes of checkpoints that PyTorch wrote.
@@ -503,7 +550,15 @@ class ReportTest(unittest.TestCase):
 
     def test_the_command_serves_tensors_on_demand(self):
         b = self.browser
-        server = command("serve", SHARDED, "--until-stdin-ends", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        server = command(
+            "serve",
+            SHARDED,
+            "--until-stdin-ends",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
         self.addCleanup(server.stdout.close)
         try:
             url = server.stdout.readline().strip()

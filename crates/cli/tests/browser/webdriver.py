@@ -10,8 +10,16 @@ import urllib.error
 import urllib.request
 
 FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--force-device-scale-factor=1",
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    "--force-device-scale-factor=1",
 ]
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 
@@ -37,7 +45,11 @@ class Browser:
                     self.base = f"http://127.0.0.1:{line.rsplit('port', 1)[1].strip(' .' + chr(10))}"
                     break
             options = {"binary": chromium, "args": [*FLAGS, f"--user-data-dir={self.profile}", f"--window-size={width},{height}"]}
-            capabilities = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"}}
+            capabilities = {
+                "browserName": "chrome",
+                "goog:chromeOptions": options,
+                "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
+            }
             self.session = self.call("POST", "/session", {"capabilities": {"alwaysMatch": capabilities}})["sessionId"]
         except BaseException:
             self.close()
@@ -102,7 +114,11 @@ class Browser:
     def point(self, css, x=0, y=0):
         """Moves the pointer to an offset from an element's centre."""
         move = {"type": "pointerMove", "duration": 0, "x": int(x), "y": int(y), "origin": {ELEMENT: self.find(css)}}
-        self.do("POST", "/actions", {"actions": [{"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": [move]}]})
+        self.do(
+            "POST",
+            "/actions",
+            {"actions": [{"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": [move]}]},
+        )
 
     def wait(self, script, *args, timeout=10):
         """Waits until the script returns something true, and gives it."""

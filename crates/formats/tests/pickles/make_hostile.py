@@ -7,7 +7,15 @@ of plain values must refuse, `metadata/` are `.metadata` files that must be refu
 gives for every file words of the error. `NAME.runs` is a large file in short: lines of `COUNT HEX`, each standing
 for COUNT times these bytes. Loading one of these with Python's own pickle can run commands.
 """
-import enum, json, os, pickle, shutil, struct, sys, types
+
+import enum
+import json
+import os
+import pickle
+import shutil
+import struct
+import sys
+import types
 
 out = sys.argv[1]
 shutil.rmtree(out, ignore_errors=True)
@@ -64,9 +72,9 @@ values = {
     "exec_by_inst.p0": (b"(S'print(1)'\ni__builtin__\nexec\n.", ["exec", "refused"]),
     "call_through_getattr.p4": (
         p4(short("builtins") + short("getattr") + b"\x93" + short("os") + short("system") + b"\x93" + short("x") + b"\x86R"),
-        ["os", "system", "refused"]),
-    "call_of_a_call.p4": (
-        p4(short("builtins") + short("getattr") + b"\x93)R)R"), ["expects a class by name", "byte"]),
+        ["os", "system", "refused"],
+    ),
+    "call_of_a_call.p4": (p4(short("builtins") + short("getattr") + b"\x93)R)R"), ["expects a class by name", "byte"]),
     "unknown_class.p4": (p4(short("my.own.module") + short("Thing") + b"\x93)\x81"), ["my.own.module.Thing", "refused"]),
     "unknown_class.p0": (b"cmy.own\nThing\n.", ["my.own.Thing", "refused"]),
     "extension_registry": (b"\x80\x02\x82\x01.", ["extension registry"]),
@@ -79,11 +87,18 @@ values = {
     "million_laughs": (p4(laughs(19)), ["once shared parts are written out"]),
     "long_string_many_times": (
         [(b"\x80\x04X" + struct.pack("<I", 1 << 20), 1), (b"a", 1 << 20), (b"\x94](", 1), (b"h\x00", 20_000), (b"e.", 1)],
-        ["once shared parts are written out"]),
+        ["once shared parts are written out"],
+    ),
     "copies_of_one_string": (
-        [(b"\x80\x04" + short("_codecs") + short("encode") + b"\x93\x94X" + struct.pack("<I", 10_000), 1), (b"a", 10_000),
-         (b"\x94" + short("latin1") + b"\x86\x94", 1), (b"h\x00h\x02R0", 50_000), (b"N.", 1)],
-        ["bytes of copied text"]),
+        [
+            (b"\x80\x04" + short("_codecs") + short("encode") + b"\x93\x94X" + struct.pack("<I", 10_000), 1),
+            (b"a", 10_000),
+            (b"\x94" + short("latin1") + b"\x86\x94", 1),
+            (b"h\x00h\x02R0", 50_000),
+            (b"N.", 1),
+        ],
+        ["bytes of copied text"],
+    ),
     "memo_slot_far_away": (b"\x80\x02Nr\xff\xff\xff\xffj\xfe\xff\xff\xff.", ["memo slot 4294967294"]),
     "memo_slot_of_text": (b"Np99999999999999999999\n.", ["malformed memo slot"]),
     "memo_slot_empty": (b"\x80\x02h\x07.", ["memo slot 7", "byte 2"]),
@@ -95,7 +110,9 @@ values = {
     "string_of_4_gib": (b"\x80\x02X\xff\xff\xff\xffabc.", ["cut short at byte 2"]),
     "integer_of_4_gib": (b"\x80\x02\x8b\xff\xff\xff\xffabc.", ["cut short at byte 2"]),
     "integer_of_a_megabyte": (
-        [(b"\x80\x02\x8b" + struct.pack("<I", 1 << 20), 1), (b"\x01", 1 << 20), (b".", 1)], ["bytes of an integer"]),
+        [(b"\x80\x02\x8b" + struct.pack("<I", 1 << 20), 1), (b"\x01", 1 << 20), (b".", 1)],
+        ["bytes of an integer"],
+    ),
     "integer_of_a_million_digits": ([(b"L", 1), (b"9", deep), (b"L\n.", 1)], ["digits of an integer"]),
     "frame_of_2_63_bytes": (b"\x80\x04\x95" + u64(1 << 63) + b"N.", ["cut short at byte 2"]),
     "duplicate_key": (p4(b"}(" + short("a") + b"K\x01" + short("a") + b"K\x02u"), ["'a' occurs twice"]),
@@ -119,7 +136,9 @@ values = {
     "size_of_strings": (p4(short("torch") + short("Size") + b"\x93" + short("x") + b"\x85\x85R"), ["torch.Size"]),
     "quantised_dtype": (p4(short("torch") + short("qint8") + b"\x93"), ["torch.qint8"]),
     "bytes_of_beyond_latin1": (
-        p4(short("_codecs") + short("encode") + b"\x93" + short("\u20ac") + short("latin1") + b"\x86R"), ["arguments"]),
+        p4(short("_codecs") + short("encode") + b"\x93" + short("\u20ac") + short("latin1") + b"\x86R"),
+        ["arguments"],
+    ),
 }
 write("values", values)
 
@@ -141,8 +160,9 @@ META, FS = "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoin
 for name in ("torch", "torch.serialization", META, FS):
     module(name)
 Metadata, Tensor, Bytes, Chunk, Index, StorageMeta = (
-    cls(META, n) for n in ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata",
-                           "MetadataIndex", "StorageMeta"))
+    cls(META, n)
+    for n in ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "MetadataIndex", "StorageMeta")
+)
 Properties = cls(META, "TensorProperties", __getstate__=lambda s: s.values)
 Info = cls(FS, "_StorageInfo")
 Format = enum.Enum("_MEM_FORMAT_ENCODING", {"TORCH_CONTIGUOUS_FORMAT": 0}, module=META)
@@ -261,20 +281,39 @@ cases = {
     "chunk_past_64_bits": (with_chunks([4, 2], ([huge, 0], [huge, 2])), ["`w`", "chunk 0"]),
     "chunk_end_past_64_bits": (with_chunks([huge - 1, 2], ([huge - 1, 0], [huge - 1, 2])), ["`w`"]),
     "chunk_of_text": (with_chunks([4, 2], (["a", "b"], [4, 2])), ["`w`", "chunk 0", "`offsets`"]),
-    "chunk_without_sizes": (metadata({"w": make(Tensor, properties=properties(), size=Size([4]), chunks=[make(Chunk, offsets=Size([0]))])}, []), ["`sizes` is missing"]),
-    "chunk_is_an_int": (metadata({"w": make(Tensor, properties=properties(), size=Size([4]), chunks=[3])}, []), ["chunk 0", "the int 3"]),
+    "chunk_without_sizes": (
+        metadata({"w": make(Tensor, properties=properties(), size=Size([4]), chunks=[make(Chunk, offsets=Size([0]))])}, []),
+        ["`sizes` is missing"],
+    ),
+    "chunk_is_an_int": (
+        metadata({"w": make(Tensor, properties=properties(), size=Size([4]), chunks=[3])}, []),
+        ["chunk 0", "the int 3"],
+    ),
     "shape_past_64_bits": (with_chunks([huge // 2, 8], ([0, 0], [1, 1])), ["`w`", "shape"]),
     "shape_missing": (metadata({"w": make(Tensor, properties=properties(), chunks=[])}, []), ["`size` is missing"]),
     "storage_missing": (metadata(one, []), ["`w`", "no storage info", "[0, 0]"]),
     "storage_missing_for_one_chunk": (
-        metadata({"w": tensor([4], ([0], [2]), ([2], [2]))}, [(index("w", [0], 0), info())]), ["`w`", "no storage info", "[2]"]),
+        metadata({"w": tensor([4], ([0], [2]), ([2], [2]))}, [(index("w", [0], 0), info())]),
+        ["`w`", "no storage info", "[2]"],
+    ),
     "storage_missing_for_a_value": (metadata({"v": make(Bytes)}, []), ["`v`", "no storage info", "value"]),
-    "storage_of_a_value_has_an_offset": (metadata({"v": make(Bytes)}, [(index("v", [0], 0), info())]), ["`v`", "no storage info"]),
+    "storage_of_a_value_has_an_offset": (
+        metadata({"v": make(Bytes)}, [(index("v", [0], 0), info())]),
+        ["`v`", "no storage info"],
+    ),
     "storage_twice": (
-        pickle.dumps(make(Metadata, state_dict_metadata=one, storage_data={index("w", [0, 0], 0): info(), index("w", [0, 0], 0): info("b")}), 4),
-        ["`w`", "two storage infos"]),
+        pickle.dumps(
+            make(
+                Metadata, state_dict_metadata=one, storage_data={index("w", [0, 0], 0): info(), index("w", [0, 0], 0): info("b")}
+            ),
+            4,
+        ),
+        ["`w`", "two storage infos"],
+    ),
     "storage_end_past_64_bits": (
-        metadata(one, [(index("w", [0, 0], 0), info(offset=(1 << 64) - 1, length=2))]), ["`w`", "cannot be 2 bytes long"]),
+        metadata(one, [(index("w", [0, 0], 0), info(offset=(1 << 64) - 1, length=2))]),
+        ["`w`", "cannot be 2 bytes long"],
+    ),
     "storage_offset_past_64_bits": (metadata(one, [(index("w", [0, 0], 0), info(offset=1 << 64))]), ["`offset`", "2^64"]),
     "storage_length_negative": (metadata(one, [(index("w", [0, 0], 0), info(length=-1))]), ["`length`", "-1"]),
     "storage_length_float": (metadata(one, [(index("w", [0, 0], 0), info(length=1.5))]), ["`length`", "a float"]),
@@ -294,24 +333,34 @@ cases = {
     "duplicate_key": (
         # The second "v" overwrites "w" in the pickle's text, so that both keys are the same.
         metadata({"v": tensor([1], ([0], [1])), "w": tensor([1], ([0], [1]))}, []).replace(b"\x8c\x01w", b"\x8c\x01v"),
-        ["`v` occurs twice"]),
+        ["`v` occurs twice"],
+    ),
     "duplicate_field": (
-        metadata(one, [place], planner={}).replace(b"planner_data", b"storage_data"), ["`storage_data` occurs twice"]),
+        metadata(one, [place], planner={}).replace(b"planner_data", b"storage_data"),
+        ["`storage_data` occurs twice"],
+    ),
 }
 write("metadata", cases)
 # Sound one by one, but the chunks don't tile their tensor: decoded, and found by the check of coverage.
-write("coverage", {
-    "gap": (with_chunks([6], ([0], [2]), ([4], [2])), ["`w`", "no chunk holds [2:4]"]),
-    "no_chunks": (with_chunks([6]), ["`w`", "no chunk holds [0:6]"]),
-    "overlap": (with_chunks([6], ([0], [4]), ([2], [4])), ["`w`", "chunks 0 and 1 both hold [2:4]"]),
-})
+write(
+    "coverage",
+    {
+        "gap": (with_chunks([6], ([0], [2]), ([4], [2])), ["`w`", "no chunk holds [2:4]"]),
+        "no_chunks": (with_chunks([6]), ["`w`", "no chunk holds [0:6]"]),
+        "overlap": (with_chunks([6], ([0], [4]), ([2], [4])), ["`w`", "chunks 0 and 1 both hold [2:4]"]),
+    },
+)
 
 # Sound but unusual: decoded, with the chunks' record offsets (or the value's) by key.
 two = {"w": tensor([4], ([0], [2]), ([2], [2]))}
 at = lambda offset, hint, start: (index("w", [offset], hint), info(offset=start))
 metaclass = Runs(getattr, Format, "TORCH_CONTIGUOUS_FORMAT")
-old_enum = make(Tensor, properties=make(Properties, values=(float32, Runs(_get_layout, "torch.strided"), True, metaclass, False)),
-                size=Size([2]), chunks=[chunk([0], [2])])
+old_enum = make(
+    Tensor,
+    properties=make(Properties, values=(float32, Runs(_get_layout, "torch.strided"), True, metaclass, False)),
+    size=Size([2]),
+    chunks=[chunk([0], [2])],
+)
 folder = f"{out}/odd"
 os.makedirs(folder)
 odd = {
@@ -320,24 +369,44 @@ odd = {
     "hints_out_of_range": (metadata(two, [at(0, 7, 10), at(2, -1, 20)]), {"w": [10, 20]}),
     "empty_chunks_at_one_place": (
         metadata({"w": tensor([2], ([0], [1]), ([1], [1]), ([2], [0]), ([2], [0]))}, [at(0, 0, 10), at(1, 1, 20), at(2, 3, 30)]),
-        {"w": [10, 20, 30, 30]}),
+        {"w": [10, 20, 30, 30]},
+    ),
     "records_of_unknown_keys": (
-        metadata(two, [at(0, 0, 10), at(2, 1, 20), (index("x"), info()), (index("w", [3], 9), info())]), {"w": [10, 20]}),
+        metadata(two, [at(0, 0, 10), at(2, 1, 20), (index("x"), info()), (index("w", [3], 9), info())]),
+        {"w": [10, 20]},
+    ),
     "enum_by_getattr": (metadata({"w": old_enum}, [at(0, 0, 5)]), {"w": [5]}),
     "strides_as_a_sixth": (metadata({"w": tensor([4], ([0], [4]), values=6)}, [at(0, 0, 5)]), {"w": [5]}),
-    "value_with_offset_none": (metadata({"v": make(Bytes)}, [(make(Index, fqn="v", offset=None, index=None), info(offset=7))]), {"v": [7]}),
+    "value_with_offset_none": (
+        metadata({"v": make(Bytes)}, [(make(Index, fqn="v", offset=None, index=None), info(offset=7))]),
+        {"v": [7]},
+    ),
     "offset_of_64_bits": (metadata({"v": make(Bytes)}, [(index("v"), info(offset=(1 << 64) - 101))]), {"v": [(1 << 64) - 101]}),
     "nothing_in_it": (metadata({}, []), {}),
     "nothing_in_it_and_no_storage": (pickle.dumps(make(Metadata, state_dict_metadata={}), 4), {}),
     "transforms": (metadata({"v": make(Bytes)}, [(index("v"), info(transform_descriptors=["zstd"]))]), {"v": [0]}),
     "planner_data_of_another_kind": (metadata(two, [at(0, 0, 10), at(2, 1, 20)], planner=["mine", {"a": 1}]), {"w": [10, 20]}),
-    "paths_of_keys_not_stored": (metadata(two, [at(0, 0, 10), at(2, 1, 20)], planner={"w": ("w",), "gone": ("go", 1)}), {"w": [10, 20]}),
+    "paths_of_keys_not_stored": (
+        metadata(two, [at(0, 0, 10), at(2, 1, 20)], planner={"w": ("w",), "gone": ("go", 1)}),
+        {"w": [10, 20]},
+    ),
     "extra_fields": (
-        metadata({"w": make(Tensor, properties=properties(), size=Size([2]), note={"of": "tensor"},
-                            chunks=[make(Chunk, offsets=Size([0]), sizes=Size([2]), note=("of chunk", 1.5))])},
-                 [(make(Index, fqn="w", index=0, offset=Size([0]), note=b"of index"), info(offset=3, note={"of": [None, "info"]}))],
-                 note=["of", "metadata"], storage_meta=make(StorageMeta, checkpoint_id="x", modules=["m"], note=1 << 80)),
-        {"w": [3]}),
+        metadata(
+            {
+                "w": make(
+                    Tensor,
+                    properties=properties(),
+                    size=Size([2]),
+                    note={"of": "tensor"},
+                    chunks=[make(Chunk, offsets=Size([0]), sizes=Size([2]), note=("of chunk", 1.5))],
+                )
+            },
+            [(make(Index, fqn="w", index=0, offset=Size([0]), note=b"of index"), info(offset=3, note={"of": [None, "info"]}))],
+            note=["of", "metadata"],
+            storage_meta=make(StorageMeta, checkpoint_id="x", modules=["m"], note=1 << 80),
+        ),
+        {"w": [3]},
+    ),
 }
 for protocol in range(6):
     m = make(Metadata, state_dict_metadata=two, planner_data={"w": ("w",)}, storage_data=dict([at(0, 0, 10), at(2, 1, 20)]))

@@ -4,7 +4,6 @@ hostile.json has, by file, words that the reader's error must contain. `content`
 be refused; nothing in them may ever run.
 """
 
-import io
 import json
 import pickle
 import struct
@@ -42,9 +41,15 @@ class Entry:
         extra = self.lies.get("local_extra", b"")
         sizes = struct.pack("<III", zlib.crc32(self.data), len(self.data), len(self.data))
         magic = self.lies.get("local_magic", b"PK\3\4")
-        return magic + struct.pack("<HHHHH", 0, flags, method, 0, 0) + sizes + struct.pack(
-            "<HH", len(name), len(extra)
-        ) + name + extra + self.data
+        return (
+            magic
+            + struct.pack("<HHHHH", 0, flags, method, 0, 0)
+            + sizes
+            + struct.pack("<HH", len(name), len(extra))
+            + name
+            + extra
+            + self.data
+        )
 
     def central(self, offset):
         size = self.lies.get("size", len(self.data))
@@ -54,12 +59,30 @@ class Entry:
         extra = struct.pack(f"<HH{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
         extra = self.lies.get("extra", extra)
         low = lambda value: min(value, 0xFFFFFFFF)
-        return b"PK\1\2" + struct.pack(
-            "<HHHHHHIIIHHHHHII",
-            0, 0, self.lies.get("flags", 0x800), self.lies.get("method", 0), 0, 0,
-            self.lies.get("crc", zlib.crc32(self.data)), low(compressed), low(size),
-            self.lies.get("name_len", len(self.name)), len(extra), 0, self.lies.get("disk", 0), 0, 0, low(offset),
-        ) + self.name + extra
+        return (
+            b"PK\1\2"
+            + struct.pack(
+                "<HHHHHHIIIHHHHHII",
+                0,
+                0,
+                self.lies.get("flags", 0x800),
+                self.lies.get("method", 0),
+                0,
+                0,
+                self.lies.get("crc", zlib.crc32(self.data)),
+                low(compressed),
+                low(size),
+                self.lies.get("name_len", len(self.name)),
+                len(extra),
+                0,
+                self.lies.get("disk", 0),
+                0,
+                0,
+                low(offset),
+            )
+            + self.name
+            + extra
+        )
 
 
 def archive(*entries, count=None, directory=None, directory_len=None, zip64=None, end=b"", disk=0):
@@ -120,12 +143,19 @@ def archives():
     yield "offset_into_directory", archive(*good(offset=300)), "archive/data/0"
     yield "same_place", archive(*good(offset=0)), "overlap"
     yield "inside_another", archive(*good(offset=40)), "overlap"
-    yield "reaches_into_next", archive(
-        Entry("data.pkl", tensor()), Entry("data/0", DATA, size=60), Entry("version", b"3\n")
-    ), "archive/data/0", "archive/version"
-    yield "long_local_extra", archive(
-        Entry("data.pkl", tensor(), local_extra=b""), Entry("data/0", DATA, size=64, local_extra=b"FB\x20\0" + b"Z" * 32)
-    ), "archive/data/0"
+    yield (
+        "reaches_into_next",
+        archive(Entry("data.pkl", tensor()), Entry("data/0", DATA, size=60), Entry("version", b"3\n")),
+        "archive/data/0",
+        "archive/version",
+    )
+    yield (
+        "long_local_extra",
+        archive(
+            Entry("data.pkl", tensor(), local_extra=b""), Entry("data/0", DATA, size=64, local_extra=b"FB\x20\0" + b"Z" * 32)
+        ),
+        "archive/data/0",
+    )
     yield "twice", archive(*good(), Entry("data/0", DATA)), "occurs twice"
     yield "two_sizes", archive(*good(compressed=8)), "two sizes"
     yield "deflated", archive(*good(method=8)), "archive/data/0", "deflate"
@@ -142,12 +172,8 @@ def archives():
     yield "too_few_entries", archive(*good(), count=2), "more than its entries"
     yield "entries_2_63", archive(*good(), count=0xFFFF, zip64={"count": 1 << 63}), "don't fit"
     yield "directory_outside", archive(*good(), directory=1 << 30), "outside the archive"
-    yield "directory_2_63", archive(
-        *good(), directory=0xFFFFFFFF, zip64={"start": 1 << 63}
-    ), "outside the archive"
-    yield "directory_len_2_63", archive(
-        *good(), directory_len=0xFFFFFFFF, zip64={"length": 1 << 63}
-    ), "outside the archive"
+    yield "directory_2_63", archive(*good(), directory=0xFFFFFFFF, zip64={"start": 1 << 63}), "outside the archive"
+    yield "directory_len_2_63", archive(*good(), directory_len=0xFFFFFFFF, zip64={"length": 1 << 63}), "outside the archive"
     yield "zip64_end_outside", archive(*good(), zip64={"at": 1 << 62}), "outside the archive"
     yield "zip64_end_missing", archive(*good(), zip64={"magic": b"PKxx"}), "no zip64 end record"
     yield "ends_disagree", archive(*good(), zip64={"count": 2}), "disagree"
@@ -178,28 +204,35 @@ def contents():
     yield "rank_differs", archive(*good(tensor(size=(2, 2)))), "strides"
     yield "many_dims", archive(*good(tensor(size=(1,) * 100, stride=(1,) * 100))), "at most 64"
     yield "os_system", archive(Entry("data.pkl", pickle.dumps(Command(), protocol=2))), "system"
-    yield "os_system_beside_tensor", archive(
-        *good(b"\x80\x02}(X\x01\0\0\0a" + tensor()[2:-1] + b"X\x01\0\0\0bcposix\nsystem\nX\x01\0\0\0x\x85Ru.")
-    ), "posix.system"
+    yield (
+        "os_system_beside_tensor",
+        archive(*good(b"\x80\x02}(X\x01\0\0\0a" + tensor()[2:-1] + b"X\x01\0\0\0bcposix\nsystem\nX\x01\0\0\0x\x85Ru.")),
+        "posix.system",
+    )
     yield "eval_in_key", archive(*good(b"\x80\x02}cbuiltins\neval\nX\x01\0\0\x001\x85R" + tensor()[2:-1] + b"s.")), "eval"
     yield "unknown_class", archive(Entry("data.pkl", b"\x80\x02cevil.module\nClass\n)\x81}b.")), "evil.module"
     yield "no_arguments", archive(*good(b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n)R.")), "too few arguments"
-    yield "no_tuple", archive(*good(b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\nK\x01R."))  , ""
-    yield "storage_is_a_number", archive(
-        *good(b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(K\x01K\0K\x01\x85K\x01\x85\x89NtR.")
-    ), "without storage"
-    yield "reference_of_other_form", archive(
-        *good(b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(K\x01QK\0K\x01\x85K\x01\x85\x89NtR.")
-    ), "unknown form"
+    yield "no_tuple", archive(*good(b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\nK\x01R.")), ""
+    yield (
+        "storage_is_a_number",
+        archive(*good(b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(K\x01K\0K\x01\x85K\x01\x85\x89NtR.")),
+        "without storage",
+    )
+    yield (
+        "reference_of_other_form",
+        archive(*good(b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(K\x01QK\0K\x01\x85K\x01\x85\x89NtR.")),
+        "unknown form",
+    )
     parameter = b"ctorch._utils\n_rebuild_parameter\n("
     nested = b"\x80\x02" + parameter * 200 + tensor()[2:-1] + b"\x88NtR" * 200 + b"."
     yield "parameters_in_parameters", archive(*good(nested)), "nested"
-    yield "parameter_in_itself", archive(
-        *good(b"\x80\x02ctorch._utils\n_rebuild_parameter\n(]q\0h\0a\x88NtR.")
-    ), ""
-    yield "duplicate_key", archive(
-        *good(b"\x80\x02}(X\x01\0\0\0a" + tensor()[2:-1] + b"X\x01\0\0\0a" + tensor()[2:-1] + b"u.")
-    ), "a", "twice"
+    yield "parameter_in_itself", archive(*good(b"\x80\x02ctorch._utils\n_rebuild_parameter\n(]q\0h\0a\x88NtR.")), ""
+    yield (
+        "duplicate_key",
+        archive(*good(b"\x80\x02}(X\x01\0\0\0a" + tensor()[2:-1] + b"X\x01\0\0\0a" + tensor()[2:-1] + b"u.")),
+        "a",
+        "twice",
+    )
     yield "doubled_30_times", archive(Entry("data.pkl", doubled(30))), "more values"
     yield "doubled_beside_tensor", archive(*good(doubled(30)[:-1] + tensor()[2:-1] + b"\x86.")), "more values"
     yield "contains_itself", archive(Entry("data.pkl", b"\x80\x02]q\0h\0a.")), "itself"

@@ -95,7 +95,7 @@ def main():
     out = Path(sys.argv[1]).absolute()
     mp.spawn(rank_main, (out,), nprocs=WORLD)
     (out / "single").mkdir(exist_ok=True)
-    save_file(every_dtype(), out / "single" / "model.safetensors", metadata={"format": "pt", "note": "é\"\n"})
+    save_file(every_dtype(), out / "single" / "model.safetensors", metadata={"format": "pt", "note": 'é"\n'})
     expected = {"state": describe(state()), "single": describe(every_dtype())}
     (out / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 

@@ -254,7 +254,9 @@ def _by_names(live: LiveModel, state: Mapping[Any, Any]) -> dict[str, Any]:
     """A state dict keyed by names, from one keyed by submodules too (deprecated in PyTorch)."""
     if not state or not isinstance(next(iter(state)), nn.Module):
         return dict(state)
-    warnings.warn("a model_state_dict keyed by modules is deprecated: put their names before the keys.", FutureWarning, stacklevel=3)
+    warnings.warn(
+        "a model_state_dict keyed by modules is deprecated: put their names before the keys.", FutureWarning, stacklevel=3
+    )
     named: dict[str, Any] = {}
     for module, below in state.items():
         found = [name for name, candidate in live.model.named_modules() if candidate is module]
@@ -268,7 +270,9 @@ def _by_names(live: LiveModel, state: Mapping[Any, Any]) -> dict[str, Any]:
 @torch.no_grad()
 def _set_model(live: LiveModel, given: dict[str, Any], options: StateDictOptions) -> _IncompatibleKeys:
     if not options.broadcast_from_rank0:
-        if not given and not (options.strict and not options.ignore_frozen_params and not (options.full_state_dict and options.cpu_offload)):
+        if not given and not (
+            options.strict and not options.ignore_frozen_params and not (options.full_state_dict and options.cpu_offload)
+        ):
             return _IncompatibleKeys([], [])
         return set_model(live, {key: (_facts(value), value) for key, value in given.items()}, options, None)
     ranks = Ranks(live.process_group())
@@ -333,7 +337,9 @@ def _received(live: LiveModel, optimizers: Any, given: Mapping[Any, Any]) -> dic
         made = {_text(path): leaf for path, leaf in leaves_of(tree)}
     except Exception as error:
         problem = error
-    wanted = {key: ([(offsets, tuple(t.shape)) for offsets, t in pieces_of(key, leaf)], _device(leaf)) for key, leaf in made.items()}
+    wanted = {
+        key: ([(offsets, tuple(t.shape)) for offsets, t in pieces_of(key, leaf)], _device(leaf)) for key, leaf in made.items()
+    }
     tensors = [(_text(path), *facts) for path, facts, _ in header if facts is not None]
     for key, value in distribute(ranks, 0, tensors, values.__getitem__, wanted, problem):
         fill(key, made[key], value)

@@ -41,7 +41,9 @@ def optim_state_dict(
         as_torch: slots of flat parameters as ShardedTensor or DTensor, at a collective each.
     """
     ranks = (0,) if full and rank0_only else None
-    options = StateDictOptions(full_state_dict=full, cpu_offload=cpu_offload and (not full or rank0_only), full_state_dict_ranks=ranks)
+    options = StateDictOptions(
+        full_state_dict=full, cpu_offload=cpu_offload and (not full or rank0_only), full_state_dict_ranks=ranks
+    )
     live = LiveModel(check_model(model))
     state, _ = read(live, (optim,), options, optim_state_dict)
     if as_torch and not full:

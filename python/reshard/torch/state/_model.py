@@ -6,7 +6,8 @@ tensors, and for a flat parameter the one piece of memory in which this rank's s
 
 from __future__ import annotations
 
-from typing import Any, Iterable
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -198,7 +199,9 @@ class LiveModel:
         for index, info in enumerate(param._param_infos):
             fqn = param._fqns[index]
             if contiguous is not None and not contiguous[index]:
-                raise StateError(f"{fqn!r} is not contiguous in its flat parameter; reshard cannot cut it into regions", keys=[fqn])
+                raise StateError(
+                    f"{fqn!r} is not contiguous in its flat parameter; reshard cannot cut it into regions", keys=[fqn]
+                )
             shape = tuple(param._shapes[index])
             extension = param._param_extensions[index]
             slice_ = _slice_of(fqn, extension, shape) if extension is not None else None
@@ -302,14 +305,19 @@ def _slice_of(name: str, extension: Any, shape: tuple[int, ...]) -> tuple[list[i
     how the DTensor was placed beside the flat parameter."""
     mesh, placements = getattr(extension, "mesh", None), getattr(extension, "placements", None)
     if mesh is None or placements is None:
-        raise StateError(f"{name!r} is in a flat parameter by an extension ({type(extension).__name__}) that reshard does not know", keys=[name])
+        raise StateError(
+            f"{name!r} is in a flat parameter by an extension ({type(extension).__name__}) that reshard does not know",
+            keys=[name],
+        )
     whole = tuple(extension.shape)
     wanted = [_placement(name, placement, len(whole)) for placement in placements]
     regions = _reshard.local_regions(list(mesh.mesh.shape), mesh.mesh.flatten().tolist(), wanted, list(whole), dist.get_rank())
     if 0 in shape:
         return list(whole), [0] * len(whole)
     if len(regions) != 1 or tuple(regions[0][1]) != shape:
-        raise StateError(f"{name!r} is cut by tensor parallelism into more than one part for a rank, inside of a flat parameter", keys=[name])
+        raise StateError(
+            f"{name!r} is cut by tensor parallelism into more than one part for a rank, inside of a flat parameter", keys=[name]
+        )
     return list(whole), list(regions[0][0])
 
 

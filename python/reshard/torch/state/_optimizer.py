@@ -87,7 +87,9 @@ def _unplaced(optimizers: Sequence[Any]) -> tuple[str, ...]:
     for optimizer in optimizers:
         for param, slots in optimizer.state.items():
             flat = hasattr(param, "_local_shard")
-            if not isinstance(slots, Mapping) or not (flat or isinstance(param, DTensor) and any(p.is_shard() for p in param.placements)):
+            if not isinstance(slots, Mapping) or not (
+                flat or (isinstance(param, DTensor) and any(p.is_shard() for p in param.placements))
+            ):
                 continue
             part = None if flat else local_of(param).shape
             found.update(dict.fromkeys(str(slot) for slot, value in slots.items() if _is_unplaced(value, part)))
@@ -100,7 +102,9 @@ def _is_unplaced(value: Any, part: torch.Size | None) -> bool:
     if isinstance(value, (list, tuple)):
         return any(_is_unplaced(below, torch.Size((-1,))) for below in value)
     # The slots of a flat parameter itself are as large as it is, or refused.
-    return isinstance(value, torch.Tensor) and not is_sharded(value) and value.dim() > 0 and part is not None and value.shape != part
+    return (
+        isinstance(value, torch.Tensor) and not is_sharded(value) and value.dim() > 0 and part is not None and value.shape != part
+    )
 
 
 class _Views:
@@ -195,7 +199,9 @@ def plan(
     named = [by_names or goes_by_names(optimizer) for optimizer in optimizers]
     groups = [live_groups(o) for o in optimizers]
     made = _Views(live).make
-    plans = {by: _reshard.optimizer_to_load(live.inner, dict(given), groups, describe, made, by, options) for by in sorted(set(named))}
+    plans = {
+        by: _reshard.optimizer_to_load(live.inner, dict(given), groups, describe, made, by, options) for by in sorted(set(named))
+    }
     return [plans[by][0][index] for index, by in enumerate(named)], next(iter(plans.values()))[1]
 
 
@@ -270,7 +276,9 @@ class Applied:
         shape = tuple(value.metadata().size) if isinstance(value, ShardedTensor) else tuple(value.shape)
         like = param if isinstance(param, DTensor) and shape == tuple(param.shape) and shape else None
         if isinstance(now, torch.Tensor) and now.dtype == value.dtype and tuple(now.shape) == shape:
-            if (like is None and not is_sharded(now)) or (isinstance(now, DTensor) and like is not None and same_layout(now, like)):
+            if (like is None and not is_sharded(now)) or (
+                isinstance(now, DTensor) and like is not None and same_layout(now, like)
+            ):
                 fill(slot, now, value)
                 return now
         if like is not None:
@@ -303,7 +311,15 @@ def _adoptable(copies: list[Any], dtype: torch.dtype, shape: tuple[int, ...]) ->
         owner = fresh_base(source)
         if base is None:
             base = owner
-        if owner is None or owner is not base or start or any(at) or any(into_at) or tuple(box) != tuple(sizes) or tuple(into_box) != tuple(sizes):
+        if (
+            owner is None
+            or owner is not base
+            or start
+            or any(at)
+            or any(into_at)
+            or tuple(box) != tuple(sizes)
+            or tuple(into_box) != tuple(sizes)
+        ):
             return None
         if source.dtype != dtype or not source.is_contiguous() or source.storage_offset() - base.storage_offset() != into:
             return None
@@ -319,7 +335,9 @@ def same_layout(a: DTensor, b: DTensor) -> bool:
 
 def _like(param: DTensor, dtype: torch.dtype) -> DTensor:
     local = torch.zeros(param._local_tensor.shape, dtype=dtype, device=param._local_tensor.device)
-    return DTensor.from_local(local, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride())
+    return DTensor.from_local(
+        local, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
+    )
 
 
 def fill(key: str, target: Any, value: Any) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -114,7 +115,13 @@ def is_sharded(value: Any) -> bool:
 
 def same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors are the same elements in the same place."""
-    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype and a.device == b.device
+    return (
+        a.data_ptr() == b.data_ptr()
+        and a.shape == b.shape
+        and a.stride() == b.stride()
+        and a.dtype == b.dtype
+        and a.device == b.device
+    )
 
 
 def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
@@ -146,7 +153,11 @@ def box_of(tensor: torch.Tensor, start: int, box: Sequence[int], at: Sequence[in
         numel = 1
         for size in box:
             numel *= size
-        tensor = tensor.reshape(-1)[start : start + numel].view(tuple(box)) if tensor.is_contiguous() else _strided(tensor, start, box, numel)
+        tensor = (
+            tensor.reshape(-1)[start : start + numel].view(tuple(box))
+            if tensor.is_contiguous()
+            else _strided(tensor, start, box, numel)
+        )
     if tuple(sizes) == tuple(box):
         return tensor
     return tensor[tuple(slice(a, a + n) for a, n in zip(at, sizes))]

@@ -46,5 +46,5 @@ def _noted(state: Mapping[Any, Any]) -> Mapping[Any, Any]:
 
 def _has_odd_keys(tree: Any) -> bool:
     if isinstance(tree, dict):
-        return any(type(key) is not str or type(value) in (dict, list) and _has_odd_keys(value) for key, value in tree.items())
+        return any(type(key) is not str or (type(value) in (dict, list) and _has_odd_keys(value)) for key, value in tree.items())
     return type(tree) is list and any(_has_odd_keys(value) for value in tree if type(value) in (dict, list))

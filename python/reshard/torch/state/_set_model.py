@@ -238,6 +238,8 @@ def _loads_itself(module: nn.Module) -> bool:
 def _only_shards(hook: Any) -> bool:
     """A hook of ``fully_shard``, which brings parameters into their sharded form."""
     inner = getattr(hook, "hook", None) or hook
-    return "fully_shard" in getattr(inner, "__module__", "") or "_fsdp_" in getattr(inner, "__qualname__", "") or "FSDPParamGroup" in getattr(
-        inner, "__qualname__", ""
+    return (
+        "fully_shard" in getattr(inner, "__module__", "")
+        or "_fsdp_" in getattr(inner, "__qualname__", "")
+        or "FSDPParamGroup" in getattr(inner, "__qualname__", "")
     )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -111,14 +111,16 @@ def gather_tree(
     """
     own = {_name(path): (path, value) for path, value in leaves_of(tree)}
     facts: dict[str, dict[str, Any]] = {}
-    for (name, slot), (path, value) in own.items():
+    for (name, slot), (_, value) in own.items():
         facts.setdefault(name, {})[slot] = _facts(name, value)
     told = ranks.all_gather_object((facts, {name: path for name, (path, _) in own.items()}))
     paths: dict[tuple[str, str], Path] = {}
     for _, theirs in told:
         for name, path in theirs.items():
             paths.setdefault(name, path)
-    steps, values = _reshard.full_slots([inventory for inventory, _ in told], list(receivers) if receivers is not None else None, cpu_offload)
+    steps, values = _reshard.full_slots(
+        [inventory for inventory, _ in told], list(receivers) if receivers is not None else None, cpu_offload
+    )
     wanted = list(range(ranks.size)) if receivers is None else list(receivers)
     tensors = {(name, slot): (DTYPES[code], shape, parts) for name, slot, code, shape, parts in steps}
     sources = {(name, slot): rank for name, slot, rank in values}
@@ -171,7 +173,7 @@ def gather_pieces(
     for rank, _, sizes in parts:
         counts[rank] += math.prod(sizes)
     senders = [rank for rank, count in enumerate(counts) if count]
-    mine = {offsets: tensor for offsets, tensor in own}
+    mine = dict(own)
     size = torch.empty((), dtype=dtype).element_size()
     silent = ranks.size == 1 or (len(receivers) == 1 and senders == list(receivers))
     buffers: list[torch.Tensor] = []
@@ -183,7 +185,7 @@ def gather_pieces(
         width = max(counts, default=0) * size
         packed = torch.empty(width, dtype=torch.uint8, device=carried)
         at = 0
-        for rank, offsets, sizes in parts:
+        for rank, offsets, _ in parts:
             if rank == ranks.rank:
                 data = _bytes(mine[tuple(offsets)])
                 packed[at : at + data.numel()].copy_(data)
@@ -249,7 +251,10 @@ def distribute(
 ) -> Iterator[tuple[str, ShardView]]:
     """Tensors of the root to whoever wants what of them, one at a time. Every rank gives what was offered to it, what it
     wants, and why it can not go on; all of them then go the same steps, or fail together."""
-    own = [(key, [(list(offsets), list(sizes)) for offsets, sizes in regions], device.type) for key, (regions, device) in wanted.items()]
+    own = [
+        (key, [(list(offsets), list(sizes)) for offsets, sizes in regions], device.type)
+        for key, (regions, device) in wanted.items()
+    ]
     told = agree(ranks, problem, own)
     # All ranks have to choose the same group to carry a tensor, also those that want nothing of it.
     kinds = {key: kind for message in reversed(told) for key, _, kind in message}
@@ -265,7 +270,13 @@ def distribute(
 
 
 def _distributed(
-    ranks: Ranks, root: int, tensor: torch.Tensor | None, dtype: torch.dtype, shape: tuple[int, ...], parts: Sequence[Any], device: torch.device
+    ranks: Ranks,
+    root: int,
+    tensor: torch.Tensor | None,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    parts: Sequence[Any],
+    device: torch.device,
 ) -> list[Piece]:
     mine = [(tuple(offsets), tuple(sizes)) for rank, offsets, sizes in parts if rank == ranks.rank]
     whole = ((0,) * len(shape), shape)

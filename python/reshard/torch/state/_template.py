@@ -156,7 +156,9 @@ class Slots:
                 tensor._reshard_base = base  # type: ignore[attr-defined]
             return view
         if isinstance(layout, ShardView):
-            pieces = [(offsets, torch.zeros(tensor.shape, dtype=dtype, device=tensor.device)) for offsets, tensor in layout.pieces]
+            pieces = [
+                (offsets, torch.zeros(tensor.shape, dtype=dtype, device=tensor.device)) for offsets, tensor in layout.pieces
+            ]
             return ShardView(dtype, shape, pieces)
         if isinstance(layout, DTensor):
             local = torch.zeros(layout._local_tensor.shape, dtype=dtype, device=_real(layout._local_tensor.device, layout))
