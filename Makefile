@@ -2,7 +2,7 @@
 #
 #   make demo        a sharded training run, saved on four ranks and resumed on three
 #   make test        Rust tests, then Python tests against real PyTorch (makes .venv on first use)
-#   make check       formatting, lints, documentation, dependency direction
+#   make check       formatting, lints, documentation, dependencies and their licences, Python, spelling
 #   make bench       everything measured beside PyTorch; make bench-check compares with committed floors
 #   make fuzz        a short run of every fuzz target
 #   make doc         the Rust API documentation
@@ -32,7 +32,7 @@ override export RESHARD_PYTHON := $(PY)
 # The command speaks s3://, gs://, az:// and https:// as well.
 CLI := -p reshard-cli --features reshard-cli/cloud
 
-.PHONY: demo test test-rust test-mpi test-python test-browser test-torch check fmt clippy docs-check deps-check types-check python-check bench bench-check bench-packages fuzz doc wheel build extension s3-server system-packages clean
+.PHONY: demo test test-rust test-mpi test-python test-browser test-torch check fmt clippy docs-check deps-check licences-check types-check python-check spelling-check bench bench-check bench-packages fuzz doc wheel build extension s3-server system-packages clean
 
 demo:
 	$(CARGO) run --release --quiet $(CLI) -- demo
@@ -81,7 +81,7 @@ system-packages:
 
 # ---- checks -----------------------------------------------------------------------------------------------------------
 
-check: fmt clippy docs-check deps-check types-check python-check
+check: fmt clippy docs-check deps-check licences-check types-check python-check spelling-check
 
 fmt:
 	$(CARGO) fmt --all --check
@@ -95,12 +95,19 @@ docs-check:
 deps-check:
 	scripts/check-dependencies
 
+licences-check:
+	scripts/check-licences
+
 types-check: $(PY_READY)
 	scripts/check-types
 
 python-check: $(PY_READY)
 	$(PY) -m ruff check --quiet
 	$(PY) -m ruff format --check --quiet
+
+# The wheel holds a program and no module.
+spelling-check: $(PY_READY)
+	"$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("scripts"))')/typos"
 
 # ---- the rest -----------------------------------------------------------------------------------------------------------
 

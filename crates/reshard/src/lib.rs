@@ -35,6 +35,7 @@ mod staging;
 mod stats;
 mod steps;
 mod stream;
+#[cfg(feature = "trace")]
 mod trace;
 mod verify;
 mod workers;
@@ -70,5 +71,6 @@ pub use select::{CastRules, Glob, Part, Rename, Selection};
 pub use staging::StagingPool;
 pub use stats::{StatsOptions, TensorStats, element_text, stats};
 pub use steps::{Best, Decision, PruneReport, Retention, Step, StepState, StepsOptions, latest, prune, steps};
+#[cfg(feature = "trace")]
 pub use trace::ChromeTrace;
 pub use verify::{Finding, Severity, VerifyOptions, VerifyReport, verify, verify_path, verify_store};
