@@ -8,6 +8,7 @@
 #   make doc         the Rust API documentation
 #   make wheel       the Python package as a wheel, checked in an environment without torch
 #   make test-torch TORCH=2.5.1    the Python tests on another PyTorch
+#   make test-fresh  demo, check and test in a minimal Debian made on the spot, as a user and as root
 
 SHELL := /bin/bash
 CARGO ?= cargo
@@ -32,7 +33,7 @@ override export RESHARD_PYTHON := $(PY)
 # The command speaks s3://, gs://, az:// and https:// as well.
 CLI := -p reshard-cli --features reshard-cli/cloud
 
-.PHONY: demo test test-rust test-mpi test-python test-browser test-torch check fmt clippy docs-check deps-check licences-check types-check python-check spelling-check bench bench-check bench-packages fuzz doc wheel build extension s3-server system-packages clean
+.PHONY: demo test test-rust test-mpi test-python test-browser test-torch test-fresh check fmt clippy docs-check deps-check licences-check types-check python-check spelling-check bench bench-check bench-packages fuzz doc wheel build extension s3-server system-packages clean
 
 demo:
 	$(CARGO) run --release --quiet $(CLI) -- demo
@@ -55,6 +56,10 @@ test-python: extension s3-server
 
 test-browser: system-packages $(PY_READY)
 	scripts/test-browser
+
+# README's commands in a Debian with nothing but what README names, as a user and as root (needs root; takes long).
+test-fresh:
+	scripts/test-fresh
 
 test-torch:
 	$(MAKE) test-python TORCH=$(TORCH) VENV=.venv-torch-$(TORCH) RESHARD_PYTHON=
