@@ -88,7 +88,7 @@ pub fn load(group: &dyn Group, checkpoint: &Checkpoint, state: &mut LoadState<'_
     let _entered = span.enter();
     let mut clock = PhaseClock::new();
     clock.enter("plan");
-    let resolution = together(group, resolved(checkpoint, state, group.rank(), options))?;
+    let resolution = resolved(group, checkpoint, state, options)?;
     let exchange = match options.exchange && group.size() > 1 {
         true => Some(exchange::agree_on_readers(group, state, &resolution.found)?),
         false => None,
@@ -126,17 +126,21 @@ pub fn load(group: &dyn Group, checkpoint: &Checkpoint, state: &mut LoadState<'_
 
 /// What can be loaded; a strict load fails here, with every difference at once.
 fn resolved<'c>(
+    group: &dyn Group,
     checkpoint: &'c Checkpoint,
     state: &LoadState<'_>,
-    rank: usize,
     options: &LoadOptions,
 ) -> Result<resolve::Resolution<'c>> {
-    let mut resolution = resolve::resolve(checkpoint, state, rank, options);
+    let mut resolution = resolve::resolve(checkpoint, state, group.rank(), options);
+    if !resolve::compare(group, checkpoint, &mut resolution)? {
+        return Ok(resolution);
+    }
+    // Some rank has a difference; where it counts, all ranks fail with it.
     if options.strictness == Strictness::Strict && !resolution.differences.is_empty() {
         let (path, differences) = (checkpoint.path().to_owned(), std::mem::take(&mut resolution.differences));
-        return Err(Error::Mismatch(Box::new(Mismatch { path, differences })));
+        return together(group, Err(Error::Mismatch(Box::new(Mismatch { path, differences }))));
     }
-    Ok(resolution)
+    together(group, Ok(resolution))
 }
 
 /// The wanted values, by wanted key.

@@ -1,14 +1,18 @@
 //! From wanted keys to stored ones, and every difference between them.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use reshard_formats::PathSegment;
 use reshard_layout::{Region, coverage, moves};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use super::options::{CastPolicy, LoadOptions};
 use crate::cast::can_cast;
 use crate::checkpoint::{CatalogEntry, CatalogKind, CatalogTensor, Checkpoint};
+use crate::error::Result;
+use crate::group::{Group, agree, decode, encode};
 use crate::leaf::{LoadEntry, LoadLeaf, LoadState, LoadTensor, Scope, per_rank_key};
 use crate::mismatch::{Difference, is_narrowing, near_names};
 
@@ -22,7 +26,7 @@ pub(super) struct Resolved<'c> {
 }
 
 /// A cast that the policy allowed.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Cast {
     /// The wanted key.
     pub key: String,
@@ -36,8 +40,13 @@ pub struct Cast {
 
 pub(super) struct Resolution<'c> {
     pub(super) found: Vec<Resolved<'c>>,
+    /// Everything but unexpected keys.
     pub(super) differences: Vec<Difference>,
     pub(super) casts: Vec<Cast>,
+    /// By position in the catalog, whether this rank wants the entry.
+    used: Vec<bool>,
+    /// Entries that this rank does not want, in those parts of the tree of which it wants something.
+    unwanted: Vec<usize>,
 }
 
 /// Compares what is wanted with what is stored.
@@ -48,8 +57,13 @@ pub(super) fn resolve<'c>(
     options: &LoadOptions,
 ) -> Resolution<'c> {
     let entries = &checkpoint.catalog.entries;
-    let mut resolution = Resolution { found: Vec::with_capacity(state.leaves.len()), differences: Vec::new(), casts: Vec::new() };
-    let mut used = vec![false; entries.len()];
+    let mut resolution = Resolution {
+        found: Vec::with_capacity(state.leaves.len()),
+        differences: Vec::new(),
+        casts: Vec::new(),
+        used: vec![false; entries.len()],
+        unwanted: Vec::new(),
+    };
     for (wanted, (key, entry)) in state.leaves.iter().enumerate() {
         let Some(name) = stored_name(key, entry, rank, options) else { continue };
         let Some((position, name, stored)) = entries.get_full(name.as_ref()) else {
@@ -57,29 +71,79 @@ pub(super) fn resolve<'c>(
             resolution.differences.push(Difference::Missing { key: key.clone(), near });
             continue;
         };
-        used[position] = true;
+        resolution.used[position] = true;
         match difference(key, entry, stored, options, &mut resolution.casts) {
             Some(difference) => resolution.differences.push(difference),
             None => resolution.found.push(Resolved { wanted, key: name, stored }),
         }
     }
-    if used.contains(&false) {
-        resolution.differences.extend(unexpected(checkpoint, state, &used, options));
+    if resolution.used.contains(&false) {
+        resolution.unwanted = unwanted(checkpoint, state, &resolution.used, options);
     }
     resolution
 }
 
+/// What one rank says of its differences.
+#[derive(Serialize, Deserialize)]
+struct Outline {
+    /// Whether it has others than entries that it does not want.
+    differs: bool,
+    /// Entries that it does not want.
+    unwanted: Vec<usize>,
+}
+
+/// Compares the ranks' differences: unexpected is what no rank of the group wants. Whether any rank has a difference.
+pub(super) fn compare(group: &dyn Group, checkpoint: &Checkpoint, resolution: &mut Resolution<'_>) -> Result<bool> {
+    let unwanted = std::mem::take(&mut resolution.unwanted);
+    let outline = Outline { differs: !resolution.differences.is_empty(), unwanted };
+    let (differs, doubtful) = match group.size() {
+        1 => (outline.differs, outline.unwanted.clone()),
+        _ => {
+            let outlines: Vec<Outline> = exchanged(group, &outline)?;
+            let doubtful: BTreeSet<usize> = outlines.iter().flat_map(|outline| outline.unwanted.iter().copied()).collect();
+            let doubtful: Vec<usize> = doubtful.into_iter().collect();
+            (outlines.iter().any(|outline| outline.differs), nobodys(group, doubtful, &resolution.used)?)
+        }
+    };
+    let doubtful: HashSet<usize> = doubtful.into_iter().collect();
+    let unexpected = outline.unwanted.iter().filter(|position| doubtful.contains(position));
+    let keys = unexpected.filter_map(|position| checkpoint.catalog.entries.get_index(*position));
+    resolution.differences.extend(keys.map(|(key, _)| Difference::Unexpected { key: key.clone() }));
+    Ok(differs || !doubtful.is_empty())
+}
+
+/// Of entries that some rank does not want, those that none wants.
+fn nobodys(group: &dyn Group, mut doubtful: Vec<usize>, used: &[bool]) -> Result<Vec<usize>> {
+    // All ranks know the same list, and so whether there is anything to ask.
+    if doubtful.is_empty() {
+        return Ok(doubtful);
+    }
+    let own: Vec<bool> = doubtful.iter().map(|position| used.get(*position).copied().unwrap_or(false)).collect();
+    let answers: Vec<Vec<bool>> = exchanged(group, &own)?;
+    let mut at = 0..;
+    doubtful.retain(|_| {
+        let index = at.next().unwrap_or(usize::MAX);
+        !answers.iter().any(|answer| answer.get(index).copied().unwrap_or(false))
+    });
+    Ok(doubtful)
+}
+
+/// Every rank's message.
+fn exchanged<T: Serialize + DeserializeOwned>(group: &dyn Group, message: &T) -> Result<Vec<T>> {
+    agree(group, encode(message))?.iter().map(|bytes| decode(bytes)).collect()
+}
+
 /// Stored keys that are not wanted, in those parts of the tree of which something is.
-fn unexpected(checkpoint: &Checkpoint, state: &LoadState<'_>, used: &[bool], options: &LoadOptions) -> Vec<Difference> {
+fn unwanted(checkpoint: &Checkpoint, state: &LoadState<'_>, used: &[bool], options: &LoadOptions) -> Vec<usize> {
     let entries = &checkpoint.catalog.entries;
     let mut parts: HashSet<Part<'_>> =
         entries.iter().zip(used).filter(|(_, used)| **used).map(|((key, e), _)| part(key, e)).collect();
     parts.extend(options.parts.iter().map(|name| Part::Below(name)));
-    let unused = entries.iter().zip(used).filter(|(_, used)| !**used).map(|(entry, _)| entry);
+    let unused = entries.iter().zip(used).enumerate().filter(|(_, (_, used))| !**used);
     unused
-        .filter(|(key, _)| options.expected.as_ref().is_none_or(|expected| expected(key)))
-        .filter(|(key, entry)| parts.contains(&part(key, entry)) && !other_ranks(entry, state))
-        .map(|(key, _)| Difference::Unexpected { key: key.clone() })
+        .filter(|(_, ((key, _), _))| options.expected.as_ref().is_none_or(|expected| expected(key)))
+        .filter(|(_, ((key, entry), _))| parts.contains(&part(key, entry)) && !other_ranks(entry, state))
+        .map(|(position, _)| position)
         .collect()
 }
 
@@ -193,7 +257,7 @@ fn coverage_difference(key: &str, wanted: &LoadTensor<'_>, stored: &CatalogTenso
         if found.len() <= 1 && covered == piece.region.volume() {
             continue;
         }
-        let local: Result<Vec<Region>, _> = found.iter().map(|m| m.region.within(&piece.region)).collect();
+        let local: std::result::Result<Vec<Region>, _> = found.iter().map(|m| m.region.within(&piece.region)).collect();
         match local.and_then(|local| coverage(piece.region.sizes(), &local)) {
             Ok(found) if found.is_exact() => {}
             Ok(found) => {
