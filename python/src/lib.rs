@@ -40,7 +40,9 @@ mod _reshard {
     #[pymodule_export]
     use crate::save::{AsyncSaver, SaveHandle, save};
     #[pymodule_export]
-    use crate::state::{StateModel, broadcast_steps, full_slots, optimizer_state, optimizer_to_load, plan_optimizer};
+    use crate::state::{
+        StateModel, broadcast_steps, full_slots, optimizer_state, optimizer_to_load, plan_optimizer, rekey_optimizer,
+    };
     #[pymodule_export]
     use crate::tools::{latest, steps, verify};
     #[pymodule_export]

@@ -49,10 +49,19 @@ pub(crate) fn unflatten<'py>(
     dict(py, nested)
 }
 
-/// The keys of nested dicts that their text does not give back, as one plain value; None if there are none.
+/// The keys of nested dicts that their text does not give back, as one plain value; None if there are none. Of `values`, the
+/// parts of the same tree whose containers are values, also the containers of which flattening leaves nothing.
 #[pyfunction]
-pub(crate) fn key_types<'py>(py: Python<'py>, state: &Bound<'py, PyDict>) -> PyResult<Option<Bound<'py, PyAny>>> {
-    let types = KeyTypes::of(&keys_of(state)?);
+#[pyo3(signature = (state, values=None))]
+pub(crate) fn key_types<'py>(
+    py: Python<'py>,
+    state: &Bound<'py, PyDict>,
+    values: Option<&Bound<'py, PyDict>>,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let mut types = KeyTypes::of(&keys_of(state)?);
+    if let Some(values) = values {
+        types.note_values("", &keys_of(values)?);
+    }
     if types.is_empty() { Ok(None) } else { Ok(Some(to_python(py, &types.to_value())?)) }
 }
 

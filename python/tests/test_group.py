@@ -4,8 +4,11 @@ import os
 import threading
 
 import pytest
+import torch
 import torch.distributed as dist
 
+import reshard
+import reshard.torch as rt
 from reshard.torch import _group
 from reshard.torch._group import GlooGroup, StoreGroup, group_for
 
@@ -90,3 +93,59 @@ def test_foreground_and_background_do_not_meet(ranks):
 def test_no_group_alone():
     assert group_for() is None and group_for(no_dist=True) is None
     assert os.environ.get("RANK") is None and _group._groups == {}
+
+
+def test_a_process_group_by_name_is_refused(place):
+    for given in ("default", 3):
+        for call in (rt.save, rt.load, rt.async_save):
+            with pytest.raises(reshard.InvalidInput, match="not a process group"):
+                call({"x": torch.ones(2)}, place, process_group=given)
+    assert not rt.exists(place)
+
+
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"])
+def test_a_rank_that_was_not_told_of_the_others_does_not_save(place, monkeypatch, name):
+    state = {"x": torch.ones(2)}
+    monkeypatch.setenv(name, "1")
+    rt.save(state, place)
+    monkeypatch.setenv(name, "2")
+    for call in (rt.save, rt.async_save):
+        with pytest.raises(reshard.GroupError, match=f"{name}=2") as error:
+            call(state, f"{place}-2")
+        assert "init_process_group" in error.value.hint and "no_dist=True" in error.value.hint
+    assert not rt.exists(f"{place}-2")
+    rt.save(state, f"{place}-2", no_dist=True)
+    # Reading alone loses nothing.
+    rt.load(state, place)
+    full = rt.get_model_state_dict(torch.nn.Linear(2, 2), options=rt.StateDictOptions(full_state_dict=True))
+    assert sorted(full) == ["bias", "weight"]
+
+
+class Interrupted:
+    def __init__(self, error):
+        self.error = error
+
+    def state_dict(self):
+        raise self.error
+
+    def load_state_dict(self, state):
+        raise AssertionError("nothing was loaded")
+
+
+def interrupted(rank, size, place):
+    rt.save({"x": torch.ones(2), "own": 1}, f"{place}-whole")
+    for error in (KeyboardInterrupt(), SystemExit(3)):
+        for call in (rt.save, rt.load, rt.async_save):
+            state = {"x": torch.ones(2), "own": Interrupted(error) if rank == 0 else 1}
+            try:
+                call(state, f"{place}-whole" if call is rt.load else place, timeout=60)
+            except BaseException as raised:
+                # The rank itself goes on with its own; the others hear of it at once, and not when their patience ends.
+                assert raised is error if rank == 0 else type(error).__name__ in str(raised), (rank, call, raised)
+            else:
+                raise AssertionError(f"{call} went on on rank {rank}")
+    assert not rt.exists(place)
+
+
+def test_an_interrupt_of_one_rank_reaches_the_others(ranks, place):
+    ranks(2, interrupted, place, timeout=50)

@@ -165,9 +165,10 @@ fn member_slots<T: TensorLike>(
         result.insert(slot.clone(), value);
     }
     // An optimizer that makes its state up front has a `step` for a parameter of which this rank holds nothing, and it
-    // never moves. The ranks that hold something know better, so here only the (empty) regions count.
+    // never moves. The ranks that hold something know better, so here only the (empty) regions count. Of a parameter without
+    // elements nobody holds anything, and all know the same.
     let sharded = |value: &Tree<SlotTensor<T>>| matches!(value, Tree::Tensor(SlotTensor::Sharded { .. }));
-    if own && held.is_none() && result.values().any(sharded) {
+    if own && held.is_none() && numel(member.whole_shape()) > 0 && result.values().any(sharded) {
         result.retain(|_, value| sharded(value));
     }
     Ok(result)
@@ -249,8 +250,9 @@ pub fn full_optim_state(
     let mut slots: IndexMap<(String, String), Vec<(u64, &SlotFacts)>> = IndexMap::new();
     for (rank, inventory) in (0_u64..).zip(inventories) {
         for (name, own) in inventory {
+            // Of a tensor without elements every rank holds all there is.
             let regions = own.values().filter_map(|facts| match facts {
-                SlotFacts::Regions { regions, .. } => Some(regions.iter().all(Region::is_empty)),
+                SlotFacts::Regions { shape, regions, .. } => Some(numel(shape) > 0 && regions.iter().all(Region::is_empty)),
                 _ => None,
             });
             let holds_nothing = regions.clone().next().is_some() && regions.into_iter().all(|empty| empty);

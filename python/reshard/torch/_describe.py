@@ -18,8 +18,10 @@ from torch.distributed.tensor import DTensor
 
 from .. import _reshard
 from .._errors import InvalidInput
+from ._chunked import Chunked, chunks_of, copy_shards, has_shards, lists_chunks, shards_of
 from ._leaf import PerRank, ShardView
 from ._staging import DeviceMemory, is_cpu
+from ._unsharded import LoadedShards
 
 # Kinds of leaves, as the extension knows them.
 WHOLE, PIECES, VALUE, RECORD = 0, 1, 2, 3
@@ -61,6 +63,9 @@ class Description:
         self.devices: set[torch.device] = set()
         #: Run after the tensors are loaded, before values are put into their places.
         self.after: list[Callable[[], None]] = []
+        #: Shards of parameters of which FSDP may keep whole copies, to be freed after a load.
+        self._homes: dict[int, Any] = {}
+        self._shards_loaded = LoadedShards()
         self._regions: dict[Any, list[_Region]] = {}
 
     # ---- leaves -------------------------------------------------------------------------------------------------------
@@ -71,8 +76,12 @@ class Description:
         if isinstance(leaf, torch.Tensor):
             self._add_tensor(key, path, per_rank, leaf, place)
         elif isinstance(leaf, ShardView):
+            if self.loading:
+                self._note_home(leaf)
             pieces = [self._piece(key, offsets, tensor) for offsets, tensor in leaf.pieces]
             self._add_pieces(key, path, per_rank, leaf.dtype, leaf.requires_grad, leaf.shape, pieces)
+        elif lists_chunks(leaf):
+            self._add_chunked(key, path, per_rank, chunks_of(key, leaf), getattr(leaf, "requires_grad", False))
         else:
             self.leaves.append((key, path, per_rank, VALUE, leaf))
             self.places[key] = place
@@ -89,7 +98,11 @@ class Description:
 
     def _add_tensor(self, key: str, path: Any, per_rank: bool, tensor: torch.Tensor, place: Place) -> None:
         cls = type(tensor)
-        if cls in _PLAIN:
+        if hasattr(tensor, "global_shape") and has_shards(tensor):
+            if tensor.is_meta:
+                tensor = self._materialised_shards(key, tensor, place)
+            self._add_chunked(key, path, per_rank, shards_of(key, tensor), tensor.requires_grad)
+        elif cls in _PLAIN:
             self._add_plain(key, path, per_rank, tensor, place)
         elif isinstance(tensor, DTensor):
             self._add_dtensor(key, path, per_rank, tensor, place)
@@ -97,9 +110,8 @@ class Description:
             properties = tensor.metadata().tensor_properties
             pieces = self._shards(key, tensor)
             self._add_pieces(key, path, per_rank, properties.dtype, properties.requires_grad, tensor.metadata().size, pieces)
-        elif hasattr(tensor, "__create_chunk_list__"):
-            pieces = self._chunked(key, tensor, tensor)
-            self._add_pieces(key, path, per_rank, tensor.dtype, tensor.requires_grad, tensor.shape, pieces)
+        elif lists_chunks(tensor):
+            self._add_chunked(key, path, per_rank, chunks_of(key, tensor), tensor.requires_grad)
         elif _is_wrapper(tensor):
             self._add_whole_object(key, path, per_rank, tensor, place)
         else:
@@ -159,9 +171,8 @@ class Description:
             return
         local = tensor._local_tensor
         if type(local) not in _PLAIN:
-            if hasattr(local, "__create_chunk_list__"):
-                pieces = self._chunked(key, tensor, local)
-                self._add_pieces(key, path, per_rank, tensor.dtype, tensor.requires_grad, shape, pieces)
+            if lists_chunks(local):
+                self._add_chunked(key, path, per_rank, chunks_of(key, local, tensor), tensor.requires_grad)
                 return
             with torch.no_grad():
                 local = tensor.to_local()
@@ -175,6 +186,8 @@ class Description:
                 local, mesh, tensor.placements, run_check=False, shape=tensor.size(), stride=tensor.stride()
             )
             self._put_after(place, made)
+        if self.loading:
+            self._shards_loaded.add(tensor)
         regions = self._regions_of(key, mesh, spec.placements, shape)
         pieces = self._cut(key, local, regions, shape)
         self._add_pieces(key, path, per_rank, tensor.dtype, tensor.requires_grad, shape, pieces)
@@ -242,15 +255,19 @@ class Description:
             pieces.extend((tuple(a + b for a, b in zip(offsets, piece[0])), *piece[1:]) for piece in inner)
         return pieces
 
-    def _chunked(self, key: str, tensor: Any, local: Any) -> list[tuple[Any, ...]]:
-        """A tensor that lists its own chunks, by DCP's protocol."""
-        from torch.distributed.checkpoint.metadata import MetadataIndex
+    def _materialised_shards(self, key: str, tensor: torch.Tensor, place: Place) -> torch.Tensor:
+        """Memory for a tensor that describes its shards and is on the meta device."""
+        if not self.loading:
+            raise InvalidInput(f"{key!r} is on the meta device and has no content to save", keys=[key])
+        made = torch.empty_like(tensor, device="cpu", requires_grad=False)
+        copy_shards(tensor, made)
+        self._put_after(place, made)
+        return made
 
-        pieces = []
-        for position, chunk in enumerate(local.__create_chunk_list__()):
-            index = MetadataIndex(key, chunk.offsets, position)
-            pieces.append(self._piece(key, tuple(chunk.offsets), local.__get_tensor_shard__(index)))
-        return pieces
+    def _add_chunked(self, key: str, path: Any, per_rank: bool, chunked: Chunked, grad: bool) -> None:
+        """A tensor that says itself which chunks it holds."""
+        pieces = [self._piece(key, offsets, tensor) for offsets, tensor in chunked.pieces]
+        self._add_pieces(key, path, per_rank, chunked.dtype, grad, chunked.shape, pieces)
 
     # ---- device memory -----------------------------------------------------------------------------------------------
 
@@ -286,8 +303,17 @@ class Description:
             for stand_in, tensor in self.staged:
                 tensor.copy_(stand_in)
         self.wait_for_devices()
+        for home in self._homes.values():
+            home.free_copies()
+        self._shards_loaded.free_copies()
         for step in self.after:
             step()
+
+    def _note_home(self, view: Any) -> None:
+        """Whether a view is of a parameter itself, and not of a slot in its layout."""
+        home = getattr(view, "home", None)
+        if home is not None and view.base.untyped_storage().data_ptr() == home.shard.untyped_storage().data_ptr():
+            self._homes[id(home)] = home
 
     def _put_after(self, place: Place, tensor: torch.Tensor) -> None:
         self.after.append(lambda: put(place, tensor))
@@ -333,7 +359,7 @@ def _open(
         if type(below) in _PLAIN and below.is_cpu and below.layout is _STRIDED and below.is_contiguous() and not below.is_neg():
             dtype = below.dtype
             code = code_of(dtype)
-            if code is not None and not (dtype in _COMPLEX and below.is_conj()):
+            if code is not None and not (dtype in _COMPLEX and below.is_conj()) and not hasattr(below, "global_shape"):
                 add_owner(below)
                 add_leaf(
                     (

@@ -7,6 +7,7 @@ without gloo, the store behind the process group carries them.
 
 from __future__ import annotations
 
+import os
 import threading
 from datetime import timedelta
 from typing import Any, Protocol
@@ -253,11 +254,25 @@ _groups: dict[tuple[str, str], tuple[Any, GlooGroup | StoreGroup]] = {}
 _groups_lock = threading.Lock()
 
 
+#: Where launchers say how many ranks they have started: torchrun, Open MPI, MPICH.
+_WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+
+
 def group_for(
-    process_group: Any = None, no_dist: bool = False, *, purpose: str = "sync", timeout: float = DEFAULT_TIMEOUT
+    process_group: Any = None,
+    no_dist: bool = False,
+    *,
+    purpose: str = "sync",
+    timeout: float = DEFAULT_TIMEOUT,
+    saving: bool = False,
 ) -> Group | None:
     """The group for a save or a load; None for a process on its own."""
-    if no_dist or not dist.is_available() or not dist.is_initialized():
+    _check_group(process_group)
+    if no_dist:
+        return None
+    if not dist.is_available() or not dist.is_initialized():
+        if saving:
+            _check_alone()
         return None
     parent = process_group if process_group is not None else dist.group.WORLD
     if dist.get_rank(parent) < 0:
@@ -272,6 +287,36 @@ def group_for(
             _groups[name] = known
     group = known[1]
     return group.with_timeout(timeout) if isinstance(group, GlooGroup) else group
+
+
+def _check_group(process_group: Any) -> None:
+    """Refuses what is no process group, before it is taken for none."""
+    if (
+        process_group is None
+        or process_group is dist.GroupMember.NON_GROUP_MEMBER
+        or isinstance(process_group, dist.ProcessGroup)
+    ):
+        return
+    kind = type(process_group).__name__
+    hint = (
+        "pass mesh.get_group()"
+        if kind == "DeviceMesh"
+        else "pass what torch.distributed.new_group() returned, or nothing for all ranks"
+    )
+    raise InvalidInput(f"process_group is a {kind} ({process_group!r}), not a process group", hint=hint)
+
+
+def _check_alone() -> None:
+    """Refuses to save alone where other ranks do the same: all would write to one path, and the state of one would survive."""
+    for name in _WORLD_SIZES:
+        size = os.environ.get(name, "")
+        if size.isdigit() and int(size) > 1:
+            raise GroupError(
+                f"the environment says that there are {size} ranks ({name}={size}), but torch.distributed is not initialized: each "
+                "rank would save alone, and only one rank's state would survive",
+                hint="call torch.distributed.init_process_group() first, or pass no_dist=True if this process saves for itself, to a "
+                "path of its own",
+            )
 
 
 def is_broken(process_group: Any = None, *, purpose: str) -> bool:

@@ -25,6 +25,11 @@ class PerRank:
         return f"PerRank({self.value!r})"
 
 
+def _where(piece: tuple[tuple[int, ...], torch.Tensor]) -> tuple[int, ...]:
+    """Where a region starts."""
+    return piece[0]
+
+
 class ShardView:
     """The regions of one tensor that this rank holds, as views of the memory in which they live.
 
@@ -70,6 +75,20 @@ class ShardView:
     def numel(self) -> int:
         """The number of elements of the whole tensor."""
         return self.shape.numel()
+
+    def __eq__(self, other: object) -> bool:
+        """Whether two views are of tensors of one shape and dtype, and hold the same regions with the same elements."""
+        if not isinstance(other, ShardView):
+            return NotImplemented
+        if self.dtype != other.dtype or self.shape != other.shape or len(self.pieces) != len(other.pieces):
+            return False
+        theirs = sorted(other.pieces, key=_where)
+        return all(
+            a == b and x.shape == y.shape and torch.equal(x, y) for (a, x), (b, y) in zip(sorted(self.pieces, key=_where), theirs)
+        )
+
+    # What it holds changes; like a tensor, it is told from others by what it is.
+    __hash__ = object.__hash__
 
     def __reduce__(self) -> Any:
         # A pickle would hold this rank's part only, and PyTorch's save keeps one rank's pickle of every key.

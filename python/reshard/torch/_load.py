@@ -15,7 +15,8 @@ from .._progress import Progress
 from .._reports import LoadReport
 from ._describe import Description, flatten, is_stateful, mutable, put
 from ._group import DEFAULT_TIMEOUT, group_for
-from ._save import StrPath, chosen_path, run_together
+from ._objects import copy_object, differences, holder_of, mismatch
+from ._save import StrPath, chosen_path, in_one_order, run_together, with_states
 from .state._expand import expand
 from .state._template import OptimizerStateDict
 
@@ -81,18 +82,15 @@ def load(
     templates: list[OptimizerStateDict] = []
 
     def describe() -> Description:
-        for key, value in mutable(state_dict).items():
-            if is_stateful(value):
-                asked[key] = value
-                wanted[key] = value.state_dict()
-            else:
-                wanted[key] = value
+        wanted.update(with_states(mutable(state_dict)))
+        asked.update({key: value for key, value in state_dict.items() if is_stateful(value)})
         # An optimizer that has not run knows none of its slots: its state dict takes over the checkpoint's.
         templates.extend(expand(wanted, checkpoint, stored_name))
         description = Description(loading=True)
         flatten(wanted, description, checkpoint if stored_name is None else _Renamed(checkpoint, stored_name))
         description.owners.append(wanted)
         description.wait_for_devices()
+        _compare_objects(description)
         if stored_name is not None:
             renames.update((leaf[0], stored_name(leaf[0])) for leaf in description.leaves)
         else:
@@ -100,7 +98,19 @@ def load(
             options["parts"] = sorted(description.empty)
         return description
 
+    def _compare_objects(description: Description) -> None:
+        """What the engine does not look into, with its words."""
+        trusted = None if allow_pickle else _trusted_classes()
+        found, casts = differences(description, checkpoint, stored_name, cast, trusted, group.rank if group else 0)
+        if found and strict:
+            raise mismatch(where, found)
+        different = {one["key"] for one in found}
+        description.leaves[:] = [leaf for leaf in description.leaves if leaf[0] not in different]
+        of_objects["differences"].extend(found)
+        of_objects["casts"].extend(casts)
+
     renames: dict[str, str | None] = {}
+    of_objects: dict[str, list[dict[str, Any]]] = {"differences": [], "casts": []}
     described: list[Description] = []
 
     def work(description: Description, failure: str | None) -> Any:
@@ -119,10 +129,12 @@ def load(
     for template in templates:
         template.take_own_names()
     for key, value in wanted.items():
-        if key in asked:
-            asked[key].load_state_dict(value)
-        elif state_dict[key] is not value:
+        if key not in asked and state_dict[key] is not value:
             state_dict[key] = value
+    for key in in_one_order(asked):
+        asked[key].load_state_dict(wanted[key])
+    for name, more in of_objects.items():
+        report[name] = [*report[name], *more]
     return LoadReport(report)
 
 
@@ -187,15 +199,13 @@ def _value(key: str, path: str, found: tuple[Any, bytes | None], allow_pickle: b
 
 
 def _put(description: Description, key: str, value: Any) -> None:
-    place = description.places[key]
     if isinstance(value, torch.Tensor):
         # A tensor that was stored whole, as an object: into the one that is there, if it fits.
-        holder = place.wrapper.value if place.container is None and place.wrapper is not None else place.container[place.key]
+        holder = holder_of(description, key)
         if isinstance(holder, torch.Tensor) and holder.shape == value.shape:
-            with torch.no_grad():
-                holder.copy_(value)
+            copy_object(key, holder, value)
             return
-    put(place, value)
+    put(description.places[key], value)
 
 
 def exists(path: StrPath, *, storage_options: Mapping[str, Any] | None = None) -> bool:

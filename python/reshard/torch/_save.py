@@ -33,7 +33,7 @@ def chosen_path(path: StrPath | None, checkpoint_id: StrPath | None) -> str:
 def _described(state: Mapping[str, Any], options: dict[str, Any]) -> Description:
     if not isinstance(state, Mapping):
         raise InvalidInput(f"the state to save is a {type(state).__name__}, not a dict")
-    plain = {key: value.state_dict() if is_stateful(value) else value for key, value in state.items()}
+    plain = with_states(state)
     # Options of one save, which all ranks choose alike: their optimizers are of one kind.
     options["check_replicas"] = options.get("check_replicas", False) or has_unplaced(plain)
     plain = saved_form(plain)
@@ -43,6 +43,18 @@ def _described(state: Mapping[str, Any], options: dict[str, Any]) -> Description
     description.owners.append(plain)
     description.wait_for_devices()
     return description
+
+
+def with_states(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state dict with the state of every Stateful object in its place. They may talk to other ranks when they are asked: all
+    ranks ask them in one order, whatever the order of their dicts."""
+    asked = {key: state[key].state_dict() for key in in_one_order(state) if is_stateful(state[key])}
+    return {key: asked.get(key, value) for key, value in state.items()}
+
+
+def in_one_order(state: Mapping[str, Any]) -> list[str]:
+    """The keys of a dict in an order that all ranks have in common."""
+    return sorted(state, key=str)
 
 
 class SaveOptions(TypedDict, total=False):
@@ -101,7 +113,7 @@ def save(
         storage_options: settings of the store by name.
     """
     where = chosen_path(path, checkpoint_id)
-    group = group_for(process_group, no_dist, timeout=timeout)
+    group = group_for(process_group, no_dist, timeout=timeout, saving=True)
     options: dict[str, Any] = {
         "overwrite": overwrite,
         "sync": sync,
@@ -174,7 +186,8 @@ def run_together(
     """Describes and works. A rank that cannot describe tells the others, so that nobody waits for it."""
     try:
         description = describe()
-    except Exception as error:
+    except BaseException as error:
+        # Also an interrupt, or a call of sys.exit(), in some object's state_dict().
         if group is None:
             raise
         try:
@@ -284,7 +297,7 @@ class AsyncSaver:
         if earlier is not None and is_broken(process_group, purpose="async"):
             raise earlier
         timeout = options.get("timeout", DEFAULT_TIMEOUT)
-        group = group_for(process_group, options.get("no_dist", False), purpose="async", timeout=timeout)
+        group = group_for(process_group, options.get("no_dist", False), purpose="async", timeout=timeout, saving=True)
         chosen = {name: value for name, value in options.items() if name in _ENGINE}
         control = _reshard.Control()
         store = options.get("storage_options")

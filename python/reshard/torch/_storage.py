@@ -38,12 +38,14 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from .. import _reshard
 from .._errors import InvalidInput, UntrustedPickle
 from ._describe import CODES, PIECES, Description, pickled
 from ._load import _trusted_classes, into
+from ._unsharded import LoadedShards
 from .state._expand import complete, lacking
 
 StrPath = str | os.PathLike[str]
@@ -387,6 +389,7 @@ class StorageReader(storage.StorageReader):
         for item, record in zip(values, self._values(checkpoint, [item.storage_index.fqn for item in values])):
             planner.load_bytes(item, io.BytesIO(record))
         self._load_slots(checkpoint, planner)
+        _free_copies(planner)
         future: Future[None] = Future()
         future.set_result(None)
         return future
@@ -421,6 +424,18 @@ class StorageReader(storage.StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: StrPath) -> bool:
         """Whether this storage can use an id: any path, and addresses of known schemes."""
         return _is_address(checkpoint_id)
+
+
+def _free_copies(planner: LoadPlanner) -> None:
+    """What FSDP keeps unsharded of the parameters that were loaded into goes."""
+    state = getattr(planner, "state_dict", None)
+    if not isinstance(state, dict):
+        return
+    loaded = LoadedShards()
+    for value in state.values():
+        if isinstance(value, DTensor):
+            loaded.add(value)
+    loaded.free_copies()
 
 
 def _is_address(checkpoint_id: StrPath) -> bool:

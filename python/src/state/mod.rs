@@ -9,4 +9,4 @@ mod optimizer;
 mod options;
 
 pub(crate) use model::StateModel;
-pub(crate) use optimizer::{broadcast_steps, full_slots, optimizer_state, optimizer_to_load, plan_optimizer};
+pub(crate) use optimizer::{broadcast_steps, full_slots, optimizer_state, optimizer_to_load, plan_optimizer, rekey_optimizer};

@@ -11,7 +11,7 @@ use reshard::state::{
     BoxCopy, CheckpointEntry, EntryFacts, FlatLoad, FlatLoadReport, FlatSlot, Identity, Inventory, LiveOptimizer, LoadTarget,
     OddSlots, OptimizerState, OptimizerTree, ParamGroup, ParamLayout, PhaseTimings, RawOptimizer, SlotFacts, SlotTensor,
     adopt_layouts, broadcast_plan, combine, flatten_optimizer, full_optim_state, inventory, optim_state_to_load,
-    plan_sharded_optimizer, read_optimizer_state, set_optimizer_tree, sharded_optim_state,
+    plan_sharded_optimizer, read_optimizer_state, rekey, set_optimizer_tree, sharded_optim_state,
 };
 use reshard::{KeyPath, Value};
 
@@ -21,7 +21,7 @@ use super::objects::{Handle, Objects, code, tuple, value_of, whole, whole_dict};
 use super::options::{options_of, recipients_of};
 use crate::errors::invalid;
 use crate::leaves::dtype_of;
-use crate::tree::{key_object, key_path};
+use crate::tree::{key_from, key_object, key_path};
 use crate::value::to_python;
 
 type Live = LiveOptimizer<Handle>;
@@ -114,6 +114,24 @@ pub(crate) fn optimizer_to_load<'py>(
         list.append(load_object(py, load, &objects, sharded)?)?;
     }
     (list, report_object(py, &report)?).into_pyobject(py)
+}
+
+/// An optimizer's state with other names for its parameters, by a mapping from the names it has.
+#[pyfunction]
+pub(crate) fn rekey_optimizer<'py>(
+    py: Python<'py>,
+    state: &Bound<'py, PyDict>,
+    mapping: &Bound<'py, PyDict>,
+    describe: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let mut objects = Objects::new(describe);
+    let Some(raw) = whole(objects.tree(state.as_any())?) else {
+        return Err(invalid(py, "an optimizer's state can only be given other names where it is whole"));
+    };
+    let mapping = mapping.iter().map(|(from, to)| Ok((key_from(&from)?, key_from(&to)?))).collect::<PyResult<_>>()?;
+    let rekeyed = RawOptimizer::from_tree(raw).and_then(|raw| rekey(raw, &mapping)).or_raise_state(py)?;
+    // Whole tensors need nothing to make parts with.
+    objects.object(&rekeyed.into_tree().map(&mut SlotTensor::Whole), describe)
 }
 
 impl StateModel {

@@ -6,15 +6,17 @@ tensor is in memory at a time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ._errors import StateError
+from ._gather import gather_all, put
 from ._model import LiveModel
 from ._pieces import FlatView
-from ._stream import Ranks, gather_tree, leaves_of
+from ._stream import Path, leaves_of
 
 
 def as_torch_tree(live: LiveModel, state: dict[Any, Any]) -> None:
@@ -28,36 +30,76 @@ def as_torch_tree(live: LiveModel, state: dict[Any, Any]) -> None:
         )
     nested = "state" in state and "param_groups" in state
     tree = {key: value for key, value in state.items() if key != "param_groups"} if nested else state
-    whole = {path for path, value in leaves_of(tree) if not isinstance(value, FlatView)}
-    chunk = _chunker(live)
+    own = dict(leaves_of(tree))
+    chunker = _Chunker(live)
+    made: dict[Any, Any] = {}
 
-    def receive(path: tuple[Any, ...], value: Any) -> None:
+    def receive(path: Path, value: Any) -> None:
         # What this rank has whole stays as it is; what it has nothing of is still a part of the dict, as in PyTorch.
-        if path in whole:
-            return
-        at = state
-        for key in path[:-1]:
-            at = at.setdefault(key, {})
-        at[path[-1]] = chunk(value) if isinstance(value, torch.Tensor) else value
+        if path in own and not isinstance(own[path], FlatView):
+            value = own[path]
+        elif isinstance(value, torch.Tensor):
+            value = chunker.chunk(path, value)
+        put(made, path, value)
 
-    gather_tree(tree, Ranks(live.process_group()), None, False, receive)
+    gather_all(live, tree, None, False, receive, bool(getattr(state, "unplaced", ())))
+    # What no rank had a say in.
+    for path, value in own.items():
+        if not _is_there(made, path):
+            put(made, path, value)
+    for key, value in live.in_model_order(made).items():
+        state[key] = value
+    if not nested:
+        # Keys that are there keep their place in a dict: all of them are put anew, in one order on all ranks.
+        for key in live.in_model_order(made):
+            state[key] = state.pop(key)
 
 
-def _chunker(live: LiveModel) -> Any:
-    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+def _is_there(tree: Any, path: Path) -> bool:
+    for key in path:
+        if not isinstance(tree, dict) or key not in tree:
+            return False
+        tree = tree[key]
+    return True
+
+
+class _Chunker:
+    """Cuts whole tensors as the FSDP module does that a parameter belongs to."""
+
+    def __init__(self, live: LiveModel) -> None:
+        from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+        self._live = live
+        self._modules: dict[int, Any] = {}
+        self._first: Any = None
+        for module in live.model.modules():
+            if isinstance(module, FSDP):
+                self._first = self._first or module
+                self._modules[id(getattr(module, "_handle", None))] = module
+        self._cuts: dict[int, Callable[[torch.Tensor], Any]] = {}
+
+    def chunk(self, path: Path, tensor: torch.Tensor) -> Any:
+        """This rank's part of a whole tensor."""
+        if tensor.dim() == 0:
+            return tensor
+        flat = self._live.flat_of(path)
+        module = self._modules.get(id(flat.handle), self._first) if flat is not None else self._first
+        if id(module) not in self._cuts:
+            self._cuts[id(module)] = _cut_of(module)
+        return self._cuts[id(module)](tensor)
+
+
+def _cut_of(module: Any) -> Callable[[torch.Tensor], Any]:
     from torch.distributed.fsdp._shard_utils import _create_chunk_dtensor, _create_chunk_sharded_tensor
 
-    module = next(m for m in live.model.modules() if isinstance(m, FSDP))
     mesh = getattr(module, "_device_mesh", None)
     group: Any = module.process_group
     rank, size = dist.get_rank(group), dist.get_world_size(group)
 
-    def chunk(tensor: torch.Tensor) -> Any:
-        if tensor.dim() == 0:
-            return tensor
+    def cut(tensor: torch.Tensor) -> Any:
         if mesh is not None:
             return _create_chunk_dtensor(tensor, rank, mesh)
         per_node = torch.cuda.device_count() if tensor.is_cuda else size
         return _create_chunk_sharded_tensor(tensor, rank, size, per_node, group)
 
-    return chunk
+    return cut

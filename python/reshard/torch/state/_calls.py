@@ -11,17 +11,19 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import _IncompatibleKeys
 
+from .._chunked import copy_shards, has_shards
 from .._describe import CODES
 from .._leaf import ShardView
 from ._as_torch import as_torch_tree
 from ._await import add_slots_to_come, check_loaded, wait_for, without_waiting
 from ._errors import InvalidInput, StateError, StateMismatch
-from ._model import FLAT_PARAM, LiveModel, check_model
+from ._gather import gather_all, put
+from ._model import EXTRA_STATE, FLAT_PARAM, LiveModel, check_model
 from ._optimizer import Optimizers, as_tuple, fill, give, member_view, plan, read, slots_of
 from ._options import StateDictOptions, options_from
 from ._pieces import is_sharded, is_tensor, pieces_of
 from ._set_model import set_model
-from ._stream import Ranks, Wanted, distribute, gather_tree, leaves_of
+from ._stream import Ranks, Wanted, distribute, leaves_of
 from ._template import OptimizerStateDict
 
 
@@ -151,13 +153,17 @@ def _get_model(live: LiveModel, submodules: Any, options: StateDictOptions, as_t
     entries = live.in_order(live.inner.entries(names, options))
     state: dict[str, Any] = {}
     views: dict[Any, ShardView] = {}
-    for key, name, _, _, _, _, flat in entries:
+    for key, name, _, _, identity, _, flat in entries:
         if flat is not None:
             if flat[:2] not in views:
                 views[flat[:2]] = member_view(live, flat)
             state[key] = views[flat[:2]]
         elif name in values:
             state[key] = values[name]
+            # A state dict holds tensors without the attributes of the parameters they are.
+            own = live.tensors.get(identity)
+            if own is not None and hasattr(own, "global_shape") and has_shards(own):
+                copy_shards(own, values[name])
     for key, value in _added_by_hooks(live, values, names, options).items():
         state.setdefault(key, value)
     if not state and not names and options.strict and not options.ignore_frozen_params and not options.full_state_dict:
@@ -202,26 +208,21 @@ def _delivered(live: LiveModel, state: dict[str, Any], options: StateDictOptions
     """A state dict as the options ask for it: whole, on the CPU, or as it is."""
     if not options.full_state_dict:
         return _on_cpu(state) if options.cpu_offload else state
-    ranks = Ranks(live.process_group())
     receivers: list[int] | None = None
     if options.full_state_dict_ranks is not None:
         receivers = list(options.full_state_dict_ranks)
-    elif options.cpu_offload and not ranks.alone:
+    elif options.cpu_offload and not Ranks(live.process_group()).alone:
         receivers = [0]
     nested = "state" in state and "param_groups" in state
     groups = state["param_groups"] if nested else None
     tree = _below_groups(state) if nested else state
     full: dict[str, Any] = {"state": {}} if nested else {}
-
-    def receive(path: tuple[Any, ...], value: Any) -> None:
-        at = full
-        for key in path[:-1]:
-            at = at.setdefault(key, {})
-        at[path[-1]] = value
-
-    gather_tree(tree, ranks, receivers, options.cpu_offload, receive)
-    if receivers is not None and ranks.rank not in receivers:
+    compared = bool(getattr(state, "unplaced", ()))
+    received = gather_all(live, tree, receivers, options.cpu_offload, lambda path, value: put(full, path, value), compared)
+    if not received:
         return {}
+    if live.has_flats:
+        full = live.in_model_order(full)
     if nested:
         full["param_groups"] = _on_cpu(groups) if options.cpu_offload else groups
     return full
@@ -276,14 +277,22 @@ def _set_model(live: LiveModel, given: dict[str, Any], options: StateDictOptions
             return _IncompatibleKeys([], [])
         return set_model(live, {key: (_facts(value), value) for key, value in given.items()}, options, None)
     ranks = Ranks(live.process_group())
-    told = _announced(ranks, [(key, _facts(value), None if is_tensor(value) else value) for key, value in given.items()], given)
+    told = _announced(ranks, [_header(key, value) for key, value in given.items()], given)
     offered = {key: (facts, value) for key, facts, value in told}
     tensors = [(key, *facts) for key, facts, _ in told if facts is not None]
 
-    def receive(wanted: dict[str, Wanted], problem: Exception | None) -> Iterator[tuple[str, Any]]:
+    def receive(wanted: dict[str, Wanted], problem: BaseException | None) -> Iterator[tuple[str, Any]]:
         return distribute(ranks, 0, tensors, given.__getitem__, wanted, problem)
 
     return set_model(live, offered, options, receive)
+
+
+def _header(key: str, value: Any) -> tuple[str, Any, Any]:
+    """What is told of an entry before tensors are sent. Extra state is told itself, also where it is a tensor: its module takes
+    it as it is."""
+    if key.rpartition(".")[2] == EXTRA_STATE:
+        return key, None, value.detach().cpu() if isinstance(value, torch.Tensor) else value
+    return key, _facts(value), None if is_tensor(value) else value
 
 
 def _announced(ranks: Ranks, message: Any, leaves: Mapping[Any, Any]) -> Any:
@@ -329,13 +338,13 @@ def _received(live: LiveModel, optimizers: Any, given: Mapping[Any, Any]) -> dic
     header = [(path, _facts(value) if _large(value) else None, None if _large(value) else value) for path, value in own]
     values = {_text(path): value for path, value in own}
     header, groups = _announced(ranks, (header, given.get("param_groups")), values)
-    problem: Exception | None = None
+    problem: BaseException | None = None
     made: dict[str, Any] = {}
     try:
         entries = [(tuple(map(str, path)), facts[0], facts[1]) for path, facts, _ in header if facts is not None]
         tree = slots_of(live, optimizers).tree(entries, {})
         made = {_text(path): leaf for path, leaf in leaves_of(tree)}
-    except Exception as error:
+    except BaseException as error:
         problem = error
     wanted = {
         key: ([(offsets, tuple(t.shape)) for offsets, t in pieces_of(key, leaf)], _device(leaf)) for key, leaf in made.items()

@@ -1,4 +1,7 @@
-"""FSDP's own pair of calls for optimizer state, for flat and for original parameters, without its collectives."""
+"""FSDP's own calls for optimizer state, for flat and for original parameters, without its collectives.
+
+The pair ``optim_state_dict`` and ``optim_state_dict_to_load``, and the older calls that did parts of the same.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,17 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 
+from ... import _reshard
 from ._as_torch import as_torch_tree
-from ._calls import _delivered, _on_cpu
+from ._calls import _delivered, _on_cpu, _received
+from ._errors import InvalidInput
 from ._model import LiveModel, check_model
 from ._optimizer import Applied, give, plan, read
 from ._options import StateDictOptions, options_from
+from ._pieces import describe
+from ._stream import Ranks
 
 
 @torch.no_grad()
@@ -32,7 +40,7 @@ def optim_state_dict(
     Args:
         model: the root module.
         optim: the optimizer.
-        optim_state_dict: its own ``state_dict()``, if there is one at hand.
+        optim_state_dict: its own ``state_dict()``, if there is one at hand. Without ``param_groups`` in it the result has none.
         group: accepted as in PyTorch; the process group is that of the model.
         full: whole tensors, gathered one at a time, instead of views of this rank's own slots. The latter takes no
             collective at all.
@@ -58,11 +66,12 @@ def optim_state_dict(
 def optim_state_dict_to_load(
     model: nn.Module,
     optim: torch.optim.Optimizer,
-    optim_state_dict: Mapping[str, Any],
+    optim_state_dict: Mapping[str, Any] | None,
     is_named_optimizer: bool = False,
     load_directly: bool = False,
     group: Any = None,
     *,
+    rank0_only: bool | None = None,
     options: StateDictOptions | None = None,
 ) -> dict[str, Any]:
     """State by names into what this rank's optimizer loads: ``optim.load_state_dict`` takes the result.
@@ -74,11 +83,123 @@ def optim_state_dict_to_load(
         is_named_optimizer: the optimizer goes by names (``NamedOptimizer``, ``KeyedOptimizer``).
         load_directly: load it right away.
         group: accepted as in PyTorch.
+        rank0_only: rank 0 alone has the state, whole; its tensors are sent to the others one by one. By default what FSDP was
+            told by ``state_dict_type``.
         options: ``strict=False`` accepts parameters that the given state does not know.
     """
     live = LiveModel(check_model(model))
-    loads, _ = plan(live, (optim,), optim_state_dict, options_from(options), is_named_optimizer)
+    given = optim_state_dict or {}
+    if _from_rank0(live) if rank0_only is None else rank0_only:
+        given = _received(live, (optim,), given)
+    loads, _ = plan(live, (optim,), given, options_from(options), is_named_optimizer)
     if load_directly:
         give(live, optim, loads[0])
         return optim.state_dict()
     return Applied(live, optim, loads[0]).state_dict
+
+
+def _from_rank0(live: LiveModel) -> bool:
+    """Whether FSDP was told that rank 0 alone has whole state dicts."""
+    root = next((module for module in live.model.modules() if isinstance(module, FSDP)), None)
+    if root is None or Ranks(live.process_group()).alone:
+        return False
+    config = getattr(root, "_optim_state_dict_config", None)
+    return bool(getattr(config, "rank0_only", False))
+
+
+class _Parameters:
+    """Stands for an optimizer of which only the parameters are known."""
+
+    state_dict = torch.optim.Optimizer.state_dict
+
+    def __init__(self, model: nn.Module, given: Any) -> None:
+        listed: list[Any] = list(given) if given is not None else list(model.parameters())
+        if any(not isinstance(entry, (dict, torch.Tensor)) for entry in listed):
+            raise InvalidInput("optim_input lists parameters or groups of them, as an optimizer takes them")
+        grouped = listed if listed and isinstance(listed[0], dict) else [{"params": listed}]
+        self.param_groups = [{**group, "params": list(group["params"])} for group in grouped]
+        self.state: dict[Any, Any] = {}
+
+
+def _optimizer_or_parameters(model: nn.Module, optim_input: Any, optim: Any) -> Any:
+    return optim if optim is not None else _Parameters(check_model(model), optim_input)
+
+
+def full_optim_state_dict(
+    model: nn.Module,
+    optim: torch.optim.Optimizer,
+    optim_input: Any = None,
+    rank0_only: bool = True,
+    group: Any = None,
+) -> dict[str, Any]:
+    """The whole state by names, on the CPU; by default on rank 0 alone. Older than :func:`optim_state_dict`."""
+    return optim_state_dict(model, optim, full=True, rank0_only=rank0_only, cpu_offload=True)
+
+
+def sharded_optim_state_dict(model: nn.Module, optim: torch.optim.Optimizer, group: Any = None) -> dict[str, Any]:
+    """State by names, every slot as ShardedTensor or DTensor. Older than :func:`optim_state_dict`."""
+    return optim_state_dict(model, optim, as_torch=True)
+
+
+def shard_full_optim_state_dict(
+    full_optim_state_dict: Mapping[str, Any],
+    model: nn.Module,
+    optim_input: Any = None,
+    optim: torch.optim.Optimizer | None = None,
+) -> dict[str, Any]:
+    """What this rank's optimizer loads, from the whole state on every rank. Older than :func:`optim_state_dict_to_load`."""
+    return optim_state_dict_to_load(
+        model, _optimizer_or_parameters(model, optim_input, optim), full_optim_state_dict, rank0_only=False
+    )
+
+
+def flatten_sharded_optim_state_dict(
+    sharded_optim_state_dict: Mapping[str, Any], model: nn.Module, optim: torch.optim.Optimizer
+) -> dict[str, Any]:
+    """What this rank's optimizer loads, from a sharded state. Older than :func:`optim_state_dict_to_load`."""
+    return optim_state_dict_to_load(model, optim, sharded_optim_state_dict, rank0_only=False)
+
+
+def scatter_full_optim_state_dict(
+    full_optim_state_dict: Mapping[str, Any] | None,
+    model: nn.Module,
+    optim_input: Any = None,
+    optim: torch.optim.Optimizer | None = None,
+    group: Any = None,
+) -> dict[str, Any]:
+    """What each rank's optimizer loads, from the whole state on rank 0 alone. Older than :func:`optim_state_dict_to_load`."""
+    return optim_state_dict_to_load(
+        model, _optimizer_or_parameters(model, optim_input, optim), full_optim_state_dict, rank0_only=True
+    )
+
+
+def rekey_optim_state_dict(
+    optim_state_dict: Mapping[str, Any],
+    optim_state_key_type: Any,
+    model: nn.Module,
+    optim_input: Any = None,
+    optim: torch.optim.Optimizer | None = None,
+) -> dict[str, Any]:
+    """A whole state with names where it has ids, or the other way round; the model is not wrapped.
+
+    Args:
+        optim_state_dict: the state.
+        optim_state_key_type: ``OptimStateKeyType.PARAM_NAME`` or ``OptimStateKeyType.PARAM_ID``, or either name as text.
+        model: the model whose parameters the optimizer has.
+        optim_input: the parameters or groups that the optimizer was given, in place of ``optim``.
+        optim: the optimizer.
+    """
+    wanted = getattr(optim_state_key_type, "name", optim_state_key_type)
+    if wanted not in ("PARAM_NAME", "PARAM_ID"):
+        raise InvalidInput(f"parameters go by PARAM_NAME or by PARAM_ID, not by {optim_state_key_type!r}")
+    by_name = wanted == "PARAM_NAME"
+    live = LiveModel(check_model(model))
+    names: dict[int, str] = {}
+    for name, (identity, _) in live.parameters.items():
+        names.setdefault(identity, name)
+    groups = _optimizer_or_parameters(model, optim_input, optim).param_groups
+    ids = {names[id(param)]: index for index, param in enumerate(param for group in groups for param in group["params"])}
+    mapping: dict[Any, Any] = {index: name for name, index in ids.items()} if by_name else dict(ids)
+    # What goes by the wanted kind already stays.
+    mapping.update({key: key for key in (ids if by_name else ids.values())})
+    return _reshard.rekey_optimizer(dict(optim_state_dict), mapping, describe)

@@ -6,7 +6,7 @@ tensors, and for a flat parameter the one piece of memory in which this rank's s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,14 +15,17 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.tensor import DTensor
+from torch.distributed.utils import _free_storage
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ... import _reshard
 from .._describe import CODES, _placement
+from .._unsharded import FSDP2, reshard_modules
 from ._errors import InvalidInput, StateError
+from ._options import StateDictOptions
 
 FLAT_PARAM = "_flat_param"
-_EXTRA_STATE = "_extra_state"
+EXTRA_STATE = "_extra_state"
 _FSDP_HOOKS = "torch.distributed.fsdp._state_dict_utils"
 
 
@@ -34,20 +37,7 @@ def _compiled_class() -> type | tuple[()]:
     return OptimizedModule
 
 
-def _fsdp2_class() -> type | tuple[()]:
-    try:
-        from torch.distributed.fsdp import FSDPModule
-    except ImportError:
-        try:
-            # torch 2.5
-            from torch.distributed._composable.fsdp import FSDPModule  # type: ignore[attr-defined]
-        except ImportError:
-            return ()
-    return FSDPModule
-
-
 _COMPILED = _compiled_class()
-_FSDP2 = _fsdp2_class()
 
 
 def _handle_of(module: nn.Module) -> Any:
@@ -78,12 +68,36 @@ class Flat:
         """Whether every rank holds only a part."""
         return bool(self.handle.uses_sharded_strategy)
 
+    def process_group(self) -> Any:
+        """The ranks between which it is shared; None is all ranks."""
+        group = self.handle.process_group
+        if "HYBRID" in self.handle._sharding_strategy.name or group is None or group.size() == dist.get_world_size():
+            return None
+        return group
+
     def reshard(self) -> None:
-        """Frees an unsharded copy that would hide what is written into the shard."""
+        """Registers original parameters again that some strategies leave unsharded between forward and backward."""
         shard = getattr(self.param, "_local_shard", None)
-        if shard is not None and self.sharded and self.param.data_ptr() != shard.data_ptr() and shard.numel():
-            self.handle.reshard(True)
-            self.handle.post_reshard()
+        if shard is None or not self.sharded:
+            return
+        # The same question that FSDP asks itself.
+        if self.param.data_ptr() != shard.data_ptr() or getattr(self.handle, "_skipped_use_sharded_views", False):
+            self._free()
+
+    def free_copies(self) -> None:
+        """Frees an unsharded copy, which the next forward would use instead of what has been written into the shard."""
+        if not self.sharded:
+            return
+        copies = [getattr(self.param, name, None) for name in ("_full_param_padded", "_full_prec_full_param_padded")]
+        allocated = [copy for copy in copies if copy is not None and copy.untyped_storage().size()]
+        if allocated:
+            self._free()
+            for copy in allocated:
+                _free_storage(copy)
+
+    def _free(self) -> None:
+        self.handle.reshard(True)
+        self.handle.post_reshard()
 
 
 class LiveModel:
@@ -98,17 +112,22 @@ class LiveModel:
         self.extra: dict[str, nn.Module] = {}
         #: Original parameters behind which a flat one is: their own shape is that of this rank's part.
         self._managed: set[int] = set()
+        #: Flat parameters, and original ones behind them, of which every rank holds only a part.
+        self._parts: set[int] = set()
         #: Whether members of flat parameters are slices by tensor parallelism.
         self.sliced = False
         self._handles: dict[int, Any] = {}
+        reshard_modules(model)
         for module in model.modules():
             handle = _handle_of(module)
             if handle is not None:
-                # Between forward and backward some strategies keep parameters whole, and original ones unregistered.
                 Flat("", handle).reshard()
                 param = handle.flat_param
                 self._handles[id(param)] = handle
-                self._managed.update(id(p) for p in (*(param._params or ()), *(param._shared_params or ())))
+                managed = [id(p) for p in (*(param._params or ()), *(param._shared_params or ()))]
+                self._managed.update(managed)
+                if handle.uses_sharded_strategy:
+                    self._parts.update((id(param), *managed))
         self.inner = _reshard.StateModel(self._module(model, "", None))
         self._parameters: dict[str, tuple[int, Any]] | None = None
 
@@ -117,6 +136,15 @@ class LiveModel:
         """Whether FSDP keeps some parameters flat."""
         return bool(self.flats)
 
+    def is_sharded_flat(self, param: torch.Tensor) -> bool:
+        """Whether a parameter is a flat one, or a part of one, of which this rank holds a shard."""
+        return id(param) in self._parts
+
+    def free_copies(self) -> None:
+        """Frees unsharded copies of parameters: what is written into their shards is what is used from now on."""
+        for flat in self.flats.values():
+            flat.free_copies()
+
     @property
     def parameters(self) -> dict[str, tuple[int, Any]]:
         """Identity and place in a flat parameter, by every name that a parameter has."""
@@ -124,16 +152,57 @@ class LiveModel:
             self._parameters = {name: (identity, flat) for name, identity, flat in self.inner.parameters()}
         return self._parameters
 
+    def process_groups(self) -> set[Any]:
+        """The ranks between which parameters are shared, for each flat parameter; None is all ranks."""
+        if not dist.is_initialized() or self.sliced:
+            return {None}
+        return {flat.process_group() for flat in self.flats.values()} or {None}
+
     def process_group(self) -> Any:
         """The ranks that hold the model together: all of them, unless FSDP was given fewer."""
-        if not dist.is_initialized() or self.sliced:
-            return None
-        for flat in self.flats.values():
-            strategy = flat.handle._sharding_strategy.name
-            group = flat.handle.process_group
-            if "HYBRID" not in strategy and group is not None and group.size() != dist.get_world_size():
-                return group
+        groups = self.process_groups()
+        return None if None in groups else max(groups, key=lambda group: (group.size(), group.group_name))
+
+    def flat_of(self, path: Sequence[Any], leaf: Any = None) -> Flat | None:
+        """The flat parameter that a leaf of a state dict belongs to: a member, or a slot of one."""
+        home = getattr(leaf, "home", None)
+        if home is not None:
+            return home  # type: ignore[no-any-return]
+        name = self.parameter_of(path)
+        flat = self.parameters[name][1] if name is not None else None
+        return self.flats[flat[0]] if flat is not None else None
+
+    def parameter_of(self, path: Sequence[Any]) -> str | None:
+        """The parameter whose value or slot has a path, in a model's state or an optimizer's, nested or flattened."""
+        if len(path) > 1:
+            return path[1] if path[0] == "state" and path[1] in self.parameters else None
+        key = str(path[0])
+        if key in self.parameters:
+            return key
+        for prefix in ("state.", "param_groups."):
+            name = key.removeprefix(prefix)
+            while name != key and name and name not in self.parameters:
+                name = name.rpartition(".")[0]
+            if name != key and name:
+                return name
         return None
+
+    def in_model_order(self, tree: dict[Any, Any]) -> dict[Any, Any]:
+        """A state dict with what belongs to parameters in the order of the unwrapped model, the same on every rank."""
+        names = [entry[1] for entry in self.in_order(self.inner.entries([], StateDictOptions(dsd_fqn_modifiers=self.modifiers)))]
+        places = {name: place for place, name in enumerate(names)}
+
+        def place(key: Any, nested: bool) -> tuple[bool, int]:
+            name = self.parameter_of(("state", key) if nested else (key,))
+            of_group = not nested and key not in self.parameters and str(key).startswith("param_groups.")
+            return of_group, len(names) if name is None else places.get(self.inner.primary(name), len(names))
+
+        def ordered(below: dict[Any, Any], nested: bool) -> dict[Any, Any]:
+            return {key: below[key] for key in sorted(below, key=lambda key: place(key, nested))}
+
+        if isinstance(tree.get("state"), dict) and "state" not in self.parameters:
+            return {**tree, "state": ordered(tree["state"], True)}
+        return ordered(tree, False)
 
     # ---- describing ---------------------------------------------------------------------------------------------------
 
@@ -157,7 +226,7 @@ class LiveModel:
                 buffers.append((name, id(buffer), name not in module._non_persistent_buffers_set))
         extra = getattr(type(module), "get_extra_state", nn.Module.get_extra_state) is not nn.Module.get_extra_state
         if extra:
-            self.extra[f"{prefix}{_EXTRA_STATE}"] = module
+            self.extra[f"{prefix}{EXTRA_STATE}"] = module
         below = None
         handle = _handle_of(module)
         if handle is not None and handle._use_orig_params:
@@ -180,7 +249,7 @@ class LiveModel:
         modifiers = getattr(module, self.modifiers, None)
         if callable(modifiers):
             return dict(modifiers())
-        return "fsdp2" if isinstance(module, _FSDP2) else None
+        return "fsdp2" if isinstance(module, FSDP2) else None
 
     def _flat(self, name: str, param: Any) -> tuple[Any, ...]:
         handle = self._handles.get(id(param))

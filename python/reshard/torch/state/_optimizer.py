@@ -63,36 +63,44 @@ def read(
     live: LiveModel, optimizers: Sequence[Any], options: StateDictOptions, given: Any = None
 ) -> tuple[OptimizerStateDict, dict[str, float]]:
     """The state of optimizers by names, as views of what they hold. `given` is an optimizer's own state dict, if the caller
-    has it already."""
+    has it already; it may come without groups, and so does the result then."""
     described = []
+    owned = []
     for optimizer in optimizers:
         own = given if given is not None else type(optimizer).state_dict(optimizer)
-        described.append(({"state": own["state"], "param_groups": own["param_groups"]}, live_groups(optimizer)))
+        groups = own["param_groups"] if "param_groups" in own else type(optimizer).state_dict(optimizer)["param_groups"]
+        owned.append({"state": own["state"], "param_groups": groups})
+        described.append((owned[-1], live_groups(optimizer)))
     views = _Views(live)
     state, _, seconds = _reshard.optimizer_state(
         live.inner, described, describe, views.make, _local_layouts(live, optimizers), options
     )
     result = OptimizerStateDict(state)
+    if given is not None and "param_groups" not in given:
+        result.pop("param_groups", None)
     if live.has_flats:
         _own_scalars(result)
     result.slots = slots_of(live, optimizers)
-    result.unplaced = _unplaced(optimizers)
+    result.unplaced = _unplaced(live, optimizers, owned)
     return result, seconds
 
 
-def _unplaced(optimizers: Sequence[Any]) -> tuple[str, ...]:
+def _unplaced(live: LiveModel, optimizers: Sequence[Any], owned: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """Names of slots of sharded parameters that are neither as their parameter nor as this rank's part of it: scales of
-    blocks, preconditioners. They look like replicas, and may be a rank's own."""
+    blocks, preconditioners, whatever lies in dicts. They look like replicas, and may be a rank's own. What counts is what the
+    optimizers' own ``state_dict()`` gave: some nest there what they keep side by side."""
     found: dict[str, None] = {}
-    for optimizer in optimizers:
-        for param, slots in optimizer.state.items():
-            flat = hasattr(param, "_local_shard")
-            if not isinstance(slots, Mapping) or not (
-                flat or (isinstance(param, DTensor) and any(p.is_shard() for p in param.placements))
-            ):
-                continue
-            part = None if flat else local_of(param).shape
-            found.update(dict.fromkeys(str(slot) for slot, value in slots.items() if _is_unplaced(value, part)))
+    for optimizer, own in zip(optimizers, owned):
+        for theirs, group in zip(own["param_groups"], optimizer.param_groups):
+            for key, param in zip(theirs["params"], group["params"]):
+                slots = own["state"].get(key)
+                flat = live.is_sharded_flat(param)
+                if not isinstance(slots, Mapping) or not (
+                    flat or (isinstance(param, DTensor) and any(p.is_shard() for p in param.placements))
+                ):
+                    continue
+                part = None if flat else local_of(param).shape
+                found.update(dict.fromkeys(str(slot) for slot, value in slots.items() if _is_unplaced(value, part)))
     return tuple(found)
 
 
@@ -380,9 +388,22 @@ def give(live: LiveModel, optimizer: Any, load: Any) -> None:
                 now[slot] = value
             elif isinstance(now.get(slot), torch.Tensor) and now[slot].dtype != value.dtype:
                 now[slot] = value.to(now[slot].device)
-    for group, before in zip(optimizer.param_groups, rates):
+    _keep_rates(optimizer.param_groups, rates)
+
+
+def _keep_rates(groups: Sequence[dict[str, Any]], rates: Sequence[Any]) -> None:
+    """A rate that is a tensor stays the tensor it is: compiled steps hold on to it. Groups that share one go on sharing it only
+    if they are to have the same rate."""
+    taken_by: dict[int, Any] = {}
+    for group, before in zip(groups, rates):
         after = group.get("lr")
-        # A rate that is a tensor stays the tensor it is: compiled steps hold on to it.
-        if isinstance(before, torch.Tensor) and after is not None and after is not before:
-            before.detach().copy_(torch.as_tensor(after))
-            group["lr"] = before
+        if not isinstance(before, torch.Tensor) or after is None:
+            continue
+        value = torch.as_tensor(after).detach()
+        if id(before) not in taken_by:
+            taken_by[id(before)] = value.clone()
+        elif not torch.equal(taken_by[id(before)].to(before.dtype).cpu(), value.to(before.dtype).cpu()):
+            before = before.detach().clone()
+        if after is not before:
+            before.detach().copy_(value)
+        group["lr"] = before

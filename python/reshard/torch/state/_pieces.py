@@ -11,6 +11,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
 
 from ... import _reshard
+from .._chunked import has_shards, shards_of
 from .._describe import CODES, _placement
 from .._leaf import ShardView
 
@@ -100,6 +101,8 @@ def pieces_of(key: str, value: Any) -> list[Piece]:
         ]
     if isinstance(value, ShardedTensor):
         return [(tuple(shard.metadata.shard_offsets), shard.tensor.detach()) for shard in value.local_shards()]
+    if _describes_shards(value):
+        return shards_of(key, value).pieces
     return [((0,) * value.dim(), value.detach())]
 
 
@@ -110,7 +113,18 @@ def is_tensor(value: Any) -> bool:
 
 def is_sharded(value: Any) -> bool:
     """Whether a rank may hold only a part of it."""
-    return isinstance(value, (ShardView, DTensor, ShardedTensor))
+    return isinstance(value, (ShardView, DTensor, ShardedTensor)) or _describes_shards(value)
+
+
+def _describes_shards(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and hasattr(value, "global_shape") and has_shards(value)
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """The shape of the whole tensor, whatever a rank holds of it."""
+    if isinstance(value, ShardedTensor):
+        return tuple(value.metadata().size)
+    return tuple(value.global_shape if _describes_shards(value) else value.shape)
 
 
 def same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -36,15 +36,23 @@ def _saved(value: Any) -> Any:
 
 
 def _noted(state: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """With a note on the keys of nested slots that flattening would turn into text for good."""
+    """With a note on the keys of nested slots and of values of groups that flattening would turn into text for good, and on
+    values of groups of which it would leave nothing."""
     below = {key: value for key, value in state.items() if key not in ("param_groups", SLOT_KEYS)}
-    if "state" not in state or not _has_odd_keys(below):
+    groups = {"param_groups": state["param_groups"]} if type(state.get("param_groups")) is list else {}
+    if "state" not in state or not (_has_odd_keys(below) or _has_odd_keys(groups, values=True)):
         return state
-    types = _reshard.key_types(below)
+    types = _reshard.key_types(below, groups)
     return state if types is None else {**state, SLOT_KEYS: types}
 
 
-def _has_odd_keys(tree: Any) -> bool:
+def _has_odd_keys(tree: Any, values: bool = False) -> bool:
+    """Whether keys are no text, or of values whether dicts are empty."""
     if isinstance(tree, dict):
-        return any(type(key) is not str or (type(value) in (dict, list) and _has_odd_keys(value)) for key, value in tree.items())
-    return type(tree) is list and any(_has_odd_keys(value) for value in tree if type(value) in (dict, list))
+        below = ((type(key), value) for key, value in tree.items())
+        return (values and not tree) or any(kind is not str or _is_odd(value, values) for kind, value in below)
+    return type(tree) is list and any(_is_odd(value, values) for value in tree)
+
+
+def _is_odd(value: Any, values: bool) -> bool:
+    return type(value) in (dict, list) and _has_odd_keys(value, values)

@@ -23,11 +23,12 @@ from ._stream import Wanted
 #: What is known of a given tensor (None for other values), and the value.
 Given = tuple[tuple[int, tuple[int, ...]] | None, Any]
 #: Brings tensors that another rank holds: from what this rank wants of them, or why it can not go on, to the tensors.
-Receive = Callable[[dict[str, Wanted], Exception | None], Iterable[tuple[str, Any]]]
+Receive = Callable[[dict[str, Wanted], BaseException | None], Iterable[tuple[str, Any]]]
 
 
 def set_model(live: LiveModel, given: dict[str, Given], options: StateDictOptions, receive: Receive | None) -> _IncompatibleKeys:
     """Sets what is given, in the given order; missing and unexpected keys are errors or are returned."""
+    live.free_copies()
     if receive is None:
         plan = _Plan(live, given, options)
         arriving: Iterable[tuple[str, Any]] = ((key, value) for key, (_, value) in given.items() if key in plan.tensors)
@@ -35,7 +36,7 @@ def set_model(live: LiveModel, given: dict[str, Given], options: StateDictOption
         try:
             plan = _Plan(live, given, options)
             arriving = receive(plan.wanted(), None)
-        except Exception as problem:
+        except BaseException as problem:
             # All ranks hear of it, and nobody waits for this one.
             list(receive({}, problem))
             raise

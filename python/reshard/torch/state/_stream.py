@@ -6,6 +6,7 @@ rank. Tensors travel as bytes over the process group, on their own device where 
 
 from __future__ import annotations
 
+import hashlib
 import math
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from .._describe import CODES
 from .._group import group_for
 from .._leaf import ShardView
 from ._errors import StateError
-from ._pieces import DTYPES, Piece, is_sharded, is_tensor, pieces_of, scalar_bytes
+from ._pieces import DTYPES, Piece, is_sharded, is_tensor, pieces_of, scalar_bytes, shape_of
 
 Path = tuple[Any, ...]
 
@@ -39,14 +40,14 @@ class Ranks:
 
     def all_gather_object(self, message: Any) -> list[Any]:
         """Every rank's message, by rank."""
-        messages = group_for(self._parent)
+        messages = group_for(self._parent, self.alone)
         if messages is None:
             return [message]
         return [pickle.loads(data) for data in messages.all_gather(pickle.dumps(message))]
 
     def broadcast_object(self, root: int, message: Any) -> Any:
         """The root's message."""
-        messages = group_for(self._parent)
+        messages = group_for(self._parent, self.alone)
         if messages is None:
             return message
         data = messages.broadcast(root, pickle.dumps(message) if self.rank == root else None)
@@ -62,7 +63,7 @@ class Ranks:
             self.group._get_backend(device)
             return self.group, device
         except RuntimeError:
-            messages = group_for(self._parent)
+            messages = group_for(self._parent, self.alone)
             inner = getattr(messages, "_group", None)
             if inner is None:
                 raise StateError(f"no process group here can carry tensors of {device}") from None
@@ -79,13 +80,14 @@ def leaves_of(tree: Mapping[Any, Any], path: Path = ()) -> Iterator[tuple[Path, 
             yield (*path, key), value
 
 
-def _facts(key: str, value: Any) -> tuple[Any, ...]:
+def _facts(key: str, value: Any, compared: bool = False) -> tuple[Any, ...]:
     if is_sharded(value):
-        shape = value.metadata().size if isinstance(value, ShardedTensor) else value.shape
+        shape = shape_of(value)
         regions = [(list(offsets), list(tensor.shape)) for offsets, tensor in pieces_of(key, value)]
         return ("regions", CODES[value.dtype], list(shape), regions)
     if is_tensor(value):
-        return ("same", CODES[value.dtype], list(value.shape), scalar_bytes(value))
+        content = hashlib.sha256(_bytes(value).cpu().numpy().tobytes()).digest() if compared else scalar_bytes(value)
+        return ("same", CODES[value.dtype], list(value.shape), content)
     if _reshard.is_plain(value):
         return ("plain", value)
     return ("other", type(value).__qualname__)
@@ -104,15 +106,17 @@ def gather_tree(
     receivers: Sequence[int] | None,
     cpu_offload: bool,
     receive: Callable[[Path, Any], None],
+    compared: bool = False,
 ) -> None:
     """Gathers every leaf of a nested dict, one at a time, and gives it to `receive` on the ranks that receive it.
 
-    A leaf that this rank does not have is received too, if another rank has it.
+    A leaf that this rank does not have is received too, if another rank has it. `compared` refuses tensors that look like
+    replicas and are not.
     """
     own = {_name(path): (path, value) for path, value in leaves_of(tree)}
     facts: dict[str, dict[str, Any]] = {}
     for (name, slot), (_, value) in own.items():
-        facts.setdefault(name, {})[slot] = _facts(name, value)
+        facts.setdefault(name, {})[slot] = _facts(name, value, compared)
     told = ranks.all_gather_object((facts, {name: path for name, (path, _) in own.items()}))
     paths: dict[tuple[str, str], Path] = {}
     for _, theirs in told:
@@ -226,7 +230,7 @@ def _typed(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return data.view(dtype) if data.numel() else torch.empty(0, dtype=dtype, device=data.device)
 
 
-def agree(ranks: Ranks, problem: Exception | None, message: Any) -> list[Any]:
+def agree(ranks: Ranks, problem: BaseException | None, message: Any) -> list[Any]:
     """Every rank's message, or the same failure everywhere: a rank that can not go on must not leave others waiting."""
     told = ranks.all_gather_object((None if problem is None else f"{type(problem).__name__}: {problem}", message))
     if problem is not None:
@@ -247,7 +251,7 @@ def distribute(
     offered: Sequence[tuple[str, int, Sequence[int]]],
     source: Callable[[str], torch.Tensor],
     wanted: Mapping[str, Wanted],
-    problem: Exception | None,
+    problem: BaseException | None,
 ) -> Iterator[tuple[str, ShardView]]:
     """Tensors of the root to whoever wants what of them, one at a time. Every rank gives what was offered to it, what it
     wants, and why it can not go on; all of them then go the same steps, or fail together."""

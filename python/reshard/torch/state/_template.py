@@ -9,6 +9,7 @@ parameter, slots the checkpoint lacks go. Nothing of this ever steps an optimize
 from __future__ import annotations
 
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,7 +35,8 @@ alive: weakref.WeakValueDictionary[int, OptimizerStateDict] = weakref.WeakValueD
 
 
 class OptimizerStateDict(dict):  # type: ignore[type-arg]
-    """A dict with the optimizer's state that knows its parameters' layouts. Copies and pickles are plain dicts."""
+    """A dict with the optimizer's state that knows its parameters' layouts. Copies are plain dicts; a pickle has an
+    ``OrderedDict``, which ``torch.load`` reads by default."""
 
     slots: Slots | None = None
     #: Classes of optimizers without state whose slots nobody knows before a checkpoint is loaded.
@@ -74,7 +76,8 @@ class OptimizerStateDict(dict):  # type: ignore[type-arg]
         self.names = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (dict, (dict(self),))
+        # The only class of dicts that torch's restricted unpickler makes from a pickle of another class.
+        return (OrderedDict, (), None, None, iter(self.items()))
 
     def __copy__(self) -> dict[Any, Any]:
         return dict(self)

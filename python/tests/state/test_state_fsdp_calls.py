@@ -1,0 +1,118 @@
+"""FSDP's own calls for optimizer state: rank 0 alone has it, no groups are given, and the older names."""
+
+from __future__ import annotations
+
+import torch
+from models import everything, make, optimizer, train
+from torch import nn
+from torch.distributed.fsdp import FullOptimStateDictConfig, FullStateDictConfig, OptimStateKeyType, StateDictType
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+import reshard.torch as rt
+
+
+def trained(layout="fsdp1_orig", seed=7, steps=2):
+    model = make(layout, seed=seed)
+    optim = optimizer(model)
+    train(model, optim, steps)
+    return model, optim
+
+
+def state_of(model, optim):
+    return everything(rt.optim_state_dict(model, optim))["state"]
+
+
+def assert_same_state(a, b, at):
+    assert sorted(a) == sorted(b), (at, sorted(a), sorted(b))
+    for name in a:
+        assert sorted(a[name]) == sorted(b[name]) and all(torch.equal(a[name][slot], b[name][slot]) for slot in a[name]), (
+            at,
+            name,
+        )
+
+
+def loaded(optim, state):
+    optim.load_state_dict(state)
+
+
+def old_names(rank, size):
+    for layout in ("fsdp1_orig", "fsdp1_flat"):
+        model, optim = trained(layout)
+        expected = state_of(model, optim)
+        full = rt.full_optim_state_dict(model, optim)
+        assert bool(full) == (rank == 0)
+        whole = rt.full_optim_state_dict(model, optim, rank0_only=False)
+        if rank == 0:
+            assert_same_state(full["state"], whole["state"], layout)
+        assert_same_state(whole["state"], expected, layout)
+        sharded = rt.sharded_optim_state_dict(model, optim)
+        for how in ("shard", "scatter", "flatten", "without an optimizer"):
+            other, target = trained(layout, seed=3, steps=1)
+            if how == "shard":
+                state = rt.shard_full_optim_state_dict(whole, other, optim=target)
+            elif how == "scatter":
+                state = rt.scatter_full_optim_state_dict(full if rank == 0 else None, other, optim=target)
+            elif how == "flatten":
+                state = rt.flatten_sharded_optim_state_dict(sharded, other, target)
+            else:
+                state = rt.shard_full_optim_state_dict(whole, other, optim_input=list(other.parameters()))
+            loaded(target, state)
+            assert_same_state(state_of(other, target), expected, f"{layout}, {how}")
+
+
+def test_the_older_names_do_what_they_did(ranks):
+    ranks(2, old_names)
+
+
+def from_rank0(rank, size):
+    for layout in ("fsdp1_orig", "fsdp1_flat"):
+        model, optim = trained(layout)
+        expected = state_of(model, optim)
+        full = rt.optim_state_dict(model, optim, full=True, rank0_only=True)
+        other, target = trained(layout, seed=3, steps=1)
+        loaded(target, rt.optim_state_dict_to_load(other, target, full, rank0_only=True))
+        assert_same_state(state_of(other, target), expected, layout)
+        # As FSDP is told once for all.
+        other, target = trained(layout, seed=3, steps=1)
+        kind = StateDictType.FULL_STATE_DICT
+        with FSDP.state_dict_type(other, kind, FullStateDictConfig(rank0_only=True), FullOptimStateDictConfig(rank0_only=True)):
+            loaded(target, rt.optim_state_dict_to_load(other, target, full))
+        assert_same_state(state_of(other, target), expected, layout)
+
+
+def test_rank_0_alone_has_the_state_to_load(ranks):
+    ranks(2, from_rank0)
+
+
+def alone():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    optim = torch.optim.Adam([{"params": model[1].parameters()}, {"params": model[0].parameters(), "lr": 0.5}])
+    model(torch.ones(1, 2)).sum().backward()
+    optim.step()
+    return model, optim
+
+
+def test_a_state_without_groups_gives_one_without_groups():
+    model, optim = alone()
+    own = optim.state_dict()
+    del own["param_groups"]
+    state = rt.optim_state_dict(model, optim, own)
+    assert list(state) == ["state"] and sorted(state["state"]) == ["0.bias", "0.weight", "1.bias", "1.weight"]
+    assert torch.equal(state["state"]["1.weight"]["exp_avg"], optim.state[model[1].weight]["exp_avg"])
+    other, target = alone()
+    target.state.clear()
+    rt.optim_state_dict_to_load(other, target, state, load_directly=True)
+    assert torch.equal(target.state[other[1].weight]["exp_avg"], optim.state[model[1].weight]["exp_avg"])
+
+
+def test_state_goes_by_names_or_by_ids():
+    model, optim = alone()
+    by_id = optim.state_dict()
+    by_name = rt.rekey_optim_state_dict(by_id, OptimStateKeyType.PARAM_NAME, model, optim=optim)
+    theirs = FSDP.rekey_optim_state_dict(by_id, OptimStateKeyType.PARAM_NAME, model, optim=optim)
+    assert by_name["param_groups"] == theirs["param_groups"] and sorted(by_name["state"]) == sorted(theirs["state"])
+    assert all(torch.equal(by_name["state"][n]["exp_avg"], theirs["state"][n]["exp_avg"]) for n in theirs["state"])
+    back = rt.rekey_optim_state_dict(by_name, OptimStateKeyType.PARAM_ID, model, optim=optim)
+    assert back["param_groups"] == by_id["param_groups"] and list(back["state"]) == list(by_id["state"])
+    assert all(torch.equal(back["state"][i]["exp_avg"], by_id["state"][i]["exp_avg"]) for i in by_id["state"])
