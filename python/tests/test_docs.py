@@ -245,6 +245,13 @@ def test_links_lead_somewhere(page):
             assert anchor in slugs(found.read_text()), f"{page.name} links to {target}, which has no such heading"
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_files_that_a_page_names_exist(page):
+    named = re.findall(r"`((?:crates|python|scripts|bench|docs)/[\w./-]+)`", re.sub(FENCE, "", page.read_text()))
+    gone = sorted({path for path in named if not (ROOT / path).exists()})
+    assert not gone, f"{page.name} names {gone}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_block_names_its_language(page):
     unnamed = [block.line for block in blocks(page) if not block.language]
