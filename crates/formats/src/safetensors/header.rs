@@ -21,7 +21,7 @@ use crate::read_at::{ReadAt, read_vec};
 /// Largest header that is read; the limit of the safetensors crate.
 const MAX_HEADER_LEN: u64 = 100_000_000;
 /// Where DCP keeps the place of each tensor within a larger one.
-pub(super) const SHARDING_INFO: &str = "DCP_SHARDING_INFO";
+pub const SHARDING_INFO: &str = "DCP_SHARDING_INFO";
 /// The header's entry that is not a tensor.
 const METADATA: &str = "__metadata__";
 

@@ -11,7 +11,7 @@ mod shards;
 mod write;
 
 pub use error::SafetensorsError;
-pub use header::{SafetensorsFile, SafetensorsTensor};
+pub use header::{SHARDING_INFO, SafetensorsFile, SafetensorsTensor};
 pub use index::{INDEX_FILE, SafetensorsIndex, dcp_shard_file, model_file};
 pub use shards::{SafetensorsChunk, ShardedTensor, sharded_tensors};
 pub use write::{SafetensorsHeader, SafetensorsSpec};

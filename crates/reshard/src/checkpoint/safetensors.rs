@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use reshard_formats::safetensors::{SafetensorsFile, SafetensorsIndex, sharded_tensors};
+use reshard_formats::safetensors::{SHARDING_INFO, SafetensorsFile, SafetensorsIndex, sharded_tensors};
 use reshard_layout::ByteLayout;
 use reshard_storage::Store;
 
@@ -105,7 +105,8 @@ fn open(store: Arc<dyn Store>, path: String, files: Vec<String>) -> Result<Check
         entries.entry(key).or_insert_with(|| CatalogEntry::value(path, super::ValuePlace::Inline(value)));
     }
     let writer = if headers.iter().any(|h| h.is_dcp) { "torch.distributed.checkpoint (safetensors)" } else { "safetensors" };
-    notes.retain(|key, _| !Notes::is_ours(key));
+    // Where a file's tensors begin is of that file alone: a note of it would follow the tensors into files where it is wrong.
+    notes.retain(|key, _| !Notes::is_ours(key) && key != SHARDING_INFO);
     let catalog = Catalog { format: Format::Safetensors, files, entries, save_id: None, writer: writer.into(), notes };
     Ok(Checkpoint::new(store, path, catalog, None))
 }
