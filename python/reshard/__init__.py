@@ -12,6 +12,8 @@ This module needs neither torch nor, until an array is read, NumPy::
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from ._checkpoint import Checkpoint, Chunk, Tensor, VerifyReport, latest, open, steps, verify
 from ._errors import (
     AlreadyExists,
@@ -29,26 +31,109 @@ from ._errors import (
 )
 from ._reshard import __version__
 
+if TYPE_CHECKING:
+    from ._tools import (
+        ConvertReport,
+        DiffReport,
+        DigestEntry,
+        EditReport,
+        MergeReport,
+        PruneReport,
+        RecoverReport,
+        TensorStats,
+        convert,
+        diff,
+        digest,
+        edit,
+        merge,
+        prune,
+        recover,
+        relayout,
+        stats,
+    )
+    from .torch._switch import Installed, install, installed, uninstall
+
+# What takes a moment to import and is not always needed comes when it is asked for.
+_LATER = {
+    "torch._switch": ("Installed", "install", "installed", "uninstall"),
+    "_tools": (
+        "ConvertReport",
+        "DiffReport",
+        "DigestEntry",
+        "EditReport",
+        "MergeReport",
+        "PruneReport",
+        "RecoverReport",
+        "TensorStats",
+        "convert",
+        "diff",
+        "digest",
+        "edit",
+        "merge",
+        "prune",
+        "recover",
+        "relayout",
+        "stats",
+    ),
+}
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    for module, names in _LATER.items():
+        if name in names:
+            found = getattr(import_module(f"{__name__}.{module}"), name)
+            globals()[name] = found
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 __all__ = [
     "AlreadyExists",
     "Cancelled",
     "Checkpoint",
     "Chunk",
+    "ConvertReport",
     "Corrupt",
+    "DiffReport",
+    "DigestEntry",
+    "EditReport",
     "GroupError",
     "Incomplete",
+    "Installed",
     "InvalidInput",
+    "MergeReport",
     "Mismatch",
     "NoSuchKey",
     "NotFound",
+    "PruneReport",
+    "RecoverReport",
     "ReshardError",
     "StorageError",
     "Tensor",
+    "TensorStats",
     "UntrustedPickle",
     "VerifyReport",
     "__version__",
+    "convert",
+    "diff",
+    "digest",
+    "edit",
+    "install",
+    "installed",
     "latest",
+    "merge",
     "open",
+    "prune",
+    "recover",
+    "relayout",
+    "stats",
     "steps",
+    "uninstall",
     "verify",
 ]

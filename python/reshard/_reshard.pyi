@@ -146,6 +146,74 @@ def publish_records(
 def verify(path: str, data: bool, control: Control, storage_options: dict[str, Any] | None = None) -> dict[str, Any]: ...
 def steps(folder: str, deep: bool = False, storage_options: dict[str, Any] | None = None) -> list[tuple[int, str]]: ...
 def latest(folder: str, deep: bool = False, storage_options: dict[str, Any] | None = None) -> str | None: ...
+def convert(
+    source: str,
+    destination: str,
+    options: dict[str, Any],
+    control: Control,
+    storage_options: dict[str, Any] | None = None,
+) -> str: ...
+def relayout(
+    source: str,
+    destination: str,
+    mesh: str,
+    rules: list[str],
+    options: dict[str, Any],
+    control: Control,
+    storage_options: dict[str, Any] | None = None,
+) -> str: ...
+def merge(
+    sources: list[str],
+    destination: str,
+    weights: list[float],
+    options: dict[str, Any],
+    control: Control,
+    storage_options: dict[str, Any] | None = None,
+) -> str: ...
+def edit(
+    source: str,
+    destination: str,
+    options: dict[str, Any],
+    values: dict[str, Any],
+    control: Control,
+    storage_options: dict[str, Any] | None = None,
+) -> str: ...
+def diff(
+    first: str,
+    second: str,
+    options: dict[str, Any],
+    absolute: float,
+    relative: float,
+    elements: bool,
+    control: Control,
+    storage_options: dict[str, Any] | None = None,
+) -> str: ...
+def digest(
+    path: str, options: dict[str, Any], verify: bool, control: Control, storage_options: dict[str, Any] | None = None
+) -> str: ...
+def stats(path: str, key: str, bins: int, control: Control, storage_options: dict[str, Any] | None = None) -> str: ...
+def recover(
+    path: str,
+    replace: bool,
+    accept_absent_ranks: bool,
+    undo_edits: bool,
+    dry_run: bool,
+    control: Control,
+    storage_options: dict[str, Any] | None = None,
+) -> str: ...
+def prune(
+    folder: str,
+    keep_last: int | None,
+    keep_every: int | None,
+    keep_best: tuple[str, bool, int] | None,
+    keep_younger: float | None,
+    grace: float,
+    abandoned: bool,
+    deep: bool,
+    dry_run: bool,
+    control: Control,
+    storage_options: dict[str, Any] | None = None,
+) -> str: ...
 
 @final
 class StateModel:

@@ -44,6 +44,10 @@ mod _reshard {
         StateModel, broadcast_steps, full_slots, optimizer_state, optimizer_to_load, plan_optimizer, rekey_optimizer,
     };
     #[pymodule_export]
+    use crate::tools::looking::{diff, digest, prune, recover, stats};
+    #[pymodule_export]
+    use crate::tools::writing::{convert, edit, merge, relayout};
+    #[pymodule_export]
     use crate::tools::{latest, steps, verify};
     #[pymodule_export]
     use crate::tree::{key_types, unflatten};

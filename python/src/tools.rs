@@ -1,4 +1,7 @@
-//! Verifying checkpoints and finding them in folders of steps.
+//! Verifying checkpoints and finding them in folders of steps; the tools that write and compare are below.
+
+pub(crate) mod looking;
+pub(crate) mod writing;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};

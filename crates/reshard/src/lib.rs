@@ -48,7 +48,7 @@ pub use control::Control;
 pub use convert::{ConvertOptions, ConvertReport, Destination, Target as ConvertTarget, convert};
 pub use diff::{DiffOptions, DiffReport, Differing, KeyDifference, Tolerance, ValueDifference, diff};
 pub use digest::{Digest, DigestEntry, DigestOptions, digest};
-pub use edit::{EditOptions, EditReport, edit};
+pub use edit::{EditOptions, EditReport, edit, setting_path};
 pub use error::{Error, ErrorKind, RankFailure, Result};
 pub use group::{Group, Solo, Threads, run_threads};
 pub use leaf::{LoadLeaf, LoadPiece, LoadState, LoadTensor, SaveLeaf, SavePiece, SaveState, SaveTensor, Scope};

@@ -1,7 +1,7 @@
 //! `reshard edit SRC DST`: keys dropped or renamed, values set, data files linked.
 
 use reshard::formats::Int;
-use reshard::{Checkpoint, EditOptions, EditReport, ErrorKind, KeyPath, PathSegment, Selection, Value, edit};
+use reshard::{EditOptions, EditReport, ErrorKind, Selection, Value, edit, setting_path};
 use serde::Serialize;
 use serde_json::Value as Json;
 
@@ -27,7 +27,7 @@ pub(crate) fn run(context: &mut Context, args: &EditArgs) -> Result<Outcome> {
     options.renames = meaning::renames(&args.renames.rename, args.renames.rename_file.as_deref())?;
     let settings = args.set.iter().map(|text| setting(text)).collect::<Result<Vec<_>>>()?;
     let source = context.open(&args.source)?;
-    options.set = settings.into_iter().map(|(key, value)| (key.clone(), path(&source, &key), value)).collect();
+    options.set = settings.into_iter().map(|(key, value)| (key.clone(), setting_path(&source, &key), value)).collect();
     let store = context.store(&args.destination)?;
     let report = {
         interrupt::cancels(&options.control);
@@ -90,18 +90,6 @@ fn plain(json: &Json) -> Value {
         Json::Array(items) => Value::List(items.iter().map(plain).collect()),
         Json::Object(pairs) => Value::Dict(pairs.iter().map(|(key, value)| (Value::Str(key.clone()), plain(value))).collect()),
     }
-}
-
-/// Where a value sits in the tree: where it was, or in the top-level container that its key names.
-fn path(source: &Checkpoint, key: &str) -> Option<KeyPath> {
-    let entries = &source.catalog().entries;
-    if let Some(entry) = entries.get(key) {
-        return entry.path.clone();
-    }
-    let (first, rest) = key.split_once('.')?;
-    let container = entries.values().filter_map(|entry| entry.path.as_deref());
-    let exists = container.into_iter().any(|path| matches!(path, [PathSegment::Key(name), _, ..] if name == first));
-    exists.then(|| vec![PathSegment::Key(first.to_owned()), PathSegment::Key(rest.to_owned())])
 }
 
 #[cfg(test)]

@@ -248,3 +248,14 @@ fn leave_note(store: &dyn Store, metadata: &Metadata, save_id: &str) -> Result<(
     let bytes = note.encode().map_err(|e| Error::invalid(format!("the note of the edit cannot be written: {e}")))?;
     store.publish(&name, &bytes, Publish::Create).doing(|| format!("writing {name}"))
 }
+/// Where a value sits in the tree: where it was, or in the top-level container that its key names.
+pub fn setting_path(source: &Checkpoint, key: &str) -> Option<KeyPath> {
+    let entries = &source.catalog().entries;
+    if let Some(entry) = entries.get(key) {
+        return entry.path.clone();
+    }
+    let (first, rest) = key.split_once('.')?;
+    let container = entries.values().filter_map(|entry| entry.path.as_deref());
+    let exists = container.into_iter().any(|path| matches!(path, [PathSegment::Key(name), _, ..] if name == first));
+    exists.then(|| vec![PathSegment::Key(first.to_owned()), PathSegment::Key(rest.to_owned())])
+}

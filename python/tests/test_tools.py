@@ -1,0 +1,100 @@
+"""The tools of the command in Python, with typed results."""
+
+import dataclasses
+import pathlib
+
+import pytest
+import torch
+from helpers import same
+
+import reshard
+import reshard.torch as rt
+
+
+@pytest.fixture
+def saved(tmp_path):
+    path = str(tmp_path / "run" / "step-10")
+    rt.save(
+        {"model": {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4)}, "optim": {"x": torch.zeros(2)}, "step": 10}, path
+    )
+    return path
+
+
+def test_convert_selects_renames_and_casts(saved, tmp_path):
+    target = str(tmp_path / "model.safetensors")
+    report = reshard.convert(saved, target, part="model", prefix="model.", rename={"^a$": "first"}, cast="b=bf16")
+    assert (report.format, report.tensors, report.to) == ("safetensors", 2, target) and dataclasses.is_dataclass(report)
+    assert [(cast.key, cast.to, cast.narrowing) for cast in report.casts] == [("b", "bfloat16", True)]
+    with reshard.open(target) as ck:
+        assert sorted(ck.keys()) == ["b", "first"]
+    with pytest.raises(reshard.AlreadyExists):
+        reshard.convert(saved, target)
+    assert reshard.convert(saved, target, keys=["model.a"], overwrite=True).tensors == 1
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        report.to = "x"
+    for wrong in ({"to": "zip"}, {"part": "half"}, {}, {"to": "torch", "ranks": 2}):
+        with pytest.raises(reshard.InvalidInput):
+            reshard.convert(saved, tmp_path / "other", **wrong)
+
+
+def test_diff_digest_and_stats(saved, tmp_path):
+    other = str(tmp_path / "other")
+    rt.save({"model": {"a": torch.arange(6.0).reshape(2, 3), "b": torch.full((4,), 1.5)}, "step": 11, "more": 1}, other)
+    report = reshard.diff(saved, other)
+    assert not report.equal and report.only_first == ("optim.x",) and report.only_second == ("more",) and report.same == 1
+    differing = {each.key: each for each in report.different}
+    assert differing["model.b"].elements.different == 4 and differing["model.b"].elements.max_absolute == 0.5
+    assert (differing["step"].first, differing["step"].second) == (10, 11)
+    assert reshard.diff(saved, other, include=["model.*"], tolerance=0.6).equal and reshard.diff(saved, saved).equal
+    first, second = reshard.digest(saved), reshard.digest(other)
+    assert first["model.a"] == second["model.a"] and first["model.b"] != second["model.b"]
+    assert first["model.a"].shape == (2, 3) and first["model.a"].dtype == "float32" and first["step"].value == 10
+    found = reshard.stats(saved, "model.a", bins=2)
+    assert (found.min, found.max, found.mean, found.elements, found.histogram) == (0.0, 5.0, 2.5, 6, (3, 3))
+    with pytest.raises(reshard.NoSuchKey):
+        reshard.stats(saved, "nothing")
+    with pytest.raises(reshard.InvalidInput):
+        reshard.diff(saved, other, tolerance=-1)
+
+
+def test_relayout_and_merge(saved, tmp_path):
+    cut = str(tmp_path / "cut")
+    report = reshard.relayout(saved, cut, mesh="2")
+    assert len(report.files) == 2 and reshard.diff(saved, cut).equal
+    other = str(tmp_path / "other")
+    rt.save({"model": {"a": torch.zeros(2, 3), "b": torch.full((4,), 3.0)}, "optim": {"x": torch.zeros(2)}, "step": 10}, other)
+    merged = reshard.merge([saved, other], tmp_path / "mean", weights=[3, 1])
+    assert merged.averaged == 3 and merged.written.format == "dcp"
+    with reshard.open(tmp_path / "mean") as ck:
+        assert ck["model.b"].numpy().tolist() == [1.5] * 4
+
+
+def test_edit_and_recover(saved, tmp_path):
+    edited = str(tmp_path / "edited")
+    report = reshard.edit(saved, edited, drop=["optim.*"], rename={"^model\\.": "net."}, set={"step": 0, "note": ["x", 1]})
+    assert report.dropped == ("optim.x",) and ("model.a", "net.a") in report.renamed and set(report.set) == {"step", "note"}
+    with reshard.open(edited) as ck:
+        assert ck["step"] == 0 and ck["note"] == ["x", 1] and "net.a" in ck and "optim.x" not in ck
+    with pytest.raises(reshard.InvalidInput, match="plain"):
+        reshard.edit(saved, tmp_path / "again", set={"step": object()})
+    (pathlib.Path(saved) / ".metadata").unlink()
+    found = reshard.recover(saved, dry_run=True)
+    assert not found.published and not (pathlib.Path(saved) / ".metadata").exists()
+    assert reshard.recover(saved).published
+    state = {"model": {"a": torch.zeros(2, 3)}}
+    rt.load(state, saved, strict=False)
+    assert same(state["model"]["a"], torch.arange(6.0).reshape(2, 3))
+
+
+def test_prune(tmp_path):
+    root = tmp_path / "run"
+    for step in (1, 2, 3, 4):
+        rt.save({"a": torch.ones(3), "metrics": {"loss": 1.0 / step if step < 3 else 5.0}}, root / f"step-{step}")
+    report = reshard.prune(root, keep_last=1, keep_best="metrics.loss:min:1", dry_run=True)
+    assert report.dry_run and [pathlib.Path(path).name for path in report.removed] == ["step-1", "step-3"]
+    assert len(list(root.iterdir())) == 4
+    assert reshard.prune(root, keep_last=2).bytes > 0
+    assert sorted(path.name for path in root.iterdir()) == ["step-3", "step-4"]
+    for wrong in ({"keep_best": "loss"}, {"keep_every": 0}, {"keep_younger": -1.0}):
+        with pytest.raises(reshard.InvalidInput):
+            reshard.prune(root, **wrong)
