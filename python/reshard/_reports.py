@@ -41,6 +41,16 @@ class Report:
     def _rows(self) -> list[tuple[str, str]]:
         raise NotImplementedError
 
+    def _amount(self) -> tuple[str, int]:
+        raise NotImplementedError
+
+    def line(self, rank: int = 0) -> str:
+        """All in one line: what, how many bytes, how long, and the phase that took longest."""
+        verb, count = self._amount()
+        slowest, time = max(self._values["phases"].items(), key=lambda phase: float(phase[1]), default=("", 0.0))
+        took = f"{self.seconds:.3f} s" + (f", most of it {slowest} ({time:.3f} s)" if slowest else "")
+        return f"{verb} {self._values['path']}: {human_bytes(count)} on rank {rank} in {took}"
+
     def _phases(self) -> tuple[str, str]:
         parts = [f"{name} {time * 1000:.1f} ms" for name, time in self._values["phases"].items()]
         return ("time", f"{self.seconds:.3f} s ({', '.join(parts)})")
@@ -60,6 +70,16 @@ class Report:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self._values,))
+
+
+def log_report(report: Report, rank: int) -> None:
+    """One line in the log of ``reshard`` for a save or a load: what the first rank did, and with DEBUG what each did."""
+    import logging
+
+    log = logging.getLogger("reshard")
+    level = logging.INFO if rank == 0 else logging.DEBUG
+    if log.isEnabledFor(level):
+        log.log(level, "%s", report.line(rank))
 
 
 class SaveReport(Report):
@@ -88,6 +108,9 @@ class SaveReport(Report):
     imbalance: float
     plan_cached: bool
     warnings: list[str]
+
+    def _amount(self) -> tuple[str, int]:
+        return "saved", self.bytes
 
     def _rows(self) -> list[tuple[str, str]]:
         rows = [
@@ -125,6 +148,9 @@ class LoadReport(Report):
     verified: int
     differences: list[dict[str, Any]]
     casts: list[dict[str, Any]]
+
+    def _amount(self) -> tuple[str, int]:
+        return "loaded", self.bytes_wanted
 
     @property
     def missing(self) -> list[str]:

@@ -18,9 +18,11 @@ import os
 
 from .. import _reshard
 from .._reports import LoadReport, SaveReport
+from ._checkpointer import Checkpointer
 from ._leaf import PerRank, ShardView
 from ._load import exists, load
 from ._manager import CheckpointManager
+from ._sampler import FollowedLoader, ResumableSampler
 from ._save import AsyncSaveHandle, AsyncSaver, async_save, save
 from ._storage import StorageReader, StorageWriter
 from .state import (
@@ -52,9 +54,12 @@ __all__ = [
     "AsyncSaveHandle",
     "AsyncSaver",
     "CheckpointManager",
+    "Checkpointer",
+    "FollowedLoader",
     "LoadReport",
     "OptimizerStateDict",
     "PerRank",
+    "ResumableSampler",
     "SaveReport",
     "ShardView",
     "StateDictOptions",

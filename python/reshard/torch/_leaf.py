@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import torch
+
+#: What to do with content of each rank when another number of ranks loads it.
+OnResize = Literal["error", "drop"] | Callable[[dict[int, Any], int, int], Any]
 
 
 class PerRank:
@@ -16,10 +19,20 @@ class PerRank:
     any other leaf, or a whole container.
     """
 
-    __slots__ = ("value",)
+    __slots__ = ("on_resize", "value")
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, on_resize: OnResize = "error") -> None:
+        """
+        Args:
+            value: this rank's.
+            on_resize: what a load does when another number of ranks saved: "error"; "drop", which leaves :attr:`value` as it is; or a
+                function that gets what each rank saved, this rank and the number of ranks, and returns this rank's value:
+                ``on_resize({0: …, 1: …}, rank, world_size)``.
+        """
+        if on_resize not in ("error", "drop") and not callable(on_resize):
+            raise ValueError(f'on_resize is "error", "drop" or a function, not {on_resize!r}')
         self.value = value
+        self.on_resize = on_resize
 
     def __repr__(self) -> str:
         return f"PerRank({self.value!r})"

@@ -12,11 +12,13 @@ import torch
 from .. import _reshard
 from .._errors import UntrustedPickle
 from .._progress import Progress
-from .._reports import LoadReport
-from ._describe import Description, flatten, is_stateful, mutable, put
-from ._group import DEFAULT_TIMEOUT, group_for
+from .._reports import LoadReport, log_report
+from ._describe import Description, flatten, mutable, put
+from ._group import DEFAULT_TIMEOUT, Group, group_for
 from ._objects import copy_object, differences, holder_of, mismatch
-from ._save import StrPath, chosen_path, in_one_order, run_together, with_states
+from ._resize import resized
+from ._save import StrPath, chosen_path, run_together
+from ._states import in_one_order, states_of
 from .state._expand import expand
 from .state._template import OptimizerStateDict
 
@@ -75,15 +77,49 @@ def load(
     store = dict(storage_options) if storage_options else None
     checkpoint = _reshard.Checkpoint(where, store, group)
     options: dict[str, Any] = {"strict": strict, "cast": cast, "verify": verify, "exchange": exchange}
+    return _load(state_dict, checkpoint, group, options, _stored_name(rename), allow_pickle, progress, store)
+
+
+def load_present(
+    state_dict: MutableMapping[str, Any],
+    path: str,
+    group: Group | None,
+    *,
+    partial: bool,
+    ignore_unexpected: bool,
+    cast: str,
+    allow_pickle: bool,
+    verify: str,
+) -> LoadReport:
+    """Loads as PyTorch does: what is wanted has to be there and to fit, what the checkpoint has beyond does not matter. With
+    `partial` what is not there is left as it is."""
+    checkpoint = _reshard.Checkpoint(path, None, group)
+    options: dict[str, Any] = {"strict": True, "cast": cast, "verify": verify, "ignore_unexpected": ignore_unexpected}
+    stored_name = (lambda key: key if key in checkpoint else None) if partial else None
+    return _load(state_dict, checkpoint, group, options, stored_name, allow_pickle, False, None)
+
+
+def _load(
+    state_dict: MutableMapping[str, Any],
+    checkpoint: _reshard.Checkpoint,
+    group: Group | None,
+    options: dict[str, Any],
+    stored_name: Callable[[str], str | None] | None,
+    allow_pickle: bool,
+    progress: bool,
+    store: dict[str, Any] | None,
+) -> LoadReport:
+    where = checkpoint.path
     control = _reshard.Control()
-    stored_name = _stored_name(rename)
     asked: dict[Any, Any] = {}
     wanted: dict[Any, Any] = {}
+    later: list[Callable[[], None]] = []
     templates: list[OptimizerStateDict] = []
 
     def describe() -> Description:
-        wanted.update(with_states(mutable(state_dict)))
-        asked.update({key: value for key, value in state_dict.items() if is_stateful(value)})
+        states, takers = states_of(mutable(state_dict))
+        wanted.update(states)
+        asked.update(takers)
         # An optimizer that has not run knows none of its slots: its state dict takes over the checkpoint's.
         templates.extend(expand(wanted, checkpoint, stored_name))
         description = Description(loading=True)
@@ -91,18 +127,26 @@ def load(
         description.owners.append(wanted)
         description.wait_for_devices()
         _compare_objects(description)
+        rank, size = (group.rank, group.size) if group is not None else (0, 1)
+        skipped, done = resized(
+            wanted, checkpoint, rank, size, lambda values: into(values, checkpoint, where, allow_pickle, "whole")
+        )
+        later.extend(done)
         if stored_name is not None:
             renames.update((leaf[0], stored_name(leaf[0])) for leaf in description.leaves)
         else:
             # An empty container is where something was forgotten, if the checkpoint has something for it.
             options["parts"] = sorted(description.empty)
+        for name in skipped:
+            below = (leaf[0] for leaf in description.leaves if leaf[2] and (leaf[0] == name or leaf[0].startswith(f"{name}.")))
+            renames.update(dict.fromkeys(below))
         return description
 
     def _compare_objects(description: Description) -> None:
         """What the engine does not look into, with its words."""
         trusted = None if allow_pickle else _trusted_classes()
-        found, casts = differences(description, checkpoint, stored_name, cast, trusted, group.rank if group else 0)
-        if found and strict:
+        found, casts = differences(description, checkpoint, stored_name, options["cast"], trusted, group.rank if group else 0)
+        if found and options["strict"]:
             raise mismatch(where, found)
         different = {one["key"] for one in found}
         description.leaves[:] = [leaf for leaf in description.leaves if leaf[0] not in different]
@@ -128,14 +172,18 @@ def load(
         _put(description, key, value)
     for template in templates:
         template.take_own_names()
+    for step in later:
+        step()
     for key, value in wanted.items():
         if key not in asked and state_dict[key] is not value:
             state_dict[key] = value
     for key in in_one_order(asked):
-        asked[key].load_state_dict(wanted[key])
+        asked[key](wanted[key])
     for name, more in of_objects.items():
         report[name] = [*report[name], *more]
-    return LoadReport(report)
+    done_report = LoadReport(report)
+    log_report(done_report, group.rank if group else 0)
+    return done_report
 
 
 def into(state: dict[Any, Any], checkpoint: Any, path: str, allow_pickle: bool, verify: str) -> None:

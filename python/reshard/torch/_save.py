@@ -11,9 +11,10 @@ from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
 from .. import _reshard
 from .._errors import InvalidInput
 from .._progress import Progress
-from .._reports import SaveReport
-from ._describe import Description, flatten, is_stateful, pickled
+from .._reports import SaveReport, log_report
+from ._describe import Description, flatten, pickled
 from ._group import DEFAULT_TIMEOUT, Group, described_failure, group_for, is_broken
+from ._states import states_of
 from .state._saved import has_unplaced, saved_form
 
 StrPath = str | os.PathLike[str]
@@ -33,7 +34,7 @@ def chosen_path(path: StrPath | None, checkpoint_id: StrPath | None) -> str:
 def _described(state: Mapping[str, Any], options: dict[str, Any]) -> Description:
     if not isinstance(state, Mapping):
         raise InvalidInput(f"the state to save is a {type(state).__name__}, not a dict")
-    plain = with_states(state)
+    plain, _ = states_of(state)
     # Options of one save, which all ranks choose alike: their optimizers are of one kind.
     options["check_replicas"] = options.get("check_replicas", False) or has_unplaced(plain)
     plain = saved_form(plain)
@@ -43,18 +44,6 @@ def _described(state: Mapping[str, Any], options: dict[str, Any]) -> Description
     description.owners.append(plain)
     description.wait_for_devices()
     return description
-
-
-def with_states(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state dict with the state of every Stateful object in its place. They may talk to other ranks when they are asked: all
-    ranks ask them in one order, whatever the order of their dicts."""
-    asked = {key: state[key].state_dict() for key in in_one_order(state) if is_stateful(state[key])}
-    return {key: asked.get(key, value) for key, value in state.items()}
-
-
-def in_one_order(state: Mapping[str, Any]) -> list[str]:
-    """The keys of a dict in an order that all ranks have in common."""
-    return sorted(state, key=str)
 
 
 class SaveOptions(TypedDict, total=False):
@@ -97,7 +86,8 @@ def save(
 
     Args:
         state_dict: nested dicts and lists of tensors, DTensors, ShardedTensors, :class:`ShardView`, and any picklable values;
-            objects with ``state_dict`` and ``load_state_dict`` at the top level are asked for their state.
+            objects with ``state_dict`` and ``load_state_dict`` at the top level are asked for their state, modules and optimizers
+            (of a module that is there too) by :func:`get_model_state_dict` and :func:`get_optimizer_state_dict`.
         path: a folder, or an address such as ``s3://bucket/step-100``.
         checkpoint_id: the same, by the name that PyTorch gives it.
         process_group: the ranks that save together; all by default.
@@ -126,7 +116,9 @@ def save(
     control = _reshard.Control()
     with Progress(control, "saving", enabled=progress, rank=group.rank if group else 0):
         report = _save_together(_reshard.save, state_dict, where, group, options, control, storage_options)
-    return SaveReport(report)
+    done = SaveReport(report)
+    log_report(done, group.rank if group else 0)
+    return done
 
 
 #: The plan of the last save of this process on its own; a group keeps its own.
@@ -207,8 +199,9 @@ class AsyncSaveHandle:
         durable: done when the checkpoint is complete and durable, with its :class:`SaveReport`.
     """
 
-    def __init__(self, path: str, inner: _reshard.SaveHandle, control: _reshard.Control) -> None:
+    def __init__(self, path: str, inner: _reshard.SaveHandle, control: _reshard.Control, rank: int = 0) -> None:
         self.path = path
+        self._rank = rank
         self.staged: Future[None] = Future()
         self.durable: Future[SaveReport] = Future()
         self._inner = inner
@@ -224,6 +217,7 @@ class AsyncSaveHandle:
         except BaseException as error:
             self.durable.set_exception(error)
         else:
+            log_report(report, self._rank)
             self.durable.set_result(report)
 
     @property
@@ -244,6 +238,10 @@ class AsyncSaveHandle:
         error = self.durable.exception(timeout)
         self._asked = True
         return error
+
+    def ask(self) -> None:
+        """Takes it upon the caller to look at what goes wrong: the next save will not raise it."""
+        self._asked = True
 
     def done(self) -> bool:
         """Whether it has ended, well or badly."""
@@ -302,7 +300,7 @@ class AsyncSaver:
         control = _reshard.Control()
         store = options.get("storage_options")
         inner = _save_together(self._inner.save, state_dict, where, group, chosen, control, store, earlier)
-        self._last = AsyncSaveHandle(where, inner, control)
+        self._last = AsyncSaveHandle(where, inner, control, group.rank if group else 0)
         return self._last
 
     def _settle(self) -> BaseException | None:
