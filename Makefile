@@ -7,6 +7,7 @@
 #   make fuzz        a short run of every fuzz target
 #   make doc         the Rust API documentation
 #   make wheel       the Python package as a wheel, checked in an environment without torch
+#   make test-integrations    the real trainers over the engine
 #   make test-torch TORCH=2.5.1    the Python tests on another PyTorch
 #   make test-fresh  demo, check and test in a minimal Debian made on the spot, as a user and as root
 
@@ -33,7 +34,7 @@ override export RESHARD_PYTHON := $(PY)
 # The command speaks s3://, gs://, az:// and https:// as well.
 CLI := -p reshard-cli --features reshard-cli/cloud
 
-.PHONY: demo test test-rust test-mpi test-python test-browser test-torch test-fresh check fmt clippy docs-check deps-check licences-check types-check python-check spelling-check bench bench-check bench-packages fuzz doc wheel build extension s3-server system-packages clean
+.PHONY: demo test test-rust test-mpi test-python test-integrations test-browser test-torch test-fresh check fmt clippy docs-check deps-check licences-check types-check python-check spelling-check bench bench-check bench-packages fuzz doc wheel build extension s3-server system-packages clean
 
 demo:
 	$(CARGO) run --release --quiet $(CLI) -- demo
@@ -53,6 +54,18 @@ test-mpi: system-packages
 
 test-python: extension s3-server
 	RESHARD_S3_SERVER="$${CARGO_TARGET_DIR:-$(CURDIR)/target}/debug/examples/s3_server" $(PY) -m pytest -q python/tests
+
+# The real trainers, in an environment that builds on the first one.
+INTEGRATIONS ?= .venv-integrations
+
+test-integrations: extension $(INTEGRATIONS)/.ready
+	$(INTEGRATIONS)/bin/python -m pytest -q python/tests/integrations
+
+$(INTEGRATIONS)/.ready: python/tests/integrations/requirements.txt $(PY_READY)
+	$(PY) -m venv $(INTEGRATIONS)
+	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(INTEGRATIONS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/first.pth"
+	$(INTEGRATIONS)/bin/python -m pip install --quiet --disable-pip-version-check -r python/tests/integrations/requirements.txt
+	touch $@
 
 test-browser: system-packages $(PY_READY)
 	scripts/test-browser

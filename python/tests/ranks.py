@@ -52,15 +52,14 @@ def _rank_main(
 class Ranks:
     """Runs functions on ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, preload: tuple[str, ...] = ()) -> None:
         # The server imports what ranks need once; it has to find the package and the tests.
         tests = os.path.dirname(os.path.abspath(__file__))
         paths = [os.path.dirname(tests), tests, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(
-            ["torch", "torch.distributed.tensor", "torch.distributed.fsdp", "reshard.torch", "helpers"]
-        )
+        always = ["torch", "torch.distributed.tensor", "torch.distributed.fsdp", "reshard.torch", "helpers"]
+        self._context.set_forkserver_preload([*always, *preload])
 
     def close(self) -> None:
         """Nothing is left running between tests."""
