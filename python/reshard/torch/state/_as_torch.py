@@ -17,6 +17,7 @@ from ._gather import gather_all, put
 from ._model import LiveModel
 from ._pieces import FlatView
 from ._stream import Path, leaves_of
+from ._template import OptimizerStateDict
 
 
 def as_torch_tree(live: LiveModel, state: dict[Any, Any]) -> None:
@@ -47,12 +48,16 @@ def as_torch_tree(live: LiveModel, state: dict[Any, Any]) -> None:
     for path, value in own.items():
         if not _is_there(made, path):
             put(made, path, value)
+    if not isinstance(state, OptimizerStateDict):
+        # A model's state has the model's order already.
+        state.update(made)
+        return
     for key, value in live.in_model_order(made).items():
+        # A key that is there keeps its place in a dict: all are put anew, in one order on all ranks.
+        state.pop(key, None)
         state[key] = value
-    if not nested:
-        # Keys that are there keep their place in a dict: all of them are put anew, in one order on all ranks.
-        for key in live.in_model_order(made):
-            state[key] = state.pop(key)
+    if nested:
+        state["param_groups"] = state.pop("param_groups")
 
 
 def _is_there(tree: Any, path: Path) -> bool:

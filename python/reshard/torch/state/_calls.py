@@ -221,7 +221,7 @@ def _delivered(live: LiveModel, state: dict[str, Any], options: StateDictOptions
     received = gather_all(live, tree, receivers, options.cpu_offload, lambda path, value: put(full, path, value), compared)
     if not received:
         return {}
-    if live.has_flats:
+    if live.has_flats and isinstance(state, OptimizerStateDict):
         full = live.in_model_order(full)
     if nested:
         full["param_groups"] = _on_cpu(groups) if options.cpu_offload else groups
