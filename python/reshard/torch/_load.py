@@ -58,8 +58,8 @@ def load(
         process_group: the ranks that load together; all by default.
         no_dist: load without talking to other ranks.
         strict: raise :class:`reshard.Mismatch` on any difference; otherwise load what fits and report the rest. Keys that
-            the checkpoint has beyond what is wanted count inside the top-level entries of which something is wanted, and
-            inside those that have an empty dict to load into.
+            the checkpoint has beyond what any rank wants count inside the top-level entries of which something is wanted,
+            and inside those that have an empty dict to load into.
         cast: where element types differ: "never" (a difference), "widening" (only casts that keep every value) or "any".
         rename: from a wanted key to the checkpoint's, as a dict or a function; None leaves the key alone.
         allow_pickle: unpickle values that are not plain data. Only for files you trust: it runs code from them.
