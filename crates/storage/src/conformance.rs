@@ -26,6 +26,9 @@ pub const CASES: &[(&str, Case)] = &[
     ("an aborted file is gone", an_aborted_file_is_gone),
     ("publishing creates or replaces", publishing_creates_or_replaces),
     ("one of many creators wins", one_of_many_creators_wins),
+    ("an update needs the version that was seen", an_update_needs_the_version_that_was_seen),
+    ("a root has one writer at a time", a_root_has_one_writer_at_a_time),
+    ("a rename replaces in one step", a_rename_replaces_in_one_step),
     ("a reader never sees half a publication", a_reader_never_sees_half_a_publication),
     ("listings are complete, sorted and inside", listings_are_complete),
     ("reads past the end fail", reads_past_the_end_fail),
@@ -294,6 +297,58 @@ fn one_of_many_creators_wins(make: Make<'_>) {
     if !store.capabilities().ordered_writes {
         assert_eq!(winners.len(), 1);
     }
+}
+
+fn an_update_needs_the_version_that_was_seen(make: Make<'_>) {
+    let store = make("update");
+    store.prepare().unwrap();
+    assert_eq!(store.version("file").unwrap(), None);
+    store.publish("file", b"one", Publish::Create).unwrap();
+    let first = store.version("file").unwrap().expect("it exists");
+    assert_eq!(store.version("file").unwrap().as_ref(), Some(&first), "looking changes nothing");
+    store.publish("file", b"two", Publish::Update(first.clone())).unwrap();
+    assert_eq!(store.read("file", 10).unwrap(), b"two");
+    let late = names_path(store.publish("file", b"three", Publish::Update(first.clone())), "file");
+    assert!(matches!(late, StorageError::Changed { .. }), "{late}");
+    assert_eq!(store.read("file", 10).unwrap(), b"two");
+    store.delete("file").unwrap();
+    let gone = names_path(store.publish("file", b"three", Publish::Update(first)), "file");
+    assert!(matches!(gone, StorageError::Changed { .. }), "{gone}");
+    assert!(!store.exists("file").unwrap());
+}
+
+fn a_root_has_one_writer_at_a_time(make: Make<'_>) {
+    let (store, again, other) = (make("lock"), make("lock"), make("lock-sibling"));
+    for store in [&store, &other] {
+        store.prepare().unwrap();
+    }
+    let held = store.lock().unwrap();
+    let _elsewhere = other.lock().unwrap();
+    if store.capabilities().locks {
+        assert!(matches!(again.lock(), Err(StorageError::Busy { .. })));
+        assert!(matches!(store.lock(), Err(StorageError::Busy { .. })));
+    }
+    drop(held);
+    drop(again.lock().unwrap());
+    assert!(store.list("").unwrap().is_empty(), "a lock leaves nothing behind");
+}
+
+fn a_rename_replaces_in_one_step(make: Make<'_>) {
+    let store = make("rename");
+    store.prepare().unwrap();
+    write(&*store, "from", b"new");
+    write(&*store, "to", b"old");
+    if !store.capabilities().hard_links {
+        assert!(matches!(store.rename("from", "to", Publish::Replace), Err(StorageError::Unsupported { .. })));
+        return;
+    }
+    assert!(names_path(store.rename("from", "to", Publish::Create), "to").is_already_exists());
+    assert_eq!(store.read("to", 10).unwrap(), b"old");
+    store.rename("from", "to", Publish::Replace).unwrap();
+    assert_eq!(store.read("to", 10).unwrap(), b"new");
+    assert!(store.rename("from", "to", Publish::Replace).unwrap_err().is_not_found());
+    store.rename("to", "third", Publish::Create).unwrap();
+    assert_eq!(store.list("").unwrap().len(), 1);
 }
 
 fn a_reader_never_sees_half_a_publication(make: Make<'_>) {

@@ -15,6 +15,8 @@ pub enum Operation {
     Open,
     /// Creating the root folder.
     Prepare,
+    /// Claiming the root for one writer.
+    Lock,
     /// Listing files or folders.
     List,
     /// Asking for a file's size.
@@ -54,7 +56,10 @@ pub enum Operation {
 impl Operation {
     /// Whether the operation changes what is stored.
     pub fn is_mutating(self) -> bool {
-        !matches!(self, Operation::Open | Operation::List | Operation::Size | Operation::Read | Operation::OpenReader)
+        !matches!(
+            self,
+            Operation::Open | Operation::Lock | Operation::List | Operation::Size | Operation::Read | Operation::OpenReader
+        )
     }
 }
 
@@ -63,6 +68,7 @@ impl fmt::Display for Operation {
         f.write_str(match self {
             Operation::Open => "open",
             Operation::Prepare => "prepare",
+            Operation::Lock => "lock",
             Operation::List => "list",
             Operation::Size => "size",
             Operation::Read => "read",
@@ -103,6 +109,20 @@ pub enum StorageError {
         path: String,
         /// What was being done.
         operation: Operation,
+    },
+    /// The file is not the one that was there when the caller looked, and must not be replaced.
+    #[error("cannot {operation}: {path} was changed by another writer")]
+    Changed {
+        /// Where.
+        path: String,
+        /// What was being done.
+        operation: Operation,
+    },
+    /// Another writer, of this process or another, is at work there.
+    #[error("another writer is at work in {path}")]
+    Busy {
+        /// Where.
+        path: String,
     },
     /// The disk is full, or a quota is used up.
     #[error("cannot {operation}: no space left for {path}")]
@@ -256,6 +276,8 @@ impl StorageError {
         match self {
             StorageError::NotFound { path, .. }
             | StorageError::AlreadyExists { path, .. }
+            | StorageError::Changed { path, .. }
+            | StorageError::Busy { path }
             | StorageError::NoSpace { path, .. }
             | StorageError::PermissionDenied { path, .. }
             | StorageError::Unsupported { path, .. }

@@ -18,6 +18,7 @@
 #![deny(unsafe_code)]
 
 mod address;
+mod claims;
 #[cfg(any(test, feature = "testing"))]
 pub mod conformance;
 mod error;
@@ -35,5 +36,6 @@ pub use error::{Operation, Result, StorageError};
 pub use options::{Retry, StoreOptions, open};
 pub use path::{STAGED_SUFFIX, check_relative, is_staged};
 pub use store::{
-    Capabilities, FileInfo, Linked, NoObserver, Origin, Publish, PublishObserver, RangeRead, Reader, Store, WriteOptions, Writer,
+    Capabilities, FileInfo, Linked, NoObserver, Origin, Publish, PublishObserver, RangeRead, Reader, Store, Version, WriteLock,
+    WriteOptions, Writer,
 };

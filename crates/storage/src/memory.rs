@@ -8,8 +8,8 @@ use std::time::SystemTime;
 
 use crate::store::{check_range, total};
 use crate::{
-    Capabilities, FileInfo, Linked, Operation, Origin, Publish, PublishObserver, Reader, Result, StorageError, Store,
-    WriteOptions, Writer, check_relative,
+    Capabilities, FileInfo, Linked, Operation, Origin, Publish, PublishObserver, Reader, Result, StorageError, Store, Version,
+    WriteLock, WriteOptions, Writer, check_relative,
 };
 
 static SHARED: LazyLock<Mutex<HashMap<String, Arc<Space>>>> = LazyLock::new(Mutex::default);
@@ -23,13 +23,21 @@ struct Space {
 
 #[derive(Debug)]
 struct File {
+    /// No two files have the same.
+    id: u64,
     bytes: RwLock<Vec<u8>>,
     created: SystemTime,
 }
 
 impl File {
     fn new(bytes: Vec<u8>) -> Arc<File> {
-        Arc::new(File { bytes: RwLock::new(bytes), created: SystemTime::now() })
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        Arc::new(File { id, bytes: RwLock::new(bytes), created: SystemTime::now() })
+    }
+
+    fn version(&self) -> Version {
+        Version::new(self.id.to_string())
     }
 
     fn len(&self) -> u64 {
@@ -60,7 +68,8 @@ pub fn forget(name: &str) {
 impl MemoryStore {
     /// A store that nobody else sees.
     pub fn new() -> MemoryStore {
-        MemoryStore { space: Space::new(), name: "private".to_owned(), root: String::new() }
+        let space = Space::new();
+        MemoryStore { name: format!("private-{}", space.id), space, root: String::new() }
     }
 
     /// The store below `root` in the memory that this process shares by `name`.
@@ -91,10 +100,26 @@ impl MemoryStore {
     }
 
     fn insert_new(&self, operation: Operation, path: &str, file: Arc<File>) -> Result<()> {
-        let key = self.key(path)?;
         let mut files = self.space.files.write().unwrap_or_else(PoisonError::into_inner);
-        if files.contains_key(&key) {
-            return Err(StorageError::AlreadyExists { path: self.shown(path), operation });
+        self.put(&mut files, operation, path, file, &Publish::Create)
+    }
+
+    fn put(
+        &self,
+        files: &mut BTreeMap<String, Arc<File>>,
+        operation: Operation,
+        path: &str,
+        file: Arc<File>,
+        mode: &Publish,
+    ) -> Result<()> {
+        let key = self.key(path)?;
+        let there = files.get(&key);
+        match mode {
+            Publish::Create if there.is_some() => return Err(StorageError::AlreadyExists { path: self.shown(path), operation }),
+            Publish::Update(seen) if there.is_none_or(|there| there.version() != *seen) => {
+                return Err(StorageError::Changed { path: self.shown(path), operation });
+            }
+            _ => {}
         }
         files.insert(key, file);
         Ok(())
@@ -113,7 +138,15 @@ impl Store for MemoryStore {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { ordered_writes: false, atomic_replace: true, put_if_absent: true, hard_links: true, remote: false }
+        Capabilities {
+            ordered_writes: false,
+            atomic_replace: true,
+            put_if_absent: true,
+            hard_links: true,
+            remote: false,
+            visible_is_durable: true,
+            locks: true,
+        }
     }
 
     fn prepare(&self) -> Result<()> {
@@ -141,6 +174,18 @@ impl Store for MemoryStore {
 
     fn size(&self, path: &str) -> Result<u64> {
         Ok(self.file(Operation::Size, path)?.len())
+    }
+
+    fn version(&self, path: &str) -> Result<Option<Version>> {
+        match self.file(Operation::Size, path) {
+            Ok(file) => Ok(Some(file.version())),
+            Err(StorageError::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn lock(&self) -> Result<WriteLock> {
+        crate::claims::claim(format!("memory {} {}", self.space.id, self.root), self.describe())
     }
 
     fn read(&self, path: &str, limit: u64) -> Result<Vec<u8>> {
@@ -171,16 +216,22 @@ impl Store for MemoryStore {
     }
 
     fn publish_observed(&self, path: &str, bytes: &[u8], mode: Publish, observer: &dyn PublishObserver) -> Result<()> {
-        let key = self.key(path)?;
+        self.key(path)?;
         observer.before(Operation::Publish, path)?;
         let file = File::new(bytes.to_vec());
-        match mode {
-            Publish::Create => self.insert_new(Operation::Publish, path, file),
-            Publish::Replace => {
-                self.space.files.write().unwrap_or_else(PoisonError::into_inner).insert(key, file);
-                Ok(())
-            }
-        }
+        let mut files = self.space.files.write().unwrap_or_else(PoisonError::into_inner);
+        self.put(&mut files, Operation::Publish, path, file, &mode)
+    }
+
+    fn rename(&self, from: &str, to: &str, mode: Publish) -> Result<()> {
+        let operation = Operation::Publish;
+        let key = self.key(from)?;
+        let mut files = self.space.files.write().unwrap_or_else(PoisonError::into_inner);
+        let missing = || StorageError::NotFound { path: self.shown(from), operation };
+        let file = files.get(&key).cloned().ok_or_else(missing)?;
+        self.put(&mut files, operation, to, file, &mode)?;
+        files.remove(&key);
+        Ok(())
     }
 
     fn delete(&self, path: &str) -> Result<()> {

@@ -21,6 +21,10 @@ pub struct Capabilities {
     pub hard_links: bool,
     /// Every request travels to a service and back: few and large ones are best, many of them at once.
     pub remote: bool,
+    /// What can be read is durable. (Of local files only what was synced is.)
+    pub visible_is_durable: bool,
+    /// [`Store::lock`] keeps other writers away.
+    pub locks: bool,
 }
 
 /// One file of a listing.
@@ -35,12 +39,53 @@ pub struct FileInfo {
 }
 
 /// How [`Store::publish`] treats a file that is there already.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Publish {
     /// Fail with [`StorageError::AlreadyExists`].
     Create,
     /// Replace it atomically.
     Replace,
+    /// Replace it atomically if it is still the one that [`Store::version`] saw; else fail with [`StorageError::Changed`].
+    /// Object stores decide it by themselves where they can; on local files hold [`Store::lock`].
+    Update(Version),
+}
+
+/// What tells one content of a file from those that it had before and will have later.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Version {
+    /// Differs between any two contents, as far as the backend can tell.
+    pub(crate) mark: String,
+    /// An object's entity tag, where it has a strong one.
+    pub(crate) e_tag: Option<String>,
+    /// A number of the object store's own.
+    pub(crate) generation: Option<String>,
+}
+
+impl Version {
+    pub(crate) fn new(mark: String) -> Version {
+        Version { mark, e_tag: None, generation: None }
+    }
+}
+
+/// The right to write below a root, given back when dropped, or by the operating system when the process dies.
+pub struct WriteLock(Option<Box<dyn std::any::Any + Send + Sync>>);
+
+impl WriteLock {
+    /// Held for as long as `guard` lives.
+    pub fn new(guard: impl std::any::Any + Send + Sync) -> WriteLock {
+        WriteLock(Some(Box::new(guard)))
+    }
+
+    /// Of a store that has no locks.
+    pub fn none() -> WriteLock {
+        WriteLock(None)
+    }
+}
+
+impl Debug for WriteLock {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.is_some() { "WriteLock(held)" } else { "WriteLock(none)" })
+    }
 }
 
 /// How [`Store::link_or_copy`] did its work.
@@ -135,6 +180,15 @@ pub trait Store: Send + Sync + Debug {
     /// The size of a file.
     fn size(&self, path: &str) -> Result<u64>;
 
+    /// What tells the file's present content from any other; `None` when it does not exist.
+    fn version(&self, path: &str) -> Result<Option<Version>>;
+
+    /// Claims the root, which must exist, for one writer: a second claim, by this process or another, fails at once with
+    /// [`StorageError::Busy`]. Readers need no lock. Where there are no locks ([`Capabilities::locks`]) everyone gets one.
+    fn lock(&self) -> Result<WriteLock> {
+        Ok(WriteLock::none())
+    }
+
     /// Whether a file is there.
     fn exists(&self, path: &str) -> Result<bool> {
         match self.size(path) {
@@ -162,6 +216,14 @@ pub trait Store: Send + Sync + Debug {
 
     /// [`Store::publish`], with a look (and a veto) before each of its steps.
     fn publish_observed(&self, path: &str, bytes: &[u8], mode: Publish, observer: &dyn PublishObserver) -> Result<()>;
+
+    /// Gives a finished file the name `to` in one step: a reader sees what was there before, or all of the new. Durable after
+    /// [`Store::sync`]. Only where there are second names ([`Capabilities::hard_links`]).
+    fn rename(&self, from: &str, to: &str, mode: Publish) -> Result<()> {
+        let _ = (from, mode);
+        let reason = "files cannot be renamed here".to_owned();
+        Err(StorageError::Unsupported { path: to.to_owned(), operation: Operation::Publish, reason })
+    }
 
     /// Deletes a file. A missing one is fine.
     fn delete(&self, path: &str) -> Result<()>;

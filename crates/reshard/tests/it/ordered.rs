@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use reshard::storage::memory::MemoryStore;
 use reshard::storage::{
-    Capabilities, FileInfo, Linked, Origin, Publish, PublishObserver, RangeRead, Reader, Result, Store, WriteOptions, Writer,
+    Capabilities, FileInfo, Linked, Origin, Publish, PublishObserver, RangeRead, Reader, Result, Store, Version, WriteOptions,
+    Writer,
 };
 
 #[derive(Debug, Default)]
@@ -68,7 +69,7 @@ impl Store for Ordered {
         self.inner.describe()
     }
     fn capabilities(&self) -> Capabilities {
-        Capabilities { ordered_writes: true, hard_links: false, remote: true, ..self.inner.capabilities() }
+        Capabilities { ordered_writes: true, hard_links: false, remote: true, locks: false, ..self.inner.capabilities() }
     }
     fn prepare(&self) -> Result<()> {
         self.inner.prepare()
@@ -84,6 +85,9 @@ impl Store for Ordered {
     }
     fn read(&self, path: &str, limit: u64) -> Result<Vec<u8>> {
         self.inner.read(path, limit)
+    }
+    fn version(&self, path: &str) -> Result<Option<Version>> {
+        self.inner.version(path)
     }
     fn open_reader(&self, path: &str) -> Result<Arc<dyn Reader>> {
         Ok(Arc::new(FarReader { inner: self.inner.open_reader(path)?, away: self.away, reads: Arc::clone(&self.reads) }))

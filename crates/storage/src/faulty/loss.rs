@@ -62,6 +62,18 @@ impl Tracker {
         self.0.remove(&(store.describe(), path.to_owned()));
     }
 
+    /// A file took another name, which an earlier file may have had: as long as the folder is not synced, a power failure
+    /// brings back one of the two, whole. Only content that nobody synced is lost.
+    pub(super) fn renamed(&mut self, store: &Arc<dyn Store>, from: &str, to: &str) {
+        let root = store.describe();
+        self.0.remove(&(root.clone(), to.to_owned()));
+        if let Some(tracked) = self.0.remove(&(root.clone(), from.to_owned()))
+            && !tracked.content_synced
+        {
+            self.0.insert((root, to.to_owned()), Tracked { name_synced: true, ..tracked });
+        }
+    }
+
     /// The names below a root were synced.
     pub(super) fn names_synced(&mut self, store: &dyn Store) {
         let root = store.describe();

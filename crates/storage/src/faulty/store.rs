@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::{Decision, Failure, Faults, Half, flip, short_write};
 use crate::store::total;
 use crate::{
-    Capabilities, FileInfo, Linked, Operation, Origin, Publish, PublishObserver, RangeRead, Reader, Result, Store, WriteOptions,
-    Writer,
+    Capabilities, FileInfo, Linked, Operation, Origin, Publish, PublishObserver, RangeRead, Reader, Result, Store, Version,
+    WriteLock, WriteOptions, Writer,
 };
 
 #[derive(Debug)]
@@ -50,6 +50,14 @@ impl Store for Faulty {
 
     fn size(&self, path: &str) -> Result<u64> {
         self.faults.run(Operation::Size, path, || self.inner.size(path))
+    }
+
+    fn version(&self, path: &str) -> Result<Option<Version>> {
+        self.faults.run(Operation::Size, path, || self.inner.version(path))
+    }
+
+    fn lock(&self) -> Result<WriteLock> {
+        self.faults.run(Operation::Lock, "", || self.inner.lock())
     }
 
     fn exists(&self, path: &str) -> Result<bool> {
@@ -103,6 +111,14 @@ impl Store for Faulty {
             Some((failure, operation, step)) => Err(failure.error(operation, path, step)),
             None => Ok(()),
         }
+    }
+
+    fn rename(&self, from: &str, to: &str, mode: Publish) -> Result<()> {
+        self.faults.run(Operation::Publish, to, || {
+            self.inner.rename(from, to, mode)?;
+            self.faults.tracker().renamed(&self.inner, from, to);
+            Ok(())
+        })
     }
 
     fn delete(&self, path: &str) -> Result<()> {

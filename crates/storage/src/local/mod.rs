@@ -3,6 +3,7 @@
 
 mod direct;
 mod link;
+mod lock;
 mod reader;
 mod root;
 mod staged;
@@ -22,7 +23,7 @@ use rustix::io::Errno;
 
 use crate::{
     Capabilities, FileInfo, Linked, Operation, Origin, Publish, PublishObserver, Reader, Result, StorageError, Store,
-    StoreOptions, WriteOptions, Writer, check_relative,
+    StoreOptions, Version, WriteLock, WriteOptions, Writer, check_relative,
 };
 use root::Root;
 
@@ -143,7 +144,15 @@ impl Store for LocalStore {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { ordered_writes: false, atomic_replace: true, put_if_absent: true, hard_links: true, remote: false }
+        Capabilities {
+            ordered_writes: false,
+            atomic_replace: true,
+            put_if_absent: true,
+            hard_links: true,
+            remote: false,
+            visible_is_durable: false,
+            locks: true,
+        }
     }
 
     fn local_root(&self) -> Option<&Path> {
@@ -195,6 +204,14 @@ impl Store for LocalStore {
         self.regular_size(Operation::Size, path, &fd)
     }
 
+    fn version(&self, path: &str) -> Result<Option<Version>> {
+        staged::version(&self.root, path)
+    }
+
+    fn lock(&self) -> Result<WriteLock> {
+        lock::lock(&self.root)
+    }
+
     fn read(&self, path: &str, limit: u64) -> Result<Vec<u8>> {
         let (file, size) = self.open_file(Operation::Read, path)?;
         if size > limit {
@@ -232,10 +249,17 @@ impl Store for LocalStore {
     }
 
     fn publish_observed(&self, path: &str, bytes: &[u8], mode: Publish, observer: &dyn PublishObserver) -> Result<()> {
-        staged::publish(&self.root, path, bytes, mode, observer)?;
+        staged::publish(&self.root, path, bytes, &mode, observer)?;
         self.mark_entry(path);
         observer.before(Operation::SyncFolder, path)?;
         self.sync()
+    }
+
+    fn rename(&self, from: &str, to: &str, mode: Publish) -> Result<()> {
+        staged::rename(&self.root, from, to, &mode)?;
+        self.mark_entry(from);
+        self.mark_entry(to);
+        Ok(())
     }
 
     fn delete(&self, path: &str) -> Result<()> {

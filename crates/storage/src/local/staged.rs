@@ -3,13 +3,13 @@
 
 use std::io::IoSlice;
 
-use rustix::fs::{AtFlags, RenameFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use super::root::Root;
 use super::transfer::{retry, write_vectored};
 use crate::path::{split, staged_name};
-use crate::{Operation, Publish, PublishObserver, Result, check_relative};
+use crate::{Operation, Publish, PublishObserver, Result, StorageError, Version, check_relative};
 
 /// Puts `bytes` at `path` so that a reader sees what was there before, or all of them, whatever stops this and wherever.
 ///
@@ -20,7 +20,7 @@ use crate::{Operation, Publish, PublishObserver, Result, check_relative};
 /// 5. The caller syncs the folder; until then a crash may bring back the old state, whole.
 ///
 /// After a failure the staged file is removed; after a crash it stays, and the next sweep removes it.
-pub(super) fn publish(root: &Root, path: &str, bytes: &[u8], mode: Publish, observer: &dyn PublishObserver) -> Result<()> {
+pub(super) fn publish(root: &Root, path: &str, bytes: &[u8], mode: &Publish, observer: &dyn PublishObserver) -> Result<()> {
     check_relative(path)?;
     let staged = staged_name(path);
     observer.before(Operation::Stage, &staged)?;
@@ -42,22 +42,46 @@ pub(super) fn publish(root: &Root, path: &str, bytes: &[u8], mode: Publish, obse
     done
 }
 
-fn rename(root: &Root, staged: &str, path: &str, mode: Publish) -> Result<()> {
+/// Which content a file has: by its inode, size and time of change. (The time of the inode's own change would differ after
+/// someone made a second name for it.)
+pub(super) fn version(root: &Root, path: &str) -> Result<Option<Version>> {
+    let fd = match root.open(Operation::Size, path, OFlags::PATH, Mode::empty()) {
+        Ok(fd) => fd,
+        Err(StorageError::NotFound { .. }) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let stat = rustix::fs::fstat(&fd).map_err(|error| root.error(Operation::Size, path, error))?;
+    let tag = format!("{}-{}-{}.{:09}", stat.st_ino, stat.st_size, stat.st_mtime, stat.st_mtime_nsec);
+    Ok(Some(Version::new(tag)))
+}
+
+/// Gives a file another name in one step.
+pub(super) fn rename(root: &Root, from: &str, path: &str, mode: &Publish) -> Result<()> {
+    let operation = Operation::Publish;
+    check_relative(from)?;
+    check_relative(path)?;
+    let (from_folder, from_name) = split(from);
     let (folder, name) = split(path);
-    let folder = root.folder(Operation::Publish, folder, false)?;
-    let staged = split(staged).1;
+    let from_folder = root.folder(operation, from_folder, false)?;
+    let folder = root.folder(operation, folder, false)?;
     let renamed = match mode {
-        Publish::Replace => rustix::fs::renameat(&folder, staged, &folder, name),
+        Publish::Replace => rustix::fs::renameat(&from_folder, from_name, &folder, name),
+        Publish::Update(seen) => {
+            if version(root, path)?.as_ref() != Some(seen) {
+                return Err(StorageError::Changed { path: root.shown(path), operation });
+            }
+            rustix::fs::renameat(&from_folder, from_name, &folder, name)
+        }
         Publish::Create => {
-            match rustix::fs::renameat_with(&folder, staged, &folder, name, RenameFlags::NOREPLACE) {
+            match rustix::fs::renameat_with(&from_folder, from_name, &folder, name, RenameFlags::NOREPLACE) {
                 // File systems without the flag (NFS among them) can make a second name, and that fails if it is taken.
                 Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
-                    rustix::fs::linkat(&folder, staged, &folder, name, AtFlags::empty())
-                        .and_then(|()| super::unlink_at(&folder, staged))
+                    rustix::fs::linkat(&from_folder, from_name, &folder, name, AtFlags::empty())
+                        .and_then(|()| super::unlink_at(&from_folder, from_name))
                 }
                 done => done,
             }
         }
     };
-    renamed.map_err(|error| root.error(Operation::Publish, path, error))
+    renamed.map_err(|error| root.error(operation, path, error))
 }

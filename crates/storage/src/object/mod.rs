@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path as Key;
-use object_store::{CopyOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use object_store::{CopyOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersion};
 
 use crate::{
     Address, Capabilities, FileInfo, Linked, Operation, Origin, Publish, PublishObserver, Reader, Result, Scheme, StorageError,
-    Store, StoreOptions, WriteOptions, Writer, check_relative,
+    Store, StoreOptions, Version, WriteOptions, Writer, check_relative,
 };
 use runtime::wait;
 
@@ -29,7 +29,8 @@ pub struct ObjectBackend {
     address: Address,
     service: String,
     options: StoreOptions,
-    /// Whether the service decides "only if absent" itself; corrected when it turns out that it cannot.
+    /// Whether the service decides conditions ("only if absent", "only if unchanged") itself; corrected when it turns out that
+    /// it cannot.
     put_if_absent: AtomicBool,
     limits: read::Limits,
 }
@@ -95,8 +96,34 @@ impl ObjectBackend {
         wait(Operation::Publish, &shown, async move {
             let options = PutOptions { mode, ..PutOptions::default() };
             let put = client.put_opts(&key, payload, options).await;
-            put.map(|_| ()).map_err(|error| classify(Operation::Publish, &task_path, error))
+            put.map(|_| ()).map_err(|error| match error {
+                object_store::Error::Precondition { .. } => {
+                    StorageError::Changed { path: task_path, operation: Operation::Publish }
+                }
+                error => classify(Operation::Publish, &task_path, error),
+            })
         })
+    }
+
+    /// A put under a condition. The answer to the first try may get lost; the client tries again, and the condition then fails
+    /// because of the object that the first try put. So a refusal is believed only when the object is another one.
+    fn put_if(&self, path: &str, bytes: &[u8], condition: PutMode) -> Result<()> {
+        match self.put(path, bytes, condition) {
+            Err(error @ (StorageError::AlreadyExists { .. } | StorageError::Changed { .. })) => {
+                match self.read(path, bytes.len() as u64) {
+                    Ok(found) if found == bytes => Ok(()),
+                    _ => Err(error),
+                }
+            }
+            done => done,
+        }
+    }
+
+    fn refuse_changed(&self, path: &str, seen: &Version) -> Result<()> {
+        match self.version(path)? {
+            Some(version) if version == *seen => Ok(()),
+            _ => Err(StorageError::Changed { path: self.shown(path), operation: Operation::Publish }),
+        }
     }
 
     fn refuse_existing(&self, operation: Operation, path: &str) -> Result<()> {
@@ -120,6 +147,8 @@ impl Store for ObjectBackend {
             put_if_absent: self.put_if_absent.load(Ordering::Relaxed),
             hard_links: false,
             remote: true,
+            visible_is_durable: true,
+            locks: false,
         }
     }
 
@@ -166,6 +195,18 @@ impl Store for ObjectBackend {
         Ok(self.head(Operation::Size, path)?.size)
     }
 
+    fn version(&self, path: &str) -> Result<Option<Version>> {
+        match self.head(Operation::Size, path) {
+            Ok(meta) => {
+                let mark = format!("{:?}-{}-{}", meta.e_tag, meta.last_modified, meta.size);
+                let e_tag = meta.e_tag.filter(|tag| !tag.starts_with("W/"));
+                Ok(Some(Version { mark, e_tag, generation: meta.version }))
+            }
+            Err(StorageError::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     fn read(&self, path: &str, limit: u64) -> Result<Vec<u8>> {
         let (client, key, shown) = (self.client.clone(), self.key(path)?, self.shown(path));
         let task_path = shown.clone();
@@ -205,19 +246,27 @@ impl Store for ObjectBackend {
     fn publish_observed(&self, path: &str, bytes: &[u8], mode: Publish, observer: &dyn PublishObserver) -> Result<()> {
         check_relative(path)?;
         observer.before(Operation::Publish, path)?;
-        if mode == Publish::Replace {
-            return self.put(path, bytes, PutMode::Overwrite);
-        }
-        if self.put_if_absent.load(Ordering::Relaxed) {
-            match self.put(path, bytes, PutMode::Create) {
+        let (condition, known) = match &mode {
+            Publish::Replace => return self.put(path, bytes, PutMode::Overwrite),
+            Publish::Create => (PutMode::Create, true),
+            Publish::Update(seen) => {
+                let version = UpdateVersion { e_tag: seen.e_tag.clone(), version: seen.generation.clone() };
+                (PutMode::Update(version), seen.e_tag.is_some())
+            }
+        };
+        if known && self.put_if_absent.load(Ordering::Relaxed) {
+            match self.put_if(path, bytes, condition) {
                 Err(StorageError::Unsupported { reason, .. }) => {
-                    tracing::warn!(store = %self.address, reason, "no put-if-absent: asking first instead");
+                    tracing::warn!(store = %self.address, reason, "no conditional put: asking first instead");
                     self.put_if_absent.store(false, Ordering::Relaxed);
                 }
                 done => return done,
             }
         }
-        self.refuse_existing(Operation::Publish, path)?;
+        match &mode {
+            Publish::Update(seen) => self.refuse_changed(path, seen)?,
+            _ => self.refuse_existing(Operation::Publish, path)?,
+        }
         self.put(path, bytes, PutMode::Overwrite)
     }
 
