@@ -120,7 +120,12 @@ def load(
     failure: str | None = None,
     storage_options: dict[str, Any] | None = None,
 ) -> tuple[dict[str, tuple[Any, bytes | None]], dict[str, Any]]: ...
-def begin_records(path: str, options: dict[str, Any], storage_options: dict[str, Any] | None = None) -> tuple[str, bool]: ...
+def begin_records(
+    path: str,
+    options: dict[str, Any],
+    metadata_name: str | None = None,
+    storage_options: dict[str, Any] | None = None,
+) -> tuple[str, bool]: ...
 def write_records(
     path: str,
     save_id: str,
@@ -137,6 +142,7 @@ def publish_records(
     path: str,
     save_id: str,
     named: bool,
+    begun: str,
     sums: list[bytes],
     metadata: bytes,
     options: dict[str, Any],

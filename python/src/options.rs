@@ -113,6 +113,7 @@ pub(crate) fn save_options(py: Python<'_>, given: &Bound<'_, PyDict>, control: &
                 options.split_replicated_above = value.extract::<Option<_>>()?.unwrap_or(options.split_replicated_above);
             }
             "check_replicas" => options.check_replicas = value.extract()?,
+            "check_files" => options.check_files = value.extract()?,
             "files_per_rank" => options.files_per_rank = value.extract()?,
             "plan_cache" => options.plan_cache = Some(Arc::clone(&value.cast::<PlanCache>()?.get().inner)),
             other => return Err(invalid(py, format!("{other:?} is no option of a save"))),

@@ -14,16 +14,17 @@ use crate::tree::key_path;
 
 /// Prepares a path; returns the save's id, and whether data files carry it in their names.
 #[pyfunction]
-#[pyo3(signature = (path, options, storage_options=None))]
+#[pyo3(signature = (path, options, metadata_name=None, storage_options=None))]
 pub(crate) fn begin_records(
     py: Python<'_>,
     path: &str,
     options: &Bound<'_, PyDict>,
+    metadata_name: Option<&str>,
     storage_options: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<(String, bool)> {
     let store = store_at(py, path, storage_options)?;
     let options = save_options(py, options, &Control::default())?;
-    let save = py.detach(|| begin(store.as_ref(), &options)).or_raise(py)?;
+    let save = py.detach(|| begin(store.as_ref(), metadata_name, &options)).or_raise(py)?;
     Ok((save.save_id, save.named))
 }
 
@@ -51,7 +52,7 @@ pub(crate) fn write_records<'py>(
     let store = store_at(py, path, storage_options)?;
     let options = save_options(py, options, control)?;
     let records = records.iter().map(record).collect::<PyResult<Vec<_>>>()?;
-    let save = RecordSave { save_id, named };
+    let save = RecordSave { begun: save_id.clone(), save_id, named };
     let written = run(py, &control.inner, move || {
         let written = write(store.as_ref(), &save, rank, ranks, records, &options);
         drop(owners);
@@ -94,13 +95,14 @@ fn record(record: Bound<'_, PyAny>) -> PyResult<RecordToWrite<'static>> {
 
 /// Publishes what all ranks wrote; returns warnings.
 #[pyfunction]
-#[pyo3(signature = (path, save_id, named, sums, metadata, options, metadata_name=None, storage_options=None))]
+#[pyo3(signature = (path, save_id, named, begun, sums, metadata, options, metadata_name=None, storage_options=None))]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn publish_records(
     py: Python<'_>,
     path: &str,
     save_id: String,
     named: bool,
+    begun: String,
     sums: Vec<Vec<u8>>,
     metadata: &[u8],
     options: &Bound<'_, PyDict>,
@@ -109,6 +111,6 @@ pub(crate) fn publish_records(
 ) -> PyResult<Vec<String>> {
     let store = store_at(py, path, storage_options)?;
     let options = save_options(py, options, &Control::default())?;
-    let save = RecordSave { save_id, named };
+    let save = RecordSave { save_id, named, begun };
     py.detach(|| publish(store.as_ref(), &save, &sums, metadata, metadata_name, &options)).or_raise(py)
 }

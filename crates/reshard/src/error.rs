@@ -67,6 +67,14 @@ pub enum Error {
         /// The address.
         path: String,
     },
+    /// Another writer is at work at the path, or was since this one began.
+    #[error("{path} has another writer: {detail}")]
+    Conflict {
+        /// The address.
+        path: String,
+        /// What it does or did, and what to do.
+        detail: String,
+    },
     /// A checkpoint that lacks files or was never finished.
     #[error("the checkpoint at {path} is incomplete: {detail}")]
     Incomplete {
@@ -182,7 +190,7 @@ impl Error {
             Error::Mismatch(_) => ErrorKind::Mismatch,
             Error::Untrusted { .. } => ErrorKind::Untrusted,
             Error::Storage { source: StorageError::NotFound { .. }, .. } => ErrorKind::NotFound,
-            Error::Storage { .. } => ErrorKind::Storage,
+            Error::Storage { .. } | Error::Conflict { .. } => ErrorKind::Storage,
             Error::Group { .. } => ErrorKind::Group,
             Error::Remote { failures } => failures.first().map_or(ErrorKind::Group, |f| f.kind),
             Error::Invalid { .. } => ErrorKind::Invalid,

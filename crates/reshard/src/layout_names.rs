@@ -11,6 +11,9 @@ pub(crate) const SIDE_SUFFIX: &str = ".sums";
 /// The note of an edit has a sidecar's prefix and ends so.
 pub(crate) const EDIT_SUFFIX: &str = ".edit";
 
+/// A safetensors model in one file; where it exists it is the folder's model, as for the libraries that load it.
+pub(crate) const MODEL_FILE: &str = "model.safetensors";
+
 /// The name of a rank's data file. `save_id` sets it apart from files of other saves in the same folder.
 pub(crate) fn data_file(rank: usize, file: u32, save_id: Option<&str>) -> String {
     match save_id {

@@ -8,6 +8,7 @@
 mod cast;
 mod checkpoint;
 mod checksums;
+mod commit;
 mod control;
 mod convert;
 mod diff;

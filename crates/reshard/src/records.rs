@@ -4,26 +4,27 @@
 //! once, [`write_records`] writes one rank's records, [`publish_records`] makes the save visible; the promises are those of
 //! [`save`](crate::save()): old or new, synced, with checksums, files that describe themselves.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use rayon::prelude::*;
 use reshard_formats::{DType, KeyPath, PathSegment};
 use reshard_layout::Dims;
-use reshard_storage::{Publish, Store};
+use reshard_storage::Store;
 
 use crate::checkpoint::{Checkpoint, Decoded, ValuePlace};
 use crate::checksums::{RecordChecksums, Sidecar, SidecarFile, sidecar_name};
-use crate::error::{Error, Result, StorageContext};
+use crate::commit::{Commit, Publication, encode_side};
+use crate::error::{Error, Result};
 use crate::group::{Group, decode, encode};
-use crate::layout_names::{METADATA_FILE, data_file, is_save_file};
+use crate::layout_names::data_file;
 use crate::leaf::SavePiece;
 use crate::plan::cache::CachedPlan;
 use crate::plan::files::{FrameSizes, Placed, lay_out};
 use crate::plan::local::{TableEntry, WireTensor, dtype_code, wire_path};
 use crate::save::SaveOptions;
-use crate::save::commit::old_files;
 use crate::save::jobs::{Jobs, TensorJob, ValueJob};
-use crate::save::prepare::{Decision, Prepared, decide};
+use crate::save::prepare::{Decision, Prepared};
 use crate::save::write::write;
 use crate::workers::Workers;
 
@@ -40,6 +41,21 @@ pub struct RecordSave {
     pub save_id: String,
     /// Whether data files carry the id in their names, because others lie there.
     pub named: bool,
+    /// The id that [`begin`] gave, and under which the path is claimed. A plan that was used before may write under another.
+    pub begun: String,
+}
+
+/// Paths that saves of others' planners claim, from [`begin`] to [`publish_records`]. Who plans does not say when it gives up; so
+/// a new save of this process takes the claim over, and the one before can no longer publish.
+static CLAIMS: LazyLock<Mutex<HashMap<String, Commit>>> = LazyLock::new(Mutex::default);
+
+fn claims() -> std::sync::MutexGuard<'static, HashMap<String, Commit>> {
+    CLAIMS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Several ranks may claim a path, each for metadata of its own.
+fn claim_name(store: &dyn Store, metadata_name: Option<&str>) -> String {
+    format!("{}/{}", store.describe(), metadata_name.unwrap_or_default())
 }
 
 /// One record to write.
@@ -94,10 +110,19 @@ pub struct WrittenRecords {
     pub sums: Vec<u8>,
 }
 
-/// Prepares a path for a save that someone else plans; one rank calls it, before any writes.
-pub fn begin(store: &dyn Store, options: &SaveOptions) -> Result<RecordSave> {
-    let decision = decide(store, options, false, 0)?;
-    Ok(RecordSave { save_id: decision.save_id, named: decision.named })
+/// Prepares a path for a save that someone else plans; one rank calls it, before any writes. `metadata_name` is that of one rank
+/// among several which save without talking to each other; each of them calls it then.
+pub fn begin(store: &dyn Store, metadata_name: Option<&str>, options: &SaveOptions) -> Result<RecordSave> {
+    let name = claim_name(store, metadata_name);
+    let mut claims = claims();
+    drop(claims.remove(&name));
+    let commit = match metadata_name {
+        None => Commit::begin(store, options.overwrite)?,
+        Some(metadata) => Commit::begin_rank(store, options.overwrite, metadata)?,
+    };
+    let save = RecordSave { save_id: commit.save_id.clone(), named: commit.named, begun: commit.save_id.clone() };
+    claims.insert(name, commit);
+    Ok(save)
 }
 
 /// Writes one rank's records, synced unless told otherwise. On an error nothing of it stays.
@@ -150,7 +175,8 @@ pub fn write_records(
     jobs.ends = ends;
     let decision = Decision { save_id: save.save_id.clone(), named: save.named, use_cached: false, table_hash: 0 };
     let plan = CachedPlan { local_hash: 0, id: 0, split_above: 0, told: Vec::new(), global: None };
-    let prepared = Prepared { decision, rank, ranks, table: Arc::new(table), plan: Arc::new(plan), plan_cached: false };
+    let prepared =
+        Prepared { decision, rank, ranks, table: Arc::new(table), plan: Arc::new(plan), plan_cached: false, commit: None };
     let written = write(&jobs, &prepared, store, options, Workers::normal())?;
 
     let id = save.named.then_some(save.save_id.as_str());
@@ -198,34 +224,29 @@ pub fn publish_records(
         files.extend(decode::<Vec<SidecarFile>>(bytes)?);
     }
     files.sort_by(|a, b| a.file.cmp(&b.file));
-    let old = old_files(store);
-    let side = Sidecar { save_id: save.save_id.clone(), ranks: u32::try_from(sums.len()).unwrap_or(u32::MAX), files };
-    let encoded = side.encode().map_err(|e| Error::invalid(format!("the sidecar cannot be written: {e}")))?;
-    let side_name = sidecar_name(&save.save_id);
-    store.publish(&side_name, &encoded, Publish::Create).doing(|| format!("writing {side_name}"))?;
-    let mode = if options.overwrite { Publish::Replace } else { Publish::Create };
-    let name = metadata_name.unwrap_or(METADATA_FILE);
-    // On an error the sidecar stays: the metadata may have got its name all the same, and if not, the next save sweeps it.
-    store.publish(name, metadata, mode).doing(|| format!("publishing {name}"))?;
-    if metadata_name.is_some() {
-        // Metadata of one rank among several: the other ranks' files are not ours to judge.
-        return Ok(Vec::new());
-    }
-    let keep = |file: &str| file == side_name || side.files.iter().any(|entry| entry.file == file);
-    let mut warnings = Vec::new();
-    let mut remove = old;
-    match store.list("") {
-        Ok(files) => remove.extend(files.into_iter().map(|f| f.path).filter(|name| is_save_file(name))),
-        Err(error) => warnings.push(format!("files of earlier saves could not be listed: {error}")),
-    }
-    remove.sort();
-    remove.dedup();
-    for name in remove.iter().filter(|name| !keep(name)) {
-        if let Err(error) = store.delete(name) {
-            warnings.push(format!("{name} of an earlier save could not be removed: {error}"));
+    let name = claim_name(store, metadata_name);
+    let commit = {
+        let mut claims = claims();
+        match claims.get(&name) {
+            Some(commit) if commit.save_id == save.begun => claims.remove(&name),
+            _ => None,
         }
-    }
-    Ok(warnings)
+    };
+    let commit = commit.ok_or_else(|| Error::Conflict {
+        path: store.describe(),
+        detail: "another save of this process to it began after this one; nothing of this save was published".into(),
+    })?;
+    let side = Sidecar { save_id: save.save_id.clone(), ranks: u32::try_from(sums.len()).unwrap_or(u32::MAX), files };
+    let publication = Publication {
+        metadata,
+        files: side.files.iter().map(|file| (file.file.as_str(), Some(file.length))).collect(),
+        beside: Vec::new(),
+        sidecar: Some((sidecar_name(&save.save_id), encode_side(&side)?)),
+        check_files: options.check_files,
+        control: &options.control,
+    };
+    // The data files stay on an error: other ranks wrote them, and the next save sweeps them.
+    commit.publish(store, publication).map_err(|failed| failed.error)
 }
 
 impl Checkpoint {

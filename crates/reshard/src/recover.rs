@@ -8,15 +8,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use reshard_formats::{
-    Chunk, Entry, EntryKind, FileId, KeyPath, Metadata, StorageInfo, StorageMeta, TensorEntry, TensorProperties,
-};
+use reshard_formats::{Entry, EntryKind, Metadata};
 use reshard_layout::{Dims, Region, coverage};
-use reshard_storage::{Publish, Store};
+use reshard_storage::{Operation, StorageError, Store};
 use serde::Serialize;
 
 use crate::checkpoint::{MAX_METADATA_BYTES, StoredFile};
-use crate::checksums::{FileIndex, MAX_SIDE_BYTES, Sidecar, SidecarFile, sidecar_name};
+use crate::checksums::{FileIndex, MAX_SIDE_BYTES, SideFileError, Sidecar, sidecar_name};
+use crate::commit::{Assembly, Commit, Publication, TensorFacts, encode_side};
 use crate::control::Control;
 use crate::edit::EditNote;
 use crate::error::{Error, Result, StorageContext, chain};
@@ -84,7 +83,9 @@ struct Indexed {
 pub fn recover(store: &Arc<dyn Store>, options: &RecoverOptions) -> Result<RecoverReport> {
     let store = store.as_ref();
     let path = store.describe();
-    if !options.replace && readable(store) {
+    // Claimed first: a save under way must not be taken for one that was lost.
+    let commit = if options.dry_run { None } else { Some(Commit::begin_rebuild(store)?) };
+    if !options.replace && readable(store)? {
         return Err(Error::AlreadyExists { path });
     }
     let mut saves: BTreeMap<String, Vec<Indexed>> = BTreeMap::new();
@@ -103,10 +104,16 @@ pub fn recover(store: &Arc<dyn Store>, options: &RecoverOptions) -> Result<Recov
                 file: file.path,
                 why: "it has no index at its end: PyTorch wrote it, or it was cut off".to_owned(),
             }),
+            // What could not be read may be whole, and the newest.
+            Err(SideFileError::Io(error)) => {
+                let source = StorageError::from_io(Operation::Read, file.path.as_str(), error);
+                return Err(Error::Storage { doing: format!("reading the index of {}", file.path), source });
+            }
             Err(error) => unused.push(UnusedFile { file: file.path, why: format!("its index is damaged: {}", chain(&error)) }),
         }
     }
-    let edits = edits(store, &saves).doing(|| format!("listing {path}"))?;
+    let sides = sidecars(store)?;
+    let edits = edits(store, &saves, &sides).doing(|| format!("listing {path}"))?;
     // Ids start with the time, so the last one is the newest.
     let ids: BTreeSet<String> = saves.keys().chain(&edits).cloned().collect();
     let mut reasons: Vec<String> = Vec::new();
@@ -115,8 +122,8 @@ pub fn recover(store: &Arc<dyn Store>, options: &RecoverOptions) -> Result<Recov
         let mut warnings = Vec::new();
         let edited = edits.contains(&id);
         let found = match edited {
-            true => from_note(store, &id),
-            false => assemble(store, &id, &files, options, &mut warnings),
+            true => from_note(store, &id, sides.get(&id)),
+            false => assemble(&id, &files, sides.get(&id), options, &mut warnings),
         };
         let why = match found {
             Ok(found) => {
@@ -126,8 +133,9 @@ pub fn recover(store: &Arc<dyn Store>, options: &RecoverOptions) -> Result<Recov
                 });
                 unused.extend(others.filter(|other| !found.metadata.files.contains(&other.file)));
                 warnings.extend(reasons);
-                if !options.dry_run {
-                    publish(store, &id, &found)?;
+                let published = commit.is_some();
+                if let Some(commit) = commit {
+                    publish(commit, store, &id, &found, options)?;
                 }
                 return Ok(RecoverReport {
                     path,
@@ -138,7 +146,7 @@ pub fn recover(store: &Arc<dyn Store>, options: &RecoverOptions) -> Result<Recov
                     files: found.metadata.files,
                     unused,
                     warnings,
-                    published: !options.dry_run,
+                    published,
                 });
             }
             Err(why) => why,
@@ -168,13 +176,31 @@ pub fn recover(store: &Arc<dyn Store>, options: &RecoverOptions) -> Result<Recov
     Err(Error::Incomplete { path, detail: reasons.join("; ") })
 }
 
-fn readable(store: &dyn Store) -> bool {
-    store.read(METADATA_FILE, MAX_METADATA_BYTES).is_ok_and(|bytes| Metadata::decode(&bytes).is_ok())
+/// Whether there is a `.metadata` that can be decoded. One that could not be read may be whole.
+fn readable(store: &dyn Store) -> Result<bool> {
+    match store.read(METADATA_FILE, MAX_METADATA_BYTES) {
+        Ok(bytes) => Ok(Metadata::decode(&bytes).is_ok()),
+        Err(StorageError::NotFound { .. } | StorageError::TooLarge { .. }) => Ok(false),
+        Err(error) => Err(error).doing(|| format!("reading {METADATA_FILE}")),
+    }
 }
 
-fn sidecar(store: &dyn Store, id: &str) -> Option<Sidecar> {
-    let bytes = store.read(&sidecar_name(id), MAX_SIDE_BYTES).ok()?;
-    Sidecar::decode(&bytes).ok().filter(|side| side.save_id == id)
+/// The sidecars by their ids, without those that are damaged. One that could not be read is an error: it may name files that are
+/// missing.
+fn sidecars(store: &dyn Store) -> Result<BTreeMap<String, Sidecar>> {
+    let mut found = BTreeMap::new();
+    for file in store.list(SIDE_PREFIX).doing(|| format!("listing {}", store.describe()))? {
+        let name = file.path.strip_prefix(SIDE_PREFIX).and_then(|name| name.strip_suffix(SIDE_SUFFIX));
+        let Some(id) = name else { continue };
+        let bytes = match store.read(&file.path, MAX_SIDE_BYTES) {
+            Err(StorageError::TooLarge { .. }) => continue,
+            read => read.doing(|| format!("reading {}", file.path))?,
+        };
+        if let Some(side) = Sidecar::decode(&bytes).ok().filter(|side| side.save_id == id) {
+            found.insert(id.to_owned(), side);
+        }
+    }
+    Ok(found)
 }
 
 /// What is to be published.
@@ -194,79 +220,80 @@ fn records(entry: &Entry) -> u64 {
 
 /// The ids of edits that were made here: by their notes, by files with values that they added, and by sidecars that speak of
 /// data files of other saves.
-fn edits(store: &dyn Store, saves: &BTreeMap<String, Vec<Indexed>>) -> reshard_storage::Result<BTreeSet<String>> {
+fn edits(
+    store: &dyn Store,
+    saves: &BTreeMap<String, Vec<Indexed>>,
+    sides: &BTreeMap<String, Sidecar>,
+) -> reshard_storage::Result<BTreeSet<String>> {
     let added = saves.iter().filter(|(_, files)| files.iter().any(|f| f.index.ranks == 0)).map(|(id, _)| id.clone());
     let mut found: BTreeSet<String> = added.collect();
     for file in store.list(SIDE_PREFIX)? {
         let name = file.path.strip_prefix(SIDE_PREFIX);
         if let Some(id) = name.and_then(|name| name.strip_suffix(EDIT_SUFFIX)) {
             found.insert(id.to_owned());
-        } else if let Some(id) = name.and_then(|name| name.strip_suffix(SIDE_SUFFIX))
-            && let Some(side) = sidecar(store, id)
-        {
-            let other = saves.iter().filter(|(save, _)| *save != id).flat_map(|(_, files)| files);
-            let names: BTreeSet<&str> = other.map(|f| f.name.as_str()).collect();
-            if side.files.iter().any(|f| names.contains(f.file.as_str())) {
-                found.insert(id.to_owned());
-            }
+        }
+    }
+    for (id, side) in sides {
+        let other = saves.iter().filter(|(save, _)| *save != id).flat_map(|(_, files)| files);
+        let names: BTreeSet<&str> = other.map(|f| f.name.as_str()).collect();
+        if side.files.iter().any(|f| names.contains(f.file.as_str())) {
+            found.insert(id.clone());
         }
     }
     Ok(found)
 }
 
 /// What an edit made, by its note.
-fn from_note(store: &dyn Store, id: &str) -> std::result::Result<Found, String> {
+fn from_note(store: &dyn Store, id: &str, side: Option<&Sidecar>) -> std::result::Result<Found, String> {
     let note = EditNote::read(store, id)?;
     note.check_files(store)?;
     let metadata = Metadata::decode(&note.metadata).map_err(|e| chain(&e))?;
-    let ranks = sidecar(store, id).map_or(0, |side| side.ranks);
+    let ranks = side.map_or(0, |side| side.ranks);
     Ok(Found { metadata, ranks, side: None })
 }
 
 /// The metadata of a save, or why it is not complete.
 fn assemble(
-    store: &dyn Store,
     id: &str,
     files: &[Indexed],
+    known: Option<&Sidecar>,
     options: &RecoverOptions,
     warnings: &mut Vec<String>,
 ) -> std::result::Result<Found, String> {
-    complete(store, id, files, options, warnings)?;
+    complete(files, known, options, warnings)?;
     let mut order: Vec<&Indexed> = files.iter().collect();
     order.sort_by(|a, b| (a.index.rank, &a.name).cmp(&(b.index.rank, &b.name)));
-    let mut metadata = Metadata::new();
-    metadata.storage_meta = Some(StorageMeta { save_id: Some(id.to_owned()), ..StorageMeta::default() });
-    let mut tensors: IndexMap<&str, (&WireTensor, KeyPath, Vec<Chunk>)> = IndexMap::new();
-    let mut values: IndexMap<&str, (KeyPath, StorageInfo)> = IndexMap::new();
-    let mut side = Vec::with_capacity(order.len());
+    let ranks = files.first().map_or(0, |f| f.index.ranks);
+    let mut assembly = Assembly::new(id, ranks);
+    let mut keys: IndexMap<&str, (usize, Option<&WireTensor>)> = IndexMap::new();
     for file in &order {
-        let number = FileId(u32::try_from(metadata.files.len()).map_err(|_| "too many files".to_owned())?);
-        metadata.files.push(file.name.clone());
+        let number = assembly.add_file(file.name.clone(), file.size).map_err(|e| e.to_string())?;
         for record in &file.index.records {
             let entry = &file.index.table[record.key as usize];
-            let storage = StorageInfo::new(number, record.sum.offset, record.sum.length);
-            match (&entry.tensor, &record.region) {
-                (Some(tensor), Some(numbers)) => {
-                    let (offsets, sizes) = numbers.split_at(numbers.len() / 2);
-                    let region = Region::new(offsets, sizes).map_err(|e| e.to_string())?;
-                    let known = tensors.entry(&entry.key).or_insert_with(|| (tensor, entry.key_path(), Vec::new()));
-                    if known.0 != tensor {
-                        return Err(format!("its files disagree on {:?}", entry.key));
-                    }
-                    known.2.push(Chunk { region, storage });
+            let (key, tensor) = match keys.get(entry.key.as_str()) {
+                Some(known) => *known,
+                None => {
+                    let facts = entry.tensor.as_ref().map(facts).transpose()?;
+                    let known = (assembly.add_key(entry.key.clone(), entry.key_path(), facts), entry.tensor.as_ref());
+                    *keys.entry(&entry.key).or_insert(known)
                 }
-                (None, None) => {
-                    values.entry(&entry.key).or_insert_with(|| (entry.key_path(), storage));
-                }
-                _ => return Err(format!("{} says two things about {:?}", file.name, entry.key)),
+            };
+            if tensor != entry.tensor.as_ref() {
+                return Err(format!("its files disagree on {:?}", entry.key));
             }
+            let region = record.region.as_ref().map(|numbers| {
+                let (offsets, sizes) = numbers.split_at(numbers.len() / 2);
+                Region::new(offsets, sizes).map_err(|e| e.to_string())
+            });
+            assembly
+                .add_record(key, region.transpose()?, number, record.sum)
+                .map_err(|_| format!("{} says two things about {:?}", file.name, entry.key))?;
         }
-        let records = file.index.records.iter().map(|r| r.sum).collect();
-        side.push(SidecarFile { file: file.name.clone(), length: file.size, records });
     }
-    for (key, (tensor, path, mut chunks)) in tensors {
-        chunks.sort_by(|a, b| a.region.cmp(&b.region));
-        let regions: Vec<Region> = chunks.iter().map(|c| c.region.clone()).collect();
+    let (metadata, side) = assembly.finish().map_err(|e| e.to_string())?;
+    for (key, entry) in &metadata.entries {
+        let EntryKind::Tensor(tensor) = &entry.kind else { continue };
+        let regions: Vec<Region> = tensor.chunks.iter().map(|c| c.region.clone()).collect();
         let found = coverage(&tensor.shape, &regions).map_err(|e| format!("{key:?}: {e}"))?;
         if let Some(gap) = found.gaps.first() {
             return Err(format!("no file holds {gap} of {key:?}"));
@@ -274,25 +301,14 @@ fn assemble(
         if !found.is_exact() {
             return Err(format!("the chunks of {key:?} do not tile it"));
         }
-        let mut properties = TensorProperties::new(dtype_of(tensor.dtype).map_err(|e| e.to_string())?);
-        properties.requires_grad = tensor.requires_grad;
-        let kind = EntryKind::Tensor(TensorEntry { properties, shape: Dims::from_slice(&tensor.shape), chunks, extra: None });
-        metadata.entries.insert(key.to_owned(), Entry { path: Some(path), kind });
     }
-    for (key, (path, storage)) in values {
-        metadata.entries.insert(key.to_owned(), Entry { path: Some(path), kind: EntryKind::Bytes(storage) });
-    }
-    side.sort_by(|a, b| a.file.cmp(&b.file));
-    let ranks = files.first().map_or(0, |f| f.index.ranks);
-    let side = Sidecar { save_id: id.to_owned(), ranks, files: side };
-    Ok(Found { metadata, ranks, side: sidecar(store, id).is_none().then_some(side) })
+    Ok(Found { metadata, ranks, side: known.is_none().then_some(side) })
 }
 
 /// Whether every file of a save is there and whole, as far as can be told.
 fn complete(
-    store: &dyn Store,
-    id: &str,
     files: &[Indexed],
+    side: Option<&Sidecar>,
     options: &RecoverOptions,
     warnings: &mut Vec<String>,
 ) -> std::result::Result<(), String> {
@@ -304,7 +320,7 @@ fn complete(
         }
     }
     // The sidecar is published when all data is written: it names every file.
-    if let Some(side) = sidecar(store, id) {
+    if let Some(side) = side {
         let there: BTreeSet<&str> = files.iter().map(|f| f.name.as_str()).collect();
         let missing: Vec<&str> = side.files.iter().map(|f| f.file.as_str()).filter(|name| !there.contains(name)).collect();
         return if missing.is_empty() { Ok(()) } else { Err(format!("{} is missing", missing.join(", "))) };
@@ -333,13 +349,23 @@ fn complete(
     Err(format!("{what}; accept absent ranks if you know that they wrote nothing"))
 }
 
-fn publish(store: &dyn Store, id: &str, found: &Found) -> Result<()> {
-    let encoded = found.metadata.encode()?;
-    if let Some(side) = &found.side {
-        let name = sidecar_name(id);
-        let sums = side.encode().map_err(|e| Error::invalid(format!("the sidecar cannot be written: {e}")))?;
-        store.publish(&name, &sums, Publish::Replace).doing(|| format!("writing {name}"))?;
-    }
-    store.publish(METADATA_FILE, &encoded, Publish::Replace).doing(|| "publishing .metadata".into())?;
-    store.sync().doing(|| "syncing the folder".into())
+fn facts(tensor: &WireTensor) -> std::result::Result<TensorFacts, String> {
+    let dtype = dtype_of(tensor.dtype).map_err(|e| e.to_string())?;
+    Ok(TensorFacts { dtype, requires_grad: tensor.requires_grad, shape: Dims::from_slice(&tensor.shape) })
+}
+
+fn publish(commit: Commit, store: &dyn Store, id: &str, found: &Found, options: &RecoverOptions) -> Result<()> {
+    let sidecar = match &found.side {
+        Some(side) => Some((sidecar_name(id), encode_side(side)?)),
+        None => None,
+    };
+    let publication = Publication {
+        metadata: &found.metadata.encode()?,
+        files: found.metadata.files.iter().map(|name| (name.as_str(), None)).collect(),
+        beside: Vec::new(),
+        sidecar,
+        check_files: true,
+        control: &options.control,
+    };
+    commit.publish(store, publication).map(drop).map_err(|failed| failed.error)
 }

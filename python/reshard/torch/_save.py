@@ -57,6 +57,7 @@ class SaveOptions(TypedDict, total=False):
     checksums: bool
     files_per_rank: int
     check_replicas: bool
+    check_files: bool
     split_replicated_above: int | None
     timeout: float
     storage_options: Mapping[str, Any] | None
@@ -74,6 +75,7 @@ def save(
     checksums: bool = True,
     files_per_rank: int = 1,
     check_replicas: bool = False,
+    check_files: bool = True,
     split_replicated_above: int | None = None,
     progress: bool = False,
     timeout: float = DEFAULT_TIMEOUT,
@@ -97,6 +99,8 @@ def save(
         checksums: compute and store checksums.
         files_per_rank: how many files each rank writes.
         check_replicas: compare replicated content between ranks and fail where it differs.
+        check_files: before the checkpoint is published, look whether every rank's files are there with their lengths, so that
+            ranks that save to disks of their own get an error. Costs one request a file.
         split_replicated_above: replicated regions of more bytes are split between their holders; 0 never splits.
         progress: show a bar on rank 0.
         timeout: seconds to wait for other ranks.
@@ -110,6 +114,7 @@ def save(
         "checksums": checksums,
         "files_per_rank": files_per_rank,
         "check_replicas": check_replicas,
+        "check_files": check_files,
         "split_replicated_above": split_replicated_above,
         "plan_cache": group.plans if group else _plans_alone,
     }
@@ -166,7 +171,9 @@ def _save_together(
 
 
 #: Options that the engine takes, and knows what to do without.
-_ENGINE = frozenset(("overwrite", "sync", "checksums", "files_per_rank", "check_replicas", "split_replicated_above"))
+_ENGINE = frozenset(
+    ("overwrite", "sync", "checksums", "files_per_rank", "check_replicas", "check_files", "split_replicated_above")
+)
 
 
 def run_together(

@@ -86,6 +86,7 @@ class StorageWriter(storage.StorageWriter):
         overwrite: bool = True,
         *,
         checksums: bool = True,
+        check_files: bool = True,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         """
@@ -98,6 +99,7 @@ class StorageWriter(storage.StorageWriter):
             cache_staged_state_dict: taken and not needed.
             overwrite: replace a checkpoint that is there; the old one stays until the new one is complete.
             checksums: compute and store checksums.
+            check_files: before publishing, look whether every rank's files are there with their lengths.
             storage_options: settings of the store by name.
         """
         super().__init__()
@@ -107,15 +109,28 @@ class StorageWriter(storage.StorageWriter):
         self.thread_count = thread_count
         self.overwrite = overwrite
         self.checksums = checksums
+        self.check_files = check_files
         self._storage_options = dict(storage_options) if storage_options else None
         self.save_id = uuid.uuid4().hex
         self.is_coordinator = False
         self.rank: int | None = None
         self.use_collectives = True
         self._saving: _SaveId | None = None
+        # The id under which the path was claimed.
+        self._begun = ""
 
     def _options(self, files: int = 1) -> dict[str, Any]:
-        return {"overwrite": self.overwrite, "sync": self.sync_files, "checksums": self.checksums, "files_per_rank": files}
+        return {
+            "overwrite": self.overwrite,
+            "sync": self.sync_files,
+            "checksums": self.checksums,
+            "check_files": self.check_files,
+            "files_per_rank": files,
+        }
+
+    def _metadata_name(self) -> str | None:
+        """Of one rank's own metadata, when ranks save without talking to each other."""
+        return None if self.use_collectives or self.rank is None else f"__{self.rank}.metadata"
 
     def reset(self, checkpoint_id: StrPath | None = None) -> None:
         """Another checkpoint is about to be written."""
@@ -134,14 +149,16 @@ class StorageWriter(storage.StorageWriter):
         """Without rank coordination, every rank prepares by itself."""
         if self.use_collectives or self.rank is None:
             return plan
-        save_id, named = _reshard.begin_records(self.path, self._options(), self._storage_options)
+        save_id, named = _reshard.begin_records(self.path, self._options(), self._metadata_name(), self._storage_options)
+        self._begun = save_id
         return dataclasses.replace(plan, storage_data=_SaveId(save_id, named, self.rank, 1))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Looks at the path once, for all ranks."""
         if all(isinstance(plan.storage_data, _SaveId) for plan in plans):
             return plans
-        save_id, named = _reshard.begin_records(self.path, self._options(), self._storage_options)
+        save_id, named = _reshard.begin_records(self.path, self._options(), None, self._storage_options)
+        self._begun = save_id
         self._saving = _SaveId(save_id, named, 0, len(plans))
         return [
             dataclasses.replace(plan, storage_data=_SaveId(save_id, named, rank, len(plans))) for rank, plan in enumerate(plans)
@@ -219,15 +236,15 @@ class StorageWriter(storage.StorageWriter):
         self.save_id = saving.save_id
         metadata.storage_meta = self.storage_meta()
         sums = [result.sums for each in results for result in each if isinstance(result, _WriteResult)]
-        name = None if self.use_collectives or self.rank is None else f"__{self.rank}.metadata"
         _reshard.publish_records(
             self.path,
             saving.save_id,
             saving.named,
+            self._begun,
             sums,
             _encoded(metadata),
             self._options(),
-            name,
+            self._metadata_name(),
             self._storage_options,
         )
 

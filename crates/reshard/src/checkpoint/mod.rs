@@ -21,6 +21,7 @@ pub use catalog::{
 pub(crate) use check::{Checker, check_whole};
 pub(crate) use locate::{Check, Located};
 pub use open::OpenOptions;
+pub(crate) use open::{is_safetensors, is_torch};
 pub(crate) use read::Decoded;
 pub use read::LoadedValue;
 use reshard_formats::ReadAt;

@@ -78,10 +78,10 @@ impl Checkpoint {
     }
 }
 
-fn is_safetensors(name: &str) -> bool {
+pub(crate) fn is_safetensors(name: &str) -> bool {
     name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json")
 }
 
-fn is_torch(name: &str) -> bool {
+pub(crate) fn is_torch(name: &str) -> bool {
     [".pt", ".pth", ".bin", ".ckpt"].iter().any(|suffix| name.ends_with(suffix))
 }

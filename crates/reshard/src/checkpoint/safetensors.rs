@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use reshard_formats::safetensors::{SHARDING_INFO, SafetensorsFile, SafetensorsIndex, sharded_tensors};
+use reshard_formats::safetensors::{INDEX_FILE, SHARDING_INFO, SafetensorsFile, SafetensorsIndex, sharded_tensors};
 use reshard_layout::ByteLayout;
 use reshard_storage::Store;
 
 use super::catalog::{Catalog, CatalogEntry, CatalogTensor, ChunkPlace, DataPlace, Format, StoredChunk};
 use super::{Checkpoint, StoredFile};
 use crate::error::{Error, Result, StorageContext};
+use crate::layout_names::MODEL_FILE;
 use crate::notes::Notes;
 
 const MAX_INDEX_BYTES: u64 = 256 << 20;
@@ -26,9 +27,13 @@ pub(super) fn open_file(store: Arc<dyn Store>, name: &str) -> Result<Checkpoint>
     open(store, path, files)
 }
 
-/// All safetensors files of a folder: those that its index names, or all there are.
+/// All safetensors files of a folder: those that its index names, or all there are. As for the libraries that load models,
+/// `model.safetensors` comes before its index and the numbered files `model-…` beside it.
 pub(super) fn open_folder(store: Arc<dyn Store>, names: &[String]) -> Result<Checkpoint> {
     let path = store.describe();
+    let single = names.iter().any(|name| name == MODEL_FILE);
+    let shadowed = |name: &str| single && (name == INDEX_FILE || (name.starts_with("model-") && name.contains("-of-")));
+    let names: Vec<String> = names.iter().filter(|name| !shadowed(name)).cloned().collect();
     let files = match names.iter().find(|name| name.ends_with(INDEX_SUFFIX)) {
         Some(index) => indexed_files(store.as_ref(), index)?,
         None => {

@@ -4,25 +4,19 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use reshard_formats::{
-    Chunk, Entry, EntryKind, FileId, KeyPath, Metadata, PathSegment, StorageInfo, StorageMeta, TensorEntry, TensorProperties,
-    value_record,
-};
+use reshard_formats::{KeyPath, Metadata, PathSegment, value_record};
 use reshard_layout::Region;
-use reshard_storage::{Publish, Store};
+use reshard_storage::Store;
 
-use super::output::{Framing, OutputFile, OutputOptions, Piece, Plan, discard, write};
+use super::output::{Framing, OutputFile, OutputOptions, Piece, Plan, write};
 use super::{Written, opaque};
 use crate::checkpoint::LoadedValue;
-use crate::checksums::{
-    ChecksumBuilder, Checksums, FileIndex, IndexedRecord, RecordChecksums, Sidecar, SidecarFile, sidecar_name,
-};
+use crate::checksums::{ChecksumBuilder, Checksums, FileIndex, IndexedRecord, RecordChecksums, Sidecar, sidecar_name};
+use crate::commit::{Assembly, Commit, Failed, Publication, TensorFacts, encode_side};
 use crate::error::{Error, Result, StorageContext};
-use crate::layout_names::{DATA_PREFIX, METADATA_FILE, data_file};
+use crate::layout_names::data_file;
 use crate::plan::files::{FrameSizes, frame, lay_out};
 use crate::plan::local::{TableEntry, WireSegment, WireTensor, dtype_code};
-use crate::save::commit::sweep;
-use crate::save::prepare::new_save_id;
 
 /// A region that one of the ranks is to write.
 #[derive(Debug, Clone)]
@@ -62,15 +56,9 @@ pub(crate) fn write_dcp(
     options: &OutputOptions,
 ) -> Result<Written> {
     let store = store.as_ref();
-    let path = || format!("preparing {}", store.describe());
-    store.prepare().doing(path)?;
-    let exists = store.exists(METADATA_FILE).doing(path)?;
-    if exists && !overwrite {
-        return Err(Error::AlreadyExists { path: store.describe() });
-    }
-    let named = exists || !store.list(DATA_PREFIX).doing(path)?.is_empty();
-    let save_id = new_save_id();
-    let (files, pieces) = lay_out_ranks(plan, records, ranks, named.then_some(save_id.as_str()))?;
+    let commit = Commit::begin(store, overwrite)?;
+    let save_id = commit.save_id.clone();
+    let (files, pieces) = lay_out_ranks(plan, records, ranks, commit.named.then_some(save_id.as_str()))?;
     let framing = DcpFraming { plan, pieces: &pieces, files: &files, save_id: &save_id, ranks };
     let zero = vec![Checksums::ZERO; pieces.len()];
     let mut outputs = Vec::with_capacity(files.len());
@@ -79,24 +67,36 @@ pub(crate) fn write_dcp(
         outputs.push(OutputFile { name: file.name.clone(), length: file.end + ending, lead: Vec::new() });
     }
     let sums = write(plan, &outputs, &pieces, &framing, store, options)?;
-    let old = old_files(store);
-    let published = assemble(&framing, &outputs, &sums).and_then(|(metadata, side)| {
-        if options.sync {
-            store.sync().doing(|| "syncing the folder".into())?;
-        }
-        publish(store, &metadata, &side, overwrite, options).map(|()| metadata)
-    });
-    match published {
-        Ok(metadata) => {
-            let warnings = sweep(store, &metadata, &save_id, old);
+    match publish(commit, &framing, &outputs, &sums, store, options) {
+        Ok(warnings) => {
             let bytes = pieces.iter().map(|p| p.data).sum();
-            Ok(Written { files: metadata.files, bytes, warnings })
+            Ok(Written { files: outputs.into_iter().map(|file| file.name).collect(), bytes, warnings })
         }
-        Err(error) => {
-            discard(outputs.iter().map(|f| f.name.as_str()), store);
-            Err(error)
-        }
+        Err(failed) => Err(failed.discarding(outputs.iter().map(|f| f.name.as_str()), store)),
     }
+}
+
+fn publish(
+    commit: Commit,
+    framing: &DcpFraming<'_, '_>,
+    outputs: &[OutputFile],
+    sums: &[Checksums],
+    store: &dyn Store,
+    options: &OutputOptions,
+) -> Result<Vec<String>, Failed> {
+    let (metadata, side) = assemble(framing, outputs, sums)?;
+    if options.sync {
+        store.sync().doing(|| "syncing the folder".into())?;
+    }
+    let publication = Publication {
+        metadata: &metadata.encode().map_err(Error::from)?,
+        files: outputs.iter().map(|file| (file.name.as_str(), Some(file.length))).collect(),
+        beside: Vec::new(),
+        sidecar: Some((sidecar_name(&side.save_id), encode_side(&side)?)),
+        check_files: true,
+        control: &options.control,
+    };
+    commit.publish(store, publication)
 }
 
 fn lay_out_ranks(
@@ -249,68 +249,25 @@ pub(crate) fn table_entry(key: &str, path: &KeyPath, tensor: Option<WireTensor>)
 
 fn assemble(framing: &DcpFraming<'_, '_>, outputs: &[OutputFile], sums: &[Checksums]) -> Result<(Metadata, Sidecar)> {
     let plan = framing.plan;
-    let mut metadata = Metadata::new();
-    metadata.files = framing.files.iter().map(|f| f.name.clone()).collect();
-    metadata.storage_meta = Some(StorageMeta { save_id: Some(framing.save_id.to_owned()), ..StorageMeta::default() });
-    let mut side = Vec::with_capacity(framing.files.len());
-    let mut chunks: Vec<Vec<Chunk>> = vec![Vec::new(); plan.tensors.len()];
-    let mut values: Vec<Option<StorageInfo>> = vec![None; plan.values.len()];
-    for (number, (file, output)) in framing.files.iter().zip(outputs).enumerate() {
-        let id = FileId(u32::try_from(number).map_err(|_| Error::invalid("too many files"))?);
-        let mut records = Vec::new();
+    let mut assembly = Assembly::new(framing.save_id, framing.ranks as u32);
+    for tensor in &plan.tensors {
+        let facts = TensorFacts { dtype: tensor.dtype, requires_grad: tensor.requires_grad, shape: tensor.shape.clone() };
+        assembly.add_key(tensor.key.clone(), tensor.path.clone(), Some(facts));
+    }
+    for value in &plan.values {
+        assembly.add_key(value.key.clone(), value.path.clone(), None);
+    }
+    for (file, output) in framing.files.iter().zip(outputs) {
+        let id = assembly.add_file(file.name.clone(), output.length)?;
         for &i in &file.pieces {
             let piece = &framing.pieces[i];
-            chunks[piece.tensor]
-                .push(Chunk { region: piece.region.clone(), storage: StorageInfo::new(id, piece.offset, piece.length) });
-            records.push(piece_sum(piece, sums[i]));
+            assembly.add_record(piece.tensor, Some(piece.region.clone()), id, piece_sum(piece, sums[i]))?;
         }
         let mut at = file.end;
         for (i, record) in &file.values {
-            values[*i] = Some(StorageInfo::new(id, at, record.len() as u64));
-            records.push(value_sum(at, record));
+            assembly.add_record(plan.tensors.len() + i, None, id, value_sum(at, record))?;
             at += record.len() as u64;
         }
-        side.push(SidecarFile { file: file.name.clone(), length: output.length, records });
     }
-    side.sort_by(|a, b| a.file.cmp(&b.file));
-    for (tensor, mut chunks) in plan.tensors.iter().zip(chunks) {
-        chunks.sort_by(|a, b| a.region.cmp(&b.region));
-        let mut properties = TensorProperties::new(tensor.dtype);
-        properties.requires_grad = tensor.requires_grad;
-        let kind = EntryKind::Tensor(TensorEntry { properties, shape: tensor.shape.clone(), chunks, extra: None });
-        metadata.entries.insert(tensor.key.clone(), Entry { path: Some(tensor.path.clone()), kind });
-    }
-    for (value, storage) in plan.values.iter().zip(values) {
-        let storage = storage.ok_or_else(|| Error::invalid(format!("nobody wrote {:?}", value.key)))?;
-        metadata.entries.insert(value.key.clone(), Entry { path: Some(value.path.clone()), kind: EntryKind::Bytes(storage) });
-    }
-    let side = Sidecar { save_id: framing.save_id.to_owned(), ranks: framing.ranks as u32, files: side };
-    Ok((metadata, side))
-}
-
-/// The sidecar, then `.metadata`, each atomically: only the second makes the checkpoint visible.
-pub(crate) fn publish(
-    store: &dyn Store,
-    metadata: &Metadata,
-    side: &Sidecar,
-    overwrite: bool,
-    options: &OutputOptions,
-) -> Result<()> {
-    options.control.check("publishing")?;
-    let encoded = metadata.encode()?;
-    let sums = side.encode().map_err(|e| Error::invalid(format!("the sidecar cannot be written: {e}")))?;
-    let name = sidecar_name(&side.save_id);
-    store.publish(&name, &sums, Publish::Create).doing(|| format!("writing {name}"))?;
-    let mode = if overwrite { Publish::Replace } else { Publish::Create };
-    let result = store.publish(METADATA_FILE, &encoded, mode).doing(|| "publishing .metadata".into());
-    if result.is_err() {
-        discard(std::iter::once(name.as_str()), store);
-    }
-    result
-}
-
-/// The files that the checkpoint already there names, as far as it can be read.
-fn old_files(store: &dyn Store) -> Vec<String> {
-    let Ok(bytes) = store.read(METADATA_FILE, crate::checkpoint::MAX_METADATA_BYTES) else { return Vec::new() };
-    Metadata::decode(&bytes).map_or_else(|_| Vec::new(), |metadata| metadata.files)
+    assembly.finish()
 }

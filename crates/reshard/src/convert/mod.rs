@@ -21,9 +21,10 @@ use self::dcp::RankPiece;
 use self::output::{OutputOptions, Plan, PlanTensor, PlanValue};
 use self::safetensors::SafetensorsTarget;
 use crate::cast::can_cast;
-use crate::checkpoint::{CatalogKind, Checkpoint, Format, LoadedValue, ValuePlace};
+use crate::checkpoint::{CatalogKind, Checkpoint, Format, LoadedValue, ValuePlace, is_safetensors, is_torch};
 use crate::control::Control;
 use crate::error::{Error, Result, StorageContext};
+use crate::layout_names::METADATA_FILE;
 use crate::load::Cast;
 use crate::mismatch::is_narrowing;
 use crate::relayout::Layout;
@@ -114,6 +115,29 @@ impl Destination {
         match taken {
             Some(path) => Err(Error::AlreadyExists { path }),
             None => Ok(()),
+        }
+    }
+
+    /// Refuses to overwrite a folder in which something would be found in place of what is written: a success after which the old
+    /// is still seen would be none.
+    fn check_seen(&self, target: Target) -> Result<()> {
+        if self.file.is_some() || matches!(target, Target::Dcp { .. }) {
+            return Ok(());
+        }
+        let listed = self.store.list("").doing(|| format!("looking into {}", self.describe()))?;
+        let hides = |name: &str| match target {
+            _ if name.contains('/') => false,
+            _ if name == METADATA_FILE => true,
+            Target::Torch => is_safetensors(name) || (is_torch(name) && name != torch::TORCH_FILE),
+            _ => false,
+        };
+        match listed.iter().find(|file| hides(&file.path)) {
+            None => Ok(()),
+            Some(file) => Err(Error::invalid(format!(
+                "{} holds {}, which would be found in place of what is written; choose another path, or remove it first",
+                self.describe(),
+                file.path
+            ))),
         }
     }
 
@@ -223,8 +247,9 @@ pub(crate) fn write_plan(
 ) -> Result<Written> {
     let store = &destination.store;
     let overwrite = options.overwrite;
-    if !overwrite {
-        destination.check_free(target)?;
+    match overwrite {
+        true => destination.check_seen(target)?,
+        false => destination.check_free(target)?,
     }
     match target {
         Target::Dcp { ranks } => {
@@ -241,10 +266,7 @@ pub(crate) fn write_plan(
             let target = SafetensorsTarget { file: destination.file.as_deref(), max_shard_size, overwrite, notes };
             safetensors::write_safetensors(plan, &target, store.as_ref(), output)
         }
-        Target::Torch => {
-            let name = destination.file.as_deref().unwrap_or("checkpoint.pt");
-            torch::write_torch(plan, name, overwrite, store.as_ref(), output)
-        }
+        Target::Torch => torch::write_torch(plan, destination.file.as_deref(), overwrite, store.as_ref(), output),
     }
 }
 

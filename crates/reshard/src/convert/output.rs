@@ -13,6 +13,7 @@ use reshard_storage::{Store, WriteOptions, Writer};
 
 use crate::checkpoint::{Checkpoint, LoadedValue};
 use crate::checksums::{ChecksumBuilder, Checksums};
+use crate::commit::discard;
 use crate::control::Control;
 use crate::error::{Error, Result, StorageContext};
 use crate::stream::{BLOCK, Stream};
@@ -160,15 +161,6 @@ pub(crate) fn write(
         Some(error) => {
             discard(files.iter().map(|f| f.name.as_str()), store);
             Err(error)
-        }
-    }
-}
-
-/// Removes files of a conversion that failed; what cannot be removed now is swept later.
-pub(crate) fn discard<'n>(names: impl Iterator<Item = &'n str>, store: &dyn Store) {
-    for name in names {
-        if let Err(error) = store.delete(name) {
-            tracing::warn!(%error, name, "an unfinished file could not be removed");
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use reshard_storage::{STAGED_SUFFIX, Store};
+use reshard_storage::{Publish, STAGED_SUFFIX, Store};
 
 use crate::error::{Error, Result, StorageContext};
 
@@ -35,23 +35,13 @@ pub(crate) fn check_free(store: &dyn Store, name: &str, overwrite: bool) -> Resu
     }
 }
 
-/// Gives a finished file its name.
+/// Gives a finished file its name, in one step.
 pub(crate) fn promote(store: &dyn Store, from: &str, name: &str, overwrite: bool) -> Result<()> {
     if from == name {
         return Ok(());
     }
-    if overwrite && let Some(root) = store.local_root() {
-        let rename = std::fs::rename(root.join(from), root.join(name));
-        return rename.map_err(|error| Error::Storage {
-            doing: format!("publishing {name}"),
-            source: reshard_storage::StorageError::from_io(reshard_storage::Operation::Publish, name.to_owned(), error),
-        });
-    }
-    if overwrite {
-        store.delete(name).doing(|| format!("replacing {name}"))?;
-    }
-    store.link_or_copy(from, store, name).doing(|| format!("publishing {name}"))?;
-    store.delete(from).doing(|| format!("publishing {name}"))
+    let mode = if overwrite { Publish::Replace } else { Publish::Create };
+    store.rename(from, name, mode).doing(|| format!("publishing {name}"))
 }
 
 /// Removes what killed conversions to the same name left.

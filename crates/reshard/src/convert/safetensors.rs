@@ -1,19 +1,26 @@
 //! Writing safetensors: one file, or several with an index, as the libraries that load models expect them.
+//!
+//! A folder's model is `model.safetensors` where it exists, else what the index names: so readers have it, ours and others'. One
+//! step therefore replaces a model by another, whatever forms the two have: `model.safetensors` takes its name; or, after the
+//! index of the new files is published beside it, `model.safetensors` is removed; or the new index takes the place of the old. What
+//! belonged to the old model alone goes afterwards.
 
 use indexmap::IndexMap;
 use reshard_formats::safetensors::{INDEX_FILE, SafetensorsHeader, SafetensorsIndex, SafetensorsSpec, model_file};
 use reshard_layout::Region;
-use reshard_storage::{Publish, Store};
+use reshard_storage::{Publish, StorageError, Store, Version, WriteLock, is_staged};
 
-use super::output::{Framing, OutputFile, OutputOptions, Piece, Plan, discard, write};
+use super::output::{Framing, OutputFile, OutputOptions, Piece, Plan, write};
 use super::publish::{check_free, promote, staged, sweep};
 use super::{Written, keep_values};
 use crate::checksums::Checksums;
+use crate::commit::{Failed, claim, new_save_id, settled};
 use crate::error::{Error, Result, StorageContext, chain};
+use crate::layout_names::MODEL_FILE;
 use crate::notes::Notes;
 
-/// The name of a model in one file.
-const MODEL_FILE: &str = "model.safetensors";
+/// No index is larger.
+const MAX_INDEX_BYTES: u64 = 256 << 20;
 
 /// What is to be written.
 pub(super) struct SafetensorsTarget<'t> {
@@ -52,12 +59,16 @@ pub(super) fn write_safetensors(
     options: &OutputOptions,
 ) -> Result<Written> {
     let shards = shards(plan, target);
-    let names = names(&shards, target, store)?;
-    store.prepare().doing(|| format!("preparing {}", store.describe()))?;
-    if let [name] = names.as_slice() {
-        check_free(store, name, target.overwrite)?;
-    }
-    let old = old_files(store, target)?;
+    // One file among others does not concern whoever writes the others.
+    let _lock = match target.file {
+        Some(_) => {
+            store.prepare().doing(|| format!("preparing {}", store.describe()))?;
+            WriteLock::none()
+        }
+        None => claim(store)?,
+    };
+    let old = Old::look(store, target)?;
+    let names = names(&shards, target, &old, store)?;
     let mut metadata: IndexMap<String, String> = target.notes.clone();
     metadata.entry("format".to_owned()).or_insert_with(|| "pt".to_owned());
     let mut files = Vec::with_capacity(shards.len());
@@ -83,20 +94,21 @@ pub(super) fn write_safetensors(
         files.push(OutputFile { name: staged(store, &names[number]), length: header.total_len, lead: header.head });
     }
     write(plan, &files, &pieces, &Plain, store, options)?;
-    let published = publish(plan, &shards, &names, &files, target, store, options);
-    if let Err(error) = published {
-        discard(files.iter().map(|f| f.name.as_str()).filter(|f| !names.iter().any(|n| n == f)), store);
-        return Err(error);
+    let mut made: Vec<String> = files.iter().map(|f| f.name.clone()).filter(|name| !names.contains(name)).collect();
+    if names.len() > 1 {
+        made.extend(names.iter().filter(|name| files.iter().any(|f| f.name == **name)).cloned());
     }
-    let mut warnings = Vec::new();
-    for name in old.iter().filter(|old| !names.contains(old)) {
-        if name == INDEX_FILE && names.len() > 1 {
-            continue;
-        }
-        if let Err(error) = store.delete(name) {
-            warnings.push(format!("{name} of the model that was there could not be removed: {error}"));
-        }
+    let published = options.control.check("publishing").map_err(Failed::from).and_then(|()| match names.as_slice() {
+        [only] => promote(store, &files[0].name, only, target.overwrite).map_err(Failed::from),
+        _ => publish_several(plan, &shards, &names, &files, &old, &mut made, store, options),
+    });
+    if let Err(failed) = published {
+        return Err(failed.discarding(made.iter().map(String::as_str), store));
     }
+    if options.sync {
+        store.sync().doing(|| "syncing the folder".into())?;
+    }
+    let warnings = old.remove(store, &names);
     names.iter().for_each(|name| sweep(store, name));
     if options.sync {
         store.sync().doing(|| "syncing the folder".into())?;
@@ -105,26 +117,31 @@ pub(super) fn write_safetensors(
     Ok(Written { files: names, bytes, warnings })
 }
 
-fn publish(
+/// Names the files, publishes the index, and removes a single file that would be taken for the model in its place. `made` are the
+/// files that are ours to discard.
+#[allow(clippy::too_many_arguments)]
+fn publish_several(
     plan: &Plan<'_>,
     shards: &[Vec<usize>],
     names: &[String],
     files: &[OutputFile],
-    target: &SafetensorsTarget<'_>,
+    old: &Old,
+    made: &mut Vec<String>,
     store: &dyn Store,
     options: &OutputOptions,
-) -> Result<()> {
-    options.control.check("publishing")?;
+) -> Result<(), Failed> {
     for (file, name) in files.iter().zip(names) {
-        promote(store, &file.name, name, target.overwrite)?;
+        // Also when it fails: the rename may have happened. The name is new, and nobody else's while the path is ours.
+        let refused = |e: &Error| matches!(e, Error::Storage { source: StorageError::AlreadyExists { .. }, .. });
+        let done = promote(store, &file.name, name, false);
+        if !done.as_ref().is_err_and(refused) {
+            made.push(name.clone());
+        }
+        done?;
     }
     if options.sync {
         store.sync().doing(|| "syncing the folder".into())?;
     }
-    if names.len() == 1 {
-        return Ok(());
-    }
-    // Only with the index do the files become a model.
     let mut map = IndexMap::with_capacity(plan.tensors.len());
     for (shard, name) in shards.iter().zip(names) {
         map.extend(shard.iter().map(|&i| (plan.tensors[i].key.clone(), name.clone())));
@@ -133,8 +150,24 @@ fn publish(
     let invalid = |e| Error::invalid(format!("the index cannot be written: {}", chain(&e)));
     let index = SafetensorsIndex::new(map, total).map_err(invalid)?;
     let json = index.to_json().map_err(invalid)?;
-    let mode = if target.overwrite { Publish::Replace } else { Publish::Create };
-    store.publish(INDEX_FILE, &json, mode).doing(|| format!("publishing {INDEX_FILE}"))
+    let mode = old.index.clone().map_or(Publish::Create, Publish::Update);
+    settled(store, INDEX_FILE, &json, store.publish(INDEX_FILE, &json, mode))?;
+    match old.model {
+        true => remove_model(store),
+        false => Ok(()),
+    }
+}
+
+fn remove_model(store: &dyn Store) -> Result<(), Failed> {
+    let Err(source) = store.delete(MODEL_FILE) else { return Ok(()) };
+    if matches!(store.exists(MODEL_FILE), Ok(false)) {
+        return Ok(());
+    }
+    let doing = format!(
+        "removing {MODEL_FILE}, which is found in place of the new files as long as it is there: both models stay, and overwriting \
+         again removes the old one"
+    );
+    Err(Failed { error: Error::Storage { doing, source }, keep: true })
 }
 
 /// Tensors in their order, a new file whenever the next would exceed the size.
@@ -156,50 +189,92 @@ fn shards(plan: &Plan<'_>, target: &SafetensorsTarget<'_>) -> Vec<Vec<usize>> {
     shards
 }
 
-fn names(shards: &[Vec<usize>], target: &SafetensorsTarget<'_>, store: &dyn Store) -> Result<Vec<String>> {
+fn names(shards: &[Vec<usize>], target: &SafetensorsTarget<'_>, old: &Old, store: &dyn Store) -> Result<Vec<String>> {
     if let Some(file) = target.file {
+        check_free(store, file, target.overwrite)?;
         return Ok(vec![file.to_owned()]);
     }
-    let mut taken = store.exists(INDEX_FILE).doing(|| format!("looking for {INDEX_FILE}"))?;
     if shards.len() == 1 {
-        // An index, also one whose files are gone, would be taken for the model in place of the file.
-        return match taken && !target.overwrite {
-            true => Err(Error::AlreadyExists { path: format!("{}/{INDEX_FILE}", store.describe()) }),
-            false => Ok(vec![MODEL_FILE.to_owned()]),
-        };
+        // An index, also one whose files are gone, is the mark of a model.
+        if old.index.is_some() && !target.overwrite {
+            return Err(Error::AlreadyExists { path: format!("{}/{INDEX_FILE}", store.describe()) });
+        }
+        check_free(store, MODEL_FILE, target.overwrite)?;
+        return Ok(vec![MODEL_FILE.to_owned()]);
     }
     let count = shards.len() as u64;
     let names: Vec<String> = (1..=count).map(|i| model_file(i, count)).collect();
+    let mut taken = old.index.is_some();
     for name in &names {
         taken |= store.exists(name).doing(|| format!("looking for {name}"))?;
+    }
+    if (taken || old.model) && !target.overwrite {
+        return Err(Error::AlreadyExists { path: store.describe() });
     }
     if !taken {
         return Ok(names);
     }
-    if !target.overwrite {
-        return Err(Error::AlreadyExists { path: store.describe() });
-    }
     // The index names files freely: fresh names keep the old model whole until the new index takes its place.
-    let id = crate::save::prepare::new_save_id();
+    let id = new_save_id();
     Ok((1..=count).map(|i| model_file(i, count).replacen("model-", &format!("model-{id}-"), 1)).collect())
 }
 
-/// The files of the model that is there and will be replaced.
-fn old_files(store: &dyn Store, target: &SafetensorsTarget<'_>) -> Result<Vec<String>> {
-    if target.file.is_some() || !target.overwrite {
-        return Ok(Vec::new());
-    }
-    let mut old = Vec::new();
-    if let Ok(bytes) = store.read(INDEX_FILE, 256 << 20) {
-        old.push(INDEX_FILE.to_owned());
-        if let Ok(index) = SafetensorsIndex::parse(&bytes) {
-            old.extend(index.files().into_iter().map(str::to_owned));
+/// The model that is in the folder.
+#[derive(Debug, Default)]
+struct Old {
+    index: Option<Version>,
+    /// Whether `model.safetensors` is there.
+    model: bool,
+    /// What the index names, and files of conversions that were stopped.
+    files: Vec<String>,
+}
+
+impl Old {
+    fn look(store: &dyn Store, target: &SafetensorsTarget<'_>) -> Result<Old> {
+        if target.file.is_some() {
+            return Ok(Old::default());
         }
+        let model = store.exists(MODEL_FILE).doing(|| format!("looking for {MODEL_FILE}"))?;
+        let index = store.version(INDEX_FILE).doing(|| format!("looking for {INDEX_FILE}"))?;
+        let staged = store.list(".model").doing(|| format!("listing {}", store.describe()))?;
+        let mut files: Vec<String> = staged.into_iter().map(|f| f.path).filter(|name| is_staged(name)).collect();
+        if target.overwrite {
+            let listed = store.list("model-").doing(|| format!("listing {}", store.describe()))?;
+            // Numbered files are the model, or what is left of one that a conversion which was stopped has replaced.
+            files.extend(listed.into_iter().map(|f| f.path).filter(|name| numbered(name)));
+        }
+        if target.overwrite && index.is_some() {
+            let bytes = store.read(INDEX_FILE, MAX_INDEX_BYTES).doing(|| format!("reading {INDEX_FILE}"))?;
+            if let Ok(index) = SafetensorsIndex::parse(&bytes) {
+                files.extend(index.files().into_iter().filter(|name| name.ends_with(".safetensors")).map(str::to_owned));
+            }
+        }
+        files.sort();
+        files.dedup();
+        Ok(Old { index, model, files })
     }
-    if store.exists(MODEL_FILE).doing(|| format!("looking for {MODEL_FILE}"))? {
-        old.push(MODEL_FILE.to_owned());
+
+    /// Removes what the new model does not consist of, once it is in place. Returns warnings.
+    fn remove(&self, store: &dyn Store, names: &[String]) -> Vec<String> {
+        let index = (self.index.is_some() && names.len() == 1).then_some(INDEX_FILE);
+        let files = self.files.iter().map(String::as_str).filter(|old| !names.iter().any(|name| name == old));
+        let mut warnings = Vec::new();
+        for name in index.into_iter().chain(files) {
+            if let Err(error) = store.delete(name) {
+                warnings.push(format!("{name} of the model that was there could not be removed: {error}"));
+            }
+        }
+        warnings
     }
-    Ok(old)
+}
+
+/// Whether a name is `model-00001-of-00002.safetensors`, with or without the id of a conversion.
+fn numbered(name: &str) -> bool {
+    let digits = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
+    let inner = name.strip_prefix("model-").and_then(|rest| rest.strip_suffix(".safetensors"));
+    let Some((front, count)) = inner.and_then(|inner| inner.rsplit_once("-of-")) else { return false };
+    let (id, number) = front.rsplit_once('-').map_or((None, front), |(id, number)| (Some(id), number));
+    digits(number) && digits(count) && id.is_none_or(|id| id.len() == 24 && id.bytes().all(|b| b.is_ascii_hexdigit()))
 }
 
 /// Values, and places in the tree, which safetensors itself has no room for.
@@ -212,4 +287,21 @@ fn notes(plan: &Plan<'_>) -> Result<Vec<(String, String)>> {
         }
     }
     notes.encode().map_err(|e| Error::invalid(format!("the values cannot be kept beside the tensors: {}", chain(&e))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::numbered;
+
+    #[test]
+    fn only_names_of_this_pattern_are_taken_for_files_of_a_model() {
+        for name in ["model-00001-of-00003.safetensors", "model-0123456789abcdef01234567-00001-of-00003.safetensors"] {
+            assert!(numbered(name), "{name}");
+        }
+        for name in
+            ["model-a-00001-of-00003.safetensors", "model-1-of-3.safetensors", "model-00001-of-00003.pt", "model.safetensors"]
+        {
+            assert!(!numbered(name), "{name}");
+        }
+    }
 }

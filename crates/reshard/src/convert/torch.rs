@@ -5,12 +5,16 @@ use reshard_layout::Region;
 use reshard_state::{Tree, unflatten_entries};
 use reshard_storage::Store;
 
-use super::output::{Framing, OutputFile, OutputOptions, Piece, Plan, discard, write};
+use super::output::{Framing, OutputFile, OutputOptions, Piece, Plan, write};
 use super::publish::{check_free, promote, staged, sweep};
 use super::{Written, opaque};
 use crate::checkpoint::LoadedValue;
 use crate::checksums::Checksums;
+use crate::commit::{claim, discard};
 use crate::error::{Error, Result, StorageContext, chain};
+
+/// The name of the file in a folder of its own.
+pub(super) const TORCH_FILE: &str = "checkpoint.pt";
 
 struct TorchFraming<'f> {
     layout: &'f TorchFileWriter,
@@ -20,11 +24,14 @@ struct TorchFraming<'f> {
 
 pub(super) fn write_torch(
     plan: &Plan<'_>,
-    name: &str,
+    file: Option<&str>,
     overwrite: bool,
     store: &dyn Store,
     options: &OutputOptions,
 ) -> Result<Written> {
+    // One file among others does not concern whoever writes the others.
+    let _lock = if file.is_none() { Some(claim(store)?) } else { None };
+    let name = file.unwrap_or(TORCH_FILE);
     check_free(store, name, overwrite)?;
     let layout = TorchFileWriter::new(&tree(plan)?, None)
         .map_err(|e| Error::invalid(format!("{name} cannot be laid out: {}", chain(&e))))?;
@@ -47,10 +54,10 @@ pub(super) fn write_torch(
         discard(files.iter().map(|f| f.name.as_str()).filter(|f| *f != name), store);
         return Err(error);
     }
-    sweep(store, name);
     if options.sync {
         store.sync().doing(|| "syncing the folder".into())?;
     }
+    sweep(store, name);
     let bytes = pieces.iter().map(|p| p.data).sum();
     Ok(Written { files: vec![name.to_owned()], bytes, warnings: Vec::new() })
 }

@@ -17,13 +17,12 @@ use serde::Serialize;
 
 pub(crate) use self::note::{EditNote, note_name};
 use crate::checkpoint::{Checkpoint, Format, MAX_METADATA_BYTES};
-use crate::checksums::{ChecksumBuilder, FileIndex, IndexedRecord, RecordChecksums, Sidecar, SidecarFile};
+use crate::checksums::{ChecksumBuilder, FileIndex, IndexedRecord, RecordChecksums, Sidecar, SidecarFile, sidecar_name};
+use crate::commit::{Commit, Failed, Publication, encode_side};
 use crate::control::Control;
-use crate::convert::dcp::{publish, table_entry};
-use crate::convert::output::{OutputOptions, discard};
+use crate::convert::dcp::table_entry;
 use crate::error::{Error, Result, StorageContext};
 use crate::layout_names::{METADATA_FILE, data_file};
-use crate::save::prepare::new_save_id;
 use crate::select::{Glob, Rename, new_path};
 
 /// What to change.
@@ -72,7 +71,7 @@ pub fn edit(source: &Checkpoint, destination: &Arc<dyn Store>, options: &EditOpt
         )));
     }
     let store = destination.as_ref();
-    store.prepare().doing(|| format!("preparing {}", store.describe()))?;
+    let commit = Commit::begin(store, false)?;
     if !store.list("").doing(|| format!("looking into {}", store.describe()))?.is_empty() {
         return Err(Error::AlreadyExists { path: store.describe() });
     }
@@ -87,16 +86,17 @@ pub fn edit(source: &Checkpoint, destination: &Arc<dyn Store>, options: &EditOpt
         linked: 0,
         copied: 0,
     };
-    let save_id = new_save_id();
+    let save_id = commit.save_id.clone();
     let mut metadata = edited(old, options, &mut report)?;
     let values = new_values(options, &mut metadata, &save_id)?;
     let mut written: Vec<String> = Vec::new();
-    let done = write(source, store, &mut metadata, values, &save_id, options, &mut report, &mut written);
-    if let Err(error) = done {
-        discard(written.iter().map(String::as_str), store);
-        return Err(error);
+    let done = write(source, store, &mut metadata, values, &save_id, options, &mut report, &mut written)
+        .map_err(Failed::from)
+        .and_then(|side| publish(commit, store, &metadata, side, &save_id, options));
+    match done {
+        Ok(()) => Ok(report),
+        Err(failed) => Err(failed.discarding(written.iter().map(String::as_str), store)),
     }
-    Ok(report)
 }
 
 /// The metadata with keys dropped and renamed, and only the files that are still needed.
@@ -194,7 +194,7 @@ fn write(
     options: &EditOptions,
     report: &mut EditReport,
     written: &mut Vec<String>,
-) -> Result<()> {
+) -> Result<Option<Sidecar>> {
     let mut side = Vec::new();
     for name in &metadata.files {
         options.control.check("editing")?;
@@ -228,13 +228,33 @@ fn write(
     side.sort_by(|a, b| a.file.cmp(&b.file));
     written.push(note_name(save_id));
     leave_note(store, metadata, save_id)?;
-    let output = OutputOptions::new(true, &options.control, &[source]);
-    let ranks = source.side.as_ref().map_or(0, |side| side.ranks);
-    match source.side.is_some() {
-        true => publish(store, metadata, &Sidecar { save_id: save_id.to_owned(), ranks, files: side }, false, &output),
-        // What PyTorch wrote has no sidecar, and one for the new values alone would only puzzle.
-        false => store.publish(METADATA_FILE, &metadata.encode()?, Publish::Create).doing(|| "publishing .metadata".into()),
-    }
+    // What PyTorch wrote has no sidecar, and one for the new values alone would only puzzle.
+    let known = source.side.as_ref();
+    Ok(known.map(|known| Sidecar { save_id: save_id.to_owned(), ranks: known.ranks, files: side }))
+}
+
+fn publish(
+    commit: Commit,
+    store: &dyn Store,
+    metadata: &Metadata,
+    side: Option<Sidecar>,
+    save_id: &str,
+    options: &EditOptions,
+) -> Result<(), Failed> {
+    let length = |name: &str| side.as_ref().and_then(|side| side.files.iter().find(|f| f.file == name)).map(|f| f.length);
+    let sidecar = match &side {
+        Some(side) => Some((sidecar_name(save_id), encode_side(side)?)),
+        None => None,
+    };
+    let publication = Publication {
+        metadata: &metadata.encode().map_err(Error::from)?,
+        files: metadata.files.iter().map(|name| (name.as_str(), length(name))).collect(),
+        beside: vec![note_name(save_id)],
+        sidecar,
+        check_files: true,
+        control: &options.control,
+    };
+    commit.publish(store, publication).map(drop)
 }
 
 fn leave_note(store: &dyn Store, metadata: &Metadata, save_id: &str) -> Result<()> {

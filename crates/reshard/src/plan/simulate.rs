@@ -48,7 +48,7 @@ pub fn simulate_plan(states: &[SaveState<'_>], options: &SaveOptions) -> Result<
     let plan = offline_plan(&parts, options)?;
     let global = start.elapsed();
     let start = Instant::now();
-    let metadata_bytes = crate::save::commit::offline_metadata(&plan, options)?;
+    let metadata_bytes = crate::save::finish::offline_metadata(&plan, options)?;
     let commit = start.elapsed();
     let records = plan.assigned.iter().map(|a| a.len() as u64).sum();
     let total: u64 = plan.loads.iter().sum();

@@ -10,7 +10,7 @@ use reshard_layout::{ByteLayout, Dims, Run, runs};
 use reshard_storage::Store;
 
 use super::SaveOptions;
-use super::commit;
+use super::finish;
 use super::jobs::{self, Jobs};
 use super::prepare::{Prepared, prepare};
 use super::write::Writing;
@@ -96,7 +96,7 @@ impl AsyncSaver {
         let work = move || {
             lower_priority();
             let guard = Unwinding(&shared);
-            let result = finish(group.as_ref(), prepared, staged, store.as_ref(), &options, &pool, phases);
+            let result = write_and_publish(group.as_ref(), prepared, staged, store.as_ref(), &options, &pool, phases);
             std::mem::forget(guard);
             shared.set(match result {
                 Ok(report) => State::Done(Box::new(report)),
@@ -310,9 +310,9 @@ fn copy(jobs: &Jobs<'_>, from: usize, total: u64, pool: &StagingPool) -> Result<
     Ok((jobs, memory))
 }
 
-fn finish(
+fn write_and_publish(
     group: &dyn Group,
-    prepared: Prepared,
+    mut prepared: Prepared,
     staged: Result<Staged>,
     store: &dyn Store,
     options: &SaveOptions,
@@ -329,8 +329,8 @@ fn finish(
         pool.give(memory);
         result
     });
-    let outcome = commit::commit(group, &prepared, written, store, options, workers, &mut clock);
+    let outcome = finish::finish(group, &mut prepared, written, store, options, workers, &mut clock);
     let mut phases = before;
     phases.steps.extend(clock.finish().steps);
-    commit::report(outcome, &prepared, phases, store)
+    finish::report(outcome, &prepared, phases, store)
 }

@@ -1,11 +1,11 @@
 //! Saving: agree on who writes what, write, publish.
 //!
-//! [`prepare`] is the only step in which ranks plan together; [`write`] moves bytes and talks to nobody; [`commit`] gathers
-//! what was written, waits until all of it is durable and publishes `.metadata` last. An asynchronous save runs the same three, with a copy in between.
+//! [`prepare`] is the only step in which ranks plan together; [`write`] moves bytes and talks to nobody; [`finish`] gathers
+//! what was written, waits until all of it is durable and has the planning rank commit it. An asynchronous save runs the same three, with a copy in between.
 
 mod background;
 mod blocks;
-pub(crate) mod commit;
+pub(crate) mod finish;
 pub(crate) mod jobs;
 mod options;
 pub(crate) mod prepare;
@@ -32,13 +32,13 @@ pub fn save(group: &dyn Group, state: &SaveState<'_>, store: &Arc<dyn Store>, op
     let _entered = span.enter();
     let mut clock = PhaseClock::new();
     clock.enter("plan");
-    let prepared = prepare::prepare(group, state, store.as_ref(), options)?;
+    let mut prepared = prepare::prepare(group, state, store.as_ref(), options)?;
     clock.enter("write");
     let workers = Workers::normal();
     let written = jobs::jobs(state, &prepared, options.files_per_rank).and_then(|jobs| {
         let writing = write::Writing::open(&jobs, &prepared, store.as_ref(), options)?;
         writing.fill(&jobs, 0..jobs.tensors.len(), &prepared, store.as_ref(), options, workers)
     });
-    let outcome = commit::commit(group, &prepared, written, store.as_ref(), options, workers, &mut clock);
-    commit::report(outcome, &prepared, clock.finish(), store.as_ref())
+    let outcome = finish::finish(group, &mut prepared, written, store.as_ref(), options, workers, &mut clock);
+    finish::report(outcome, &prepared, clock.finish(), store.as_ref())
 }

@@ -19,6 +19,9 @@ pub struct SaveOptions {
     pub split_replicated_above: u64,
     /// Compare replicated content between ranks and fail where it differs. Costs a hash of everything.
     pub check_replicas: bool,
+    /// Before anything is published, look whether every rank's files are there with their lengths: ranks that save to different
+    /// paths, or to disks of their own, are found. One request a file.
+    pub check_files: bool,
     /// How many files each rank writes.
     pub files_per_rank: u32,
     /// Keeps the plan for the next save of the same layout.
@@ -35,6 +38,7 @@ impl Default for SaveOptions {
             sync: true,
             split_replicated_above: 32 << 20,
             check_replicas: false,
+            check_files: true,
             files_per_rank: 1,
             plan_cache: None,
             control: Control::new(),

@@ -1,16 +1,15 @@
 //! Agreeing on a save: two small exchanges, or one when the plan of the last save still fits.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use reshard_storage::Store;
 use serde::{Deserialize, Serialize};
 
 use super::SaveOptions;
 use super::jobs::content_hashes;
-use crate::error::{Error, Result, StorageContext};
+use crate::commit::Commit;
+use crate::error::{Error, Result};
 use crate::group::{Group, asking_root, decode, encode};
-use crate::layout_names::{DATA_PREFIX, METADATA_FILE};
 use crate::leaf::SaveState;
 use crate::plan::cache::CachedPlan;
 use crate::plan::global::{Assigned, GlobalPlan, PlanOptions, RankPlan, plan};
@@ -26,6 +25,8 @@ pub(crate) struct Prepared {
     pub(crate) table: Arc<Vec<TableEntry>>,
     pub(crate) plan: Arc<CachedPlan>,
     pub(crate) plan_cached: bool,
+    /// The claim on the path, on the planning rank.
+    pub(crate) commit: Option<Commit>,
 }
 
 /// What the planning rank decided before any plan was made.
@@ -41,6 +42,7 @@ pub(crate) struct Decision {
 
 #[derive(Serialize, Deserialize)]
 struct Hello {
+    path: String,
     hash: u128,
     cached: Option<u128>,
 }
@@ -90,22 +92,26 @@ fn try_prepare(group: &dyn Group, state: &SaveState<'_>, store: &dyn Store, opti
     let cached = cache.and_then(|c| c.get(local_hash, options.split_replicated_above));
     let hello = local.as_ref().map_err(copy_of).and_then(|l| {
         options.control.check("planning")?;
-        Ok(Hello { hash: l.hash, cached: cached.as_ref().map(|c| c.id) })
+        Ok(Hello { path: store.describe(), hash: l.hash, cached: cached.as_ref().map(|c| c.id) })
     });
     let mut hashes = Vec::new();
+    let mut commit = None;
     let decision = asking_root(group, hello, |hellos| {
+        same_path(&hellos)?;
         hashes = hellos.iter().map(|h| h.hash).collect();
         let use_cached = cached.as_ref().is_some_and(|own| {
             let known = own.global.as_ref().is_some_and(|(known, _)| *known == hashes);
             known && hellos.iter().all(|h| h.cached == Some(own.id))
         });
-        let decision = decide(store, options, use_cached, local.as_ref().map_or(0, |l| l.table_hash))?;
+        let table_hash = local.as_ref().map_or(0, |l| l.table_hash);
+        let claimed = commit.insert(Commit::begin(store, options.overwrite)?);
+        let decision = Decision { save_id: claimed.save_id.clone(), named: claimed.named, use_cached, table_hash };
         Ok(vec![decision; group.size()])
     })?;
     let local = local?;
     let (rank, ranks) = (group.rank(), group.size());
     if let (true, Some(plan)) = (decision.use_cached, cached) {
-        return Ok(Prepared { decision, rank, ranks, table: local.table, plan, plan_cached: true });
+        return Ok(Prepared { decision, rank, ranks, table: local.table, plan, plan_cached: true, commit });
     }
     let same_table = decision.table_hash == local.table_hash && rank != 0;
     let contents = if options.check_replicas { content_hashes(state).map(Some) } else { Ok(None) };
@@ -130,13 +136,13 @@ fn try_prepare(group: &dyn Group, state: &SaveState<'_>, store: &dyn Store, opti
     if let Some(cache) = &options.plan_cache {
         cache.put(Arc::clone(&plan));
     }
-    Ok(Prepared { decision, rank, ranks, table: local.table, plan, plan_cached: false })
+    Ok(Prepared { decision, rank, ranks, table: local.table, plan, plan_cached: false, commit })
 }
 
 /// What a rank would send: the size of its hello, its part, and the hash of its table.
 pub(crate) fn offline_parts(state: &SaveState<'_>, rank: usize, first_table: Option<u128>) -> Result<(u64, Vec<u8>, u128)> {
     let local = LocalPlan::of(state, rank)?;
-    let hello = encode(&Hello { hash: local.hash, cached: Some(local.hash) })?.len() as u64;
+    let hello = encode(&Hello { path: String::new(), hash: local.hash, cached: Some(local.hash) })?.len() as u64;
     let table_hash = local.table_hash;
     let table = (first_table != Some(table_hash)).then_some(local.table);
     Ok((hello, encode(&Part { table, holdings: local.holdings, contents: None })?, table_hash))
@@ -152,24 +158,24 @@ pub(crate) fn offline_plan(parts: &[Vec<u8>], options: &SaveOptions) -> Result<G
     Ok(planned)
 }
 
-/// The planning rank's look at the path.
-pub(crate) fn decide(store: &dyn Store, options: &SaveOptions, use_cached: bool, table_hash: u128) -> Result<Decision> {
-    let path = || format!("preparing {}", store.describe());
-    store.prepare().doing(path)?;
-    let exists = store.exists(METADATA_FILE).doing(path)?;
-    if exists && !options.overwrite {
-        return Err(Error::AlreadyExists { path: store.describe() });
+/// Ranks that save to different paths would each leave a part, and none a checkpoint.
+fn same_path(hellos: &[Hello]) -> Result<()> {
+    let Some(first) = hellos.first() else { return Ok(()) };
+    let others: Vec<String> = hellos
+        .iter()
+        .enumerate()
+        .filter(|(_, hello)| hello.path != first.path)
+        .map(|(rank, hello)| format!("rank {rank} to {}", hello.path))
+        .collect();
+    if others.is_empty() {
+        return Ok(());
     }
-    let named = exists || !store.list(DATA_PREFIX).doing(path)?.is_empty();
-    Ok(Decision { save_id: new_save_id(), named, use_cached, table_hash })
-}
-
-/// Unique among the saves to one place: the time, and a number that differs between processes that start at once.
-pub(crate) fn new_save_id() -> String {
-    use std::hash::{BuildHasher, Hasher};
-    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
-    let random = std::collections::hash_map::RandomState::new().build_hasher().finish();
-    format!("{nanos:016x}{:08x}", random as u32)
+    let more = if others.len() > 3 { format!(" and {} more", others.len() - 3) } else { String::new() };
+    let others = others[..others.len().min(3)].join(", ");
+    Err(Error::invalid(format!(
+        "the ranks save to different paths (rank 0 to {}, {others}{more}): give all of them the same one; nothing was written",
+        first.path
+    )))
 }
 
 fn rank_plans(parts: Vec<Part>) -> Result<Vec<RankPlan>> {

@@ -12,6 +12,7 @@ use super::prepare::Prepared;
 use crate::checksums::{
     ChecksumBuilder, Checksums, FileIndexRef, IndexedRecordRef, OffsetsAndSizes, RecordChecksums, SideFileError,
 };
+use crate::commit::discard;
 use crate::error::{Error, Result, StorageContext};
 use crate::layout_names::data_file;
 use crate::plan::files::Placed;
@@ -243,7 +244,7 @@ impl Unsynced {
             false => Ok(()),
         });
         if synced.is_err() {
-            discard(&names, store);
+            discard(names.iter().map(String::as_str), store);
         }
         synced
     }
@@ -251,15 +252,6 @@ impl Unsynced {
     /// Gives up and removes what was written.
     pub(crate) fn abort(self) {
         self.writers.into_iter().for_each(|(_, writer)| writer.abort());
-    }
-}
-
-/// Removes files of a save that failed. Best effort: what stays is swept by the next save.
-pub(crate) fn discard(files: &[String], store: &dyn Store) {
-    for name in files {
-        if let Err(error) = store.delete(name) {
-            tracing::warn!(file = name, %error, "a file of a failed save could not be removed");
-        }
     }
 }
 

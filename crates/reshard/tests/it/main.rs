@@ -12,12 +12,14 @@ mod crashes;
 mod digests;
 mod killed;
 mod layouts;
+mod matrix;
 mod ordered;
 mod relayouts;
 mod remote;
 mod round_trip;
 mod strided;
 mod verifying;
+mod writers;
 // The S3 server that the storage crate tests with.
 #[path = "../../../storage/tests/it/server.rs"]
 #[allow(dead_code, reason = "the storage crate looks into its folder")]

@@ -1,25 +1,21 @@
-//! Publishing: the only step that makes a save visible.
+//! The end of a save: the ranks tell what they wrote, all of it is made durable, the planning rank commits.
 //!
 //! When every rank has written, rank 0 learns where everything lies and writes the sidecar beside its own data, while
-//! everyone's data goes to the disk. When all of that is synced, rank 0 publishes `.metadata`, atomically. Before this a
-//! reader finds what was there before, after it the new checkpoint, complete. Only then are the
-//! files of the old one removed; a crash before that leaves files that no `.metadata` names, which the next save to the
-//! path sweeps. Data files never have the name of a file that was there, so nothing old is ever overwritten.
+//! everyone's data goes to the disk. When all of that is synced, rank 0 publishes (see [`crate::commit`]).
 
-use std::collections::HashSet;
-
-use reshard_formats::{Chunk, Entry, EntryKind, FileId, Metadata, StorageInfo, StorageMeta, TensorEntry, TensorProperties};
+use reshard_formats::{FileId, Metadata};
 use reshard_layout::Region;
-use reshard_storage::{Publish, StorageError, Store};
+use reshard_storage::Store;
 use serde::{Deserialize, Serialize};
 
 use super::SaveOptions;
 use super::prepare::{Decision, Prepared};
-use super::write::{Unsynced, Written, discard};
-use crate::checksums::{Checksums, RecordChecksums, Sidecar, SidecarFile, sidecar_name};
-use crate::error::{Error, RankFailure, Result, StorageContext};
+use super::write::{Unsynced, Written};
+use crate::checksums::{Checksums, RecordChecksums, Sidecar, sidecar_name};
+use crate::commit::{Assembly, Commit, Failed, Publication, TensorFacts, discard, encode_side};
+use crate::error::{Error, RankFailure, Result};
 use crate::group::{Group, asking_root};
-use crate::layout_names::{METADATA_FILE, data_file, is_save_file};
+use crate::layout_names::data_file;
 use crate::plan::files::{FrameSizes, lay_out};
 use crate::plan::global::GlobalPlan;
 use crate::plan::local::{dims, dtype_of};
@@ -52,25 +48,25 @@ pub(crate) struct Outcome {
 }
 
 /// Publishes what all ranks wrote, or makes sure that nothing of it stays.
-pub(crate) fn commit(
+pub(crate) fn finish(
     group: &dyn Group,
-    prepared: &Prepared,
+    prepared: &mut Prepared,
     written: Result<(Written, Unsynced)>,
     store: &dyn Store,
     options: &SaveOptions,
     workers: &Workers,
     clock: &mut PhaseClock,
 ) -> Result<Outcome> {
-    let outcome = try_commit(group, prepared, written, store, options, workers, clock);
+    let outcome = try_finish(group, prepared, written, store, options, workers, clock);
     if let (Err(_), Some(cache)) = (&outcome, &options.plan_cache) {
         cache.clear();
     }
     outcome
 }
 
-fn try_commit(
+fn try_finish(
     group: &dyn Group,
-    prepared: &Prepared,
+    prepared: &mut Prepared,
     written: Result<(Written, Unsynced)>,
     store: &dyn Store,
     options: &SaveOptions,
@@ -132,7 +128,7 @@ fn try_commit(
         Err(error) => {
             // A rank that lost contact cannot know whether its files are in use; if not, the next save sweeps them.
             if !matches!(error, Error::Group { .. }) {
-                discard(&own_files, store);
+                discard(own_files.iter().map(String::as_str), store);
             }
             Err(error)
         }
@@ -141,54 +137,52 @@ fn try_commit(
 
 /// What rank 0 is about to publish.
 struct Draft {
-    metadata: Metadata,
+    commit: Commit,
     encoded: Vec<u8>,
     side: Vec<u8>,
     side_name: String,
-    save_id: String,
-    /// The files of the checkpoint that is there.
-    old: Vec<String>,
+    /// Names and lengths of all data files.
+    files: Vec<(String, u64)>,
     /// Bytes of tensor data that each rank wrote.
     loads: Vec<u64>,
 }
 
 impl Draft {
-    fn of(prepared: &Prepared, results: &[RankResults], store: &dyn Store, options: &SaveOptions) -> Result<Draft> {
-        let Some(global) = prepared.global() else {
-            return Err(Error::invalid("the planning rank has lost its plan"));
-        };
+    fn of(prepared: &mut Prepared, results: &[RankResults], store: &dyn Store, options: &SaveOptions) -> Result<Draft> {
+        let lost = || Error::invalid("the planning rank has lost its plan");
+        let mut commit = prepared.commit.take().ok_or_else(lost)?;
+        let global = prepared.global().ok_or_else(lost)?;
         let (metadata, side) = assemble(global, results, &prepared.decision, options)?;
         let encoded = metadata.encode()?;
         let side_name = sidecar_name(&side.save_id);
-        let (side, save_id) = (encode_side(&side)?, side.save_id);
-        Ok(Draft { metadata, encoded, side, side_name, save_id, old: old_files(store), loads: global.loads.clone() })
+        let files = side.files.iter().map(|file| (file.file.clone(), file.length)).collect();
+        let side = encode_side(&side)?;
+        commit.read_old(store);
+        Ok(Draft { commit, encoded, side, side_name, files, loads: global.loads.clone() })
     }
 
     /// Publishes. `Err` when nothing was.
     fn publish(self, store: &dyn Store, options: &SaveOptions) -> Result<Answer> {
-        let mode = if options.overwrite { Publish::Replace } else { Publish::Create };
-        options.control.check("publishing")?;
-        if let Err(error) = store.publish(METADATA_FILE, &self.encoded, mode).doing(|| "publishing .metadata".into()) {
-            // A publication may fail after the new file got its name (the folder could not be synced, the answer got
-            // lost). Only when the file is seen not to be ours may our data go.
-            return match store.read(METADATA_FILE, crate::checkpoint::MAX_METADATA_BYTES) {
-                Ok(found) if found != self.encoded => Err(error),
-                Err(StorageError::NotFound { .. }) => Err(error),
-                _ => Ok(Answer::Unclear(error.to_failures(0))),
-            };
-        }
-        let files = self.metadata.files.len() as u64;
-        let warnings = sweep(store, &self.metadata, &self.save_id, self.old);
+        let publication = Publication {
+            metadata: &self.encoded,
+            files: self.files.iter().map(|(name, length)| (name.as_str(), Some(*length))).collect(),
+            beside: vec![self.side_name],
+            sidecar: None,
+            check_files: options.check_files,
+            control: &options.control,
+        };
+        let warnings = match self.commit.publish(store, publication) {
+            Ok(warnings) => warnings,
+            Err(Failed { error, keep: true }) => return Ok(Answer::Unclear(error.to_failures(0))),
+            Err(Failed { error, keep: false }) => return Err(error),
+        };
+        let files = self.files.len() as u64;
         let total_bytes = self.loads.iter().sum();
         let mean = total_bytes as f64 / self.loads.len().max(1) as f64;
         let most = self.loads.iter().copied().max().unwrap_or(0) as f64;
         let imbalance = if mean > 0.0 { most / mean } else { 1.0 };
         Ok(Answer::Published(Outcome { total_bytes, files, imbalance, warnings }))
     }
-}
-
-fn encode_side(side: &Sidecar) -> Result<Vec<u8>> {
-    side.encode().map_err(|e| Error::invalid(format!("the sidecar cannot be written: {e}")))
 }
 
 /// The report of a finished save.
@@ -223,10 +217,18 @@ fn assemble(
     options: &SaveOptions,
 ) -> Result<(Metadata, Sidecar)> {
     let save_id = decision.named.then_some(decision.save_id.as_str());
-    let mut files: Vec<String> = Vec::new();
-    let mut side: Vec<SidecarFile> = Vec::new();
-    let mut chunks: Vec<Vec<Chunk>> = vec![Vec::new(); global.table.len()];
-    let mut values: Vec<Option<StorageInfo>> = vec![None; global.table.len()];
+    let mut assembly = Assembly::new(&decision.save_id, results.len() as u32);
+    for entry in global.table.iter() {
+        let facts = match &entry.tensor {
+            None => None,
+            Some(tensor) => Some(TensorFacts {
+                dtype: dtype_of(tensor.dtype)?,
+                requires_grad: tensor.requires_grad,
+                shape: dims(&tensor.shape),
+            }),
+        };
+        assembly.add_key(entry.key.clone(), entry.key_path(), facts);
+    }
     let mut sizes = FrameSizes::default();
     for (rank, (assigned, result)) in global.assigned.iter().zip(results).enumerate() {
         let disagree = || Error::invalid(format!("rank {rank} wrote something else than was planned"));
@@ -245,56 +247,27 @@ fn assemble(
         }
         // Files of this rank that hold something, by their number.
         let mut ids: Vec<Option<FileId>> = vec![None; ends.len()];
-        let first = files.len();
         for (number, id) in ids.iter_mut().enumerate() {
             let name = data_file(rank, number as u32, save_id);
             if let Some((_, length)) = result.files.iter().find(|(file, _)| *file == name) {
-                *id = Some(FileId(u32::try_from(files.len()).map_err(|_| Error::invalid("too many files"))?));
-                files.push(name.clone());
-                side.push(SidecarFile { file: name, length: *length, records: Vec::new() });
+                *id = Some(assembly.add_file(name, *length)?);
             }
         }
         for (((key, region), place), sums) in tensors.into_iter().zip(placed).zip(&result.tensors) {
             let file = ids[place.file as usize].ok_or_else(disagree)?;
-            let storage = StorageInfo::new(file, place.offset, place.length);
-            chunks[key].push(Chunk { region: region.clone(), storage });
             let (data_offset, data_length) = (place.data_offset, place.data_length);
             let record = RecordChecksums { offset: place.offset, length: place.length, data_offset, data_length, sums: *sums };
-            side[first + position(&ids, place.file)].records.push(record);
+            assembly.add_record(key, Some(region.clone()), file, record)?;
         }
         let mut at = ends[0];
         for (assigned, (length, sums)) in assigned.iter().filter(|a| a.region.is_none()).zip(&result.values) {
             let file = ids[0].ok_or_else(disagree)?;
-            values[assigned.key as usize] = Some(StorageInfo::new(file, at, *length));
-            side[first].records.push(RecordChecksums {
-                offset: at,
-                length: *length,
-                data_offset: 0,
-                data_length: *length,
-                sums: *sums,
-            });
+            let record = RecordChecksums { offset: at, length: *length, data_offset: 0, data_length: *length, sums: *sums };
+            assembly.add_record(assigned.key as usize, None, file, record)?;
             at += length;
         }
     }
-    side.sort_by(|a, b| a.file.cmp(&b.file));
-    let mut metadata = Metadata::new();
-    metadata.files = files;
-    metadata.storage_meta = Some(StorageMeta { save_id: Some(decision.save_id.clone()), ..StorageMeta::default() });
-    for ((entry, mut chunks), value) in global.table.iter().zip(chunks).zip(values) {
-        let kind = match (&entry.tensor, value) {
-            (Some(tensor), _) => {
-                chunks.sort_by(|a, b| a.region.cmp(&b.region));
-                let mut properties = TensorProperties::new(dtype_of(tensor.dtype)?);
-                properties.requires_grad = tensor.requires_grad;
-                EntryKind::Tensor(TensorEntry { properties, shape: dims(&tensor.shape), chunks, extra: None })
-            }
-            (None, Some(storage)) => EntryKind::Bytes(storage),
-            (None, None) => return Err(Error::invalid(format!("nobody wrote {:?}", entry.key))),
-        };
-        metadata.entries.insert(entry.key.clone(), Entry { path: Some(entry.key_path()), kind });
-    }
-    let side = Sidecar { save_id: decision.save_id.clone(), ranks: results.len() as u32, files: side };
-    Ok((metadata, side))
+    assembly.finish()
 }
 
 /// Assembles and encodes what a plan publishes, without checksums; the size of `.metadata`.
@@ -315,34 +288,4 @@ pub(crate) fn offline_metadata(global: &GlobalPlan, options: &SaveOptions) -> Re
     let (metadata, side) = assemble(global, &results, &Decision::default(), options)?;
     encode_side(&side)?;
     Ok(metadata.encode()?.len() as u64)
-}
-
-/// How many of a rank's files before `file` hold something.
-fn position(ids: &[Option<FileId>], file: u32) -> usize {
-    ids[..file as usize].iter().flatten().count()
-}
-
-/// The files that the checkpoint already there names, as far as it can be read.
-pub(crate) fn old_files(store: &dyn Store) -> Vec<String> {
-    let Ok(bytes) = store.read(METADATA_FILE, crate::checkpoint::MAX_METADATA_BYTES) else { return Vec::new() };
-    Metadata::decode(&bytes).map_or_else(|_| Vec::new(), |metadata| metadata.files)
-}
-
-/// Removes what no longer belongs to the checkpoint. What cannot be removed is a warning: the save itself is done.
-pub(crate) fn sweep(store: &dyn Store, metadata: &Metadata, save_id: &str, old: Vec<String>) -> Vec<String> {
-    let mut keep: HashSet<&str> = metadata.files.iter().map(String::as_str).collect();
-    let side = sidecar_name(save_id);
-    keep.insert(&side);
-    let mut warnings = Vec::new();
-    let mut remove: HashSet<String> = old.into_iter().collect();
-    match store.list("") {
-        Ok(files) => remove.extend(files.into_iter().map(|f| f.path).filter(|name| is_save_file(name))),
-        Err(error) => warnings.push(format!("files of earlier saves could not be listed: {error}")),
-    }
-    for name in remove.into_iter().filter(|name| !keep.contains(name.as_str())) {
-        if let Err(error) = store.delete(&name) {
-            warnings.push(format!("{name} of an earlier save could not be removed: {error}"));
-        }
-    }
-    warnings
 }
