@@ -2,7 +2,7 @@
 
 use super::entries::{Names, read_entries};
 use super::error::MetadataError;
-use super::fields::{Fields, describe, state_of, wrong_type};
+use super::fields::{Fields, describe, required, state_of, wrong_type};
 use super::storage::read_storage;
 use super::types::{ExtraFields, Metadata, PlannerData, StorageMeta};
 use crate::pickle::{Document, GlobalId, Node, Policy, Unknown, View, decode};
@@ -77,10 +77,11 @@ fn read_metadata(document: &Document<'_>) -> Result<Metadata> {
     let mut extra = ExtraFields::new();
     let [entries, planner, storage, meta, version] = fields.read(document, root, place, &mut extra)?;
 
+    // Torch 2.5 writes no `version`, and before 2.3 no `storage_meta`; the others have always been there.
+    let entries = required(entries, place, "state_dict_metadata")?;
+    let planner = required(planner, place, "planner_data")?;
+    let storage = required(storage, place, "storage_data")?;
     let mut metadata = Metadata { version: None, extra, ..Metadata::new() };
-    if entries == Node::ABSENT {
-        return Err(MetadataError::MissingField { place: place(), field: "state_dict_metadata" });
-    }
     let (entries, names) = read_entries(document, &classes, entries)?;
     metadata.entries = entries;
     read_storage(document, &classes, storage, &names, &mut metadata)?;
@@ -91,12 +92,12 @@ fn read_metadata(document: &Document<'_>) -> Result<Metadata> {
 }
 
 fn read_planner_data(document: &Document<'_>, node: Node, names: &Names<'_>, metadata: &mut Metadata) -> Result<()> {
-    let pairs = match (node == Node::ABSENT, document.view(node)) {
-        (true, _) | (_, View::None) => {
+    let pairs = match document.view(node) {
+        View::None => {
             metadata.planner_data = PlannerData::None;
             return Ok(());
         }
-        (_, View::Dict(pairs)) => pairs,
+        View::Dict(pairs) => pairs,
         _ => {
             metadata.planner_data = PlannerData::Other(document.carry(node)?);
             return Ok(());
@@ -145,9 +146,13 @@ fn read_storage_meta(document: &Document<'_>, classes: &Classes, node: Node) -> 
     let mut fields = Fields::new(["checkpoint_id", "save_id", "load_id", "modules"]);
     let mut meta = StorageMeta::default();
     let [id, save_id, load_id, modules] = fields.read(document, state, place, &mut meta.extra)?;
+    let id = required(id, place, "checkpoint_id")?;
     (meta.checkpoint_id, meta.checkpoint_id_class) = read_checkpoint_id(document, id)?;
+    let save_id = required(save_id, place, "save_id")?;
     meta.save_id = optional_str(document, save_id, || "`storage_meta`, `save_id`".into())?;
+    let load_id = required(load_id, place, "load_id")?;
     meta.load_id = optional_str(document, load_id, || "`storage_meta`, `load_id`".into())?;
+    // The first versions had none.
     if modules != Node::ABSENT {
         let place = || "`storage_meta`, `modules`".to_owned();
         meta.modules = strings(document, modules).ok_or_else(|| wrong_type(document, modules, place, "a list of str"))?;
@@ -156,9 +161,6 @@ fn read_storage_meta(document: &Document<'_>, classes: &Classes, node: Node) -> 
 }
 
 fn read_checkpoint_id(document: &Document<'_>, node: Node) -> Result<(Option<String>, Option<PathClass>)> {
-    if node == Node::ABSENT {
-        return Ok((None, None));
-    }
     match document.to_value(node)? {
         Value::None => Ok((None, None)),
         Value::Str(text) => Ok((Some(text), None)),

@@ -54,6 +54,14 @@ impl<const N: usize> Fields<N> {
     }
 }
 
+/// A field that every version of torch writes; absent is not zero, empty or None.
+pub(super) fn required(node: Node, place: impl Fn() -> String, field: &'static str) -> Result<Node, MetadataError> {
+    match node == Node::ABSENT {
+        true => Err(MetadataError::MissingField { place: place(), field }),
+        false => Ok(node),
+    }
+}
+
 #[cold]
 fn unknown_field(
     document: &Document<'_>,
@@ -133,10 +141,11 @@ impl NodeCache {
         NodeCache { slots: vec![(Node::ABSENT, 0); 1 << CACHE_BITS] }
     }
 
+    /// Nothing for a node that is absent: empty slots hold it.
     #[inline]
     pub(super) fn get(&self, node: Node) -> Option<u32> {
         match self.slots.get(node.spread(CACHE_BITS)) {
-            Some(&(known, value)) if known == node => Some(value),
+            Some(&(known, value)) if known == node && node != Node::ABSENT => Some(value),
             _ => None,
         }
     }

@@ -6,12 +6,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use reshard_layout::Dims;
+use reshard_layout::{Dims, Region};
 
 use super::decode::{Classes, strings};
 use super::entries::{Names, SIZES, dims_of, read_dims};
 use super::error::MetadataError;
-use super::fields::{Fields, NodeCache, state_of, wrong_type};
+use super::fields::{Fields, NodeCache, required, state_of, wrong_type};
 use super::proof::path_problem;
 use super::types::{Chunk, EntryKind, ExtraFields, FileId, Metadata, StorageInfo, Transforms, Unreferenced};
 use crate::pickle::{Document, Node, View};
@@ -27,9 +27,10 @@ pub(super) fn read_storage(
     metadata: &mut Metadata,
 ) -> Result<()> {
     let place = || "`storage_data`".to_owned();
-    let pairs = match (node == Node::ABSENT, document.view(node)) {
-        (true, _) | (_, View::None) => &[],
-        (_, View::Dict(pairs)) => pairs,
+    let pairs = match document.view(node) {
+        // A planner's metadata that no storage has filled in: every chunk is then missing.
+        View::None => &[],
+        View::Dict(pairs) => pairs,
         _ => return Err(wrong_type(document, node, place, "a dict")),
     };
     let mut reader = StorageReader {
@@ -52,12 +53,14 @@ pub(super) fn read_storage(
         let state = state.ok_or_else(|| wrong_type(document, *index, place, "an instance of `MetadataIndex`"))?;
         let mut index_extra = ExtraFields::new();
         let [fqn, hint, offset] = index_fields.read(document, state, place, &mut index_extra)?;
+        let fqn = required(fqn, place, "fqn")?;
         let number = reader.entry_number(fqn)?;
         let Some(info_state) = state_of(document, *info, classes.storage_info) else {
             let place = || format!("`{}`, storage info", key_text(document, fqn));
             return Err(wrong_type(document, *info, place, "an instance of `_StorageInfo`"));
         };
         let storage = reader.info(fqn, info_state, index_extra)?;
+        // Torch leaves the field out for values.
         let offset = Some(offset).filter(|o| *o != Node::ABSENT && !matches!(document.view(*o), View::None));
         let target = number.and_then(|number| Some((number, targets.get_mut(number as usize)?)));
         let slot = match (target, offset) {
@@ -118,7 +121,7 @@ impl Target<'_> {
 }
 
 /// Chunks at the same offsets share a storage info, because it is filed under offsets alone: where a dimension
-/// is shorter than the number of ranks, several ranks have an empty chunk at its end.
+/// is shorter than the number of ranks, several ranks have an empty chunk at its end. Only chunks of the same size do.
 fn fill_twins(metadata: &mut Metadata, number: usize) -> Result<()> {
     let Some((key, entry)) = metadata.entries.get_index_mut(number) else {
         return Ok(());
@@ -126,16 +129,16 @@ fn fill_twins(metadata: &mut Metadata, number: usize) -> Result<()> {
     let EntryKind::Tensor(tensor) = &mut entry.kind else {
         return Err(MetadataError::NoStorage { key: key.clone(), what: "value".into() });
     };
-    let mut known: HashMap<Dims, StorageInfo> = HashMap::new();
+    let mut known: HashMap<Region, StorageInfo> = HashMap::new();
     for chunk in &tensor.chunks {
         if chunk.storage.file != FileId::UNSET {
-            known.insert(Dims::from_slice(chunk.region.offsets()), chunk.storage.clone());
+            known.insert(chunk.region.clone(), chunk.storage.clone());
         }
     }
     for chunk in &mut tensor.chunks {
         if chunk.storage.file == FileId::UNSET {
             let what = || format!("chunk at {:?}", chunk.region.offsets());
-            let storage = known.get(chunk.region.offsets());
+            let storage = known.get(&chunk.region);
             let missing = || MetadataError::NoStorage { key: key.clone(), what: what() };
             chunk.storage = storage.cloned().ok_or_else(missing)?;
         }

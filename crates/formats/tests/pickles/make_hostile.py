@@ -253,6 +253,15 @@ def with_chunks(size, *chunks):
     return metadata({"w": tensor(size, *chunks)}, [(index("w", c[0], i), info(offset=100 * i)) for i, c in enumerate(chunks)])
 
 
+def renamed(field, data=None):
+    """A sound file in which one byte of a field's name has changed, everywhere that it is written."""
+    data = data or metadata(
+        one, [place], storage_meta=make(StorageMeta, checkpoint_id="x", save_id="s", load_id=None, modules=[])
+    )
+    assert field.encode() in data
+    return data.replace(field.encode(), field[:-1].encode() + b"~")
+
+
 huge = 1 << 63
 good = metadata(one, [place])
 cases = {
@@ -304,7 +313,10 @@ cases = {
     "storage_twice": (
         pickle.dumps(
             make(
-                Metadata, state_dict_metadata=one, storage_data={index("w", [0, 0], 0): info(), index("w", [0, 0], 0): info("b")}
+                Metadata,
+                state_dict_metadata=one,
+                planner_data=None,
+                storage_data={index("w", [0, 0], 0): info(), index("w", [0, 0], 0): info("b")},
             ),
             4,
         ),
@@ -330,6 +342,40 @@ cases = {
     "planner_path_is_a_string": (metadata(one, [place], planner={"w": "w"}), ["`w`", "a tuple"]),
     "version_is_an_int": (metadata(one, [place], version=1), ["`version`"]),
     "storage_meta_is_a_string": (metadata(one, [place], storage_meta="x"), ["`storage_meta`"]),
+    **{
+        f"no_{field}": (renamed(field), [f"`{field}` is missing"])
+        for field in (
+            "state_dict_metadata",
+            "planner_data",
+            "storage_data",
+            "properties",
+            "chunks",
+            "offsets",
+            "sizes",
+            "fqn",
+            "relative_path",
+            "length",
+            "checkpoint_id",
+            "save_id",
+            "load_id",
+        )
+    },
+    "no_relative_path_of_a_value": (
+        renamed("relative_path", metadata({"v": make(Bytes)}, [(index("v"), info())])),
+        ["`v`", "`relative_path` is missing"],
+    ),
+    "no_storage_data_of_nothing": (
+        pickle.dumps(make(Metadata, state_dict_metadata={}, planner_data=None), 4),
+        ["`storage_data` is missing"],
+    ),
+    "no_planner_data_of_nothing": (
+        pickle.dumps(make(Metadata, state_dict_metadata={}, storage_data={}), 4),
+        ["`planner_data` is missing"],
+    ),
+    "storage_of_a_smaller_chunk_at_the_same_offset": (
+        metadata({"w": tensor([4], ([0], [4]), ([0], [2]))}, [(index("w", [0], 0), info())]),
+        ["`w`", "no storage info", "[0]"],
+    ),
     "duplicate_key": (
         # The second "v" overwrites "w" in the pickle's text, so that both keys are the same.
         metadata({"v": tensor([1], ([0], [1])), "w": tensor([1], ([0], [1]))}, []).replace(b"\x8c\x01w", b"\x8c\x01v"),
@@ -383,7 +429,10 @@ odd = {
     ),
     "offset_of_64_bits": (metadata({"v": make(Bytes)}, [(index("v"), info(offset=(1 << 64) - 101))]), {"v": [(1 << 64) - 101]}),
     "nothing_in_it": (metadata({}, []), {}),
-    "nothing_in_it_and_no_storage": (pickle.dumps(make(Metadata, state_dict_metadata={}), 4), {}),
+    "nothing_in_it_and_storage_none": (
+        pickle.dumps(make(Metadata, state_dict_metadata={}, planner_data=None, storage_data=None), 4),
+        {},
+    ),
     "transforms": (metadata({"v": make(Bytes)}, [(index("v"), info(transform_descriptors=["zstd"]))]), {"v": [0]}),
     "planner_data_of_another_kind": (metadata(two, [at(0, 0, 10), at(2, 1, 20)], planner=["mine", {"a": 1}]), {"w": [10, 20]}),
     "paths_of_keys_not_stored": (
@@ -403,7 +452,7 @@ odd = {
             },
             [(make(Index, fqn="w", index=0, offset=Size([0]), note=b"of index"), info(offset=3, note={"of": [None, "info"]}))],
             note=["of", "metadata"],
-            storage_meta=make(StorageMeta, checkpoint_id="x", modules=["m"], note=1 << 80),
+            storage_meta=make(StorageMeta, checkpoint_id="x", save_id=None, load_id=None, modules=["m"], note=1 << 80),
         ),
         {"w": [3]},
     ),
