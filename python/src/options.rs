@@ -69,7 +69,7 @@ pub(crate) fn store_with(path: &str, options: &StoreOptions) -> reshard::Result<
 
 /// A failure of the storage as the engine would report it.
 pub(crate) fn storage(path: &str, source: StorageError) -> reshard::Error {
-    reshard::Error::Storage { doing: format!("opening {path}"), source }
+    reshard::Error::Storage { doing: format!("opening {}", reshard::storage::redacted(path)), source }
 }
 
 /// Store options by name; names that are none of ours go to the object store's client.

@@ -6,6 +6,8 @@ use std::io;
 
 use reshard::ErrorKind;
 
+use crate::human;
+
 /// What every verb returns.
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
@@ -54,23 +56,28 @@ impl Failure {
 
     /// The message and its causes in one line.
     pub(crate) fn one_line(&self) -> String {
-        std::iter::once(&self.message).chain(&self.causes).cloned().collect::<Vec<_>>().join(": ")
+        safe(&std::iter::once(&self.message).chain(&self.causes).cloned().collect::<Vec<_>>().join(": "))
     }
 
     /// The whole text, labels painted when `color`.
     pub(crate) fn text(&self, color: bool) -> String {
         let label = |name: &str, code: &str| if color { format!("\x1b[1;{code}m{name}:\x1b[0m") } else { format!("{name}:") };
         // What takes several lines stays under its label.
-        let below = |text: &str| text.replace('\n', "\n    ");
-        let mut text = format!("{} {}\n", label("error", "31"), self.message);
+        let below = |text: &str| safe(text).replace('\n', "\n    ");
+        let mut text = format!("{} {}\n", label("error", "31"), safe(&self.message));
         for cause in &self.causes {
             text.push_str(&format!("  {} {}\n", label("caused by", "31"), below(cause)));
         }
         if let Some(hint) = &self.hint {
-            text.push_str(&format!("  {} {hint}\n", label("hint", "36")));
+            text.push_str(&format!("  {} {}\n", label("hint", "36"), safe(hint)));
         }
         text
     }
+}
+
+/// Text for a terminal: what names of files hold is escaped, and what is secret in an address is hidden.
+fn safe(text: &str) -> String {
+    human::printable_lines(&reshard::storage::redacted(text))
 }
 
 impl fmt::Display for Failure {
@@ -130,6 +137,14 @@ mod tests {
         assert_eq!(failure.text(false), "error: cannot do it\n  caused by: the disk is on fire\n  hint: use water\n");
         assert_eq!(failure.one_line(), "cannot do it: the disk is on fire");
         assert!(failure.text(true).starts_with("\u{1b}[1;31merror:"));
+    }
+
+    #[test]
+    fn names_of_files_have_no_power_and_passwords_are_not_told() {
+        let failure = Failure::new("\u{1b}]0;title\u{7} in s3://key:hush@bucket/a\nnext").hint("\u{9b}2J");
+        let text = failure.text(false);
+        assert_eq!(text, "error: \\u{1b}]0;title\\u{7} in s3://***@bucket/a\nnext\n  hint: \\u{9b}2J\n");
+        assert!(!failure.one_line().contains("hush"));
     }
 
     #[test]

@@ -138,6 +138,11 @@ pub(crate) fn printable(text: &str) -> String {
     }
 }
 
+/// [`printable`] for text of several lines.
+pub(crate) fn printable_lines(text: &str) -> String {
+    text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;

@@ -1,5 +1,6 @@
 //! Where output goes: data to stdout, everything else to stderr; colors only for eyes.
 
+use std::borrow::Cow;
 use std::io::{self, BufWriter, IsTerminal, Write};
 
 use serde::Serialize;
@@ -99,9 +100,10 @@ impl Printer {
         &mut self.out
     }
 
-    /// One line of data.
+    /// One line of data. What has power over a terminal is escaped, but for our own paint.
     pub(crate) fn line(&mut self, text: impl AsRef<str>) -> Result<()> {
-        Ok(writeln!(self.out, "{}", text.as_ref())?)
+        let text = harmless(text.as_ref(), self.color);
+        Ok(writeln!(self.out, "{text}")?)
     }
 
     /// Data as JSON, indented, followed by a newline.
@@ -113,14 +115,16 @@ impl Printer {
     /// A remark that is not data.
     pub(crate) fn note(&mut self, text: impl AsRef<str>) {
         if !self.quiet {
-            self.tell(&format!("{}\n", text.as_ref()));
+            let text = harmless(text.as_ref(), self.error_color);
+            self.tell(&format!("{text}\n"));
         }
     }
 
     /// A warning.
     pub(crate) fn warn(&mut self, text: impl AsRef<str>) {
         let label = if self.error_color { "\x1b[1;33mwarning:\x1b[0m" } else { "warning:" };
-        self.tell(&format!("{label} {}\n", text.as_ref()));
+        let text = harmless(text.as_ref(), false);
+        self.tell(&format!("{label} {text}\n"));
     }
 
     /// Tells of a failure.
@@ -144,5 +148,52 @@ impl Printer {
     /// Everything is written, or the reader left.
     pub(crate) fn finish(&mut self) -> Result<()> {
         Ok(self.out.flush()?)
+    }
+}
+
+/// The text with every control character escaped except line ends, tabs and, where paint is welcome, paint: names of files
+/// and folders reach the terminal through many doors, and this is the last one.
+fn harmless(text: &str, paint: bool) -> Cow<'_, str> {
+    let plain = |c: char| !c.is_control() || c == '\n' || c == '\t';
+    if text.chars().all(plain) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    let mut rest = text;
+    while let Some(c) = rest.chars().next() {
+        let painted = if paint { paint_length(rest) } else { 0 };
+        if painted > 0 {
+            shown.push_str(&rest[..painted]);
+            rest = &rest[painted..];
+            continue;
+        }
+        match plain(c) {
+            true => shown.push(c),
+            false => shown.extend(c.escape_default()),
+        }
+        rest = &rest[c.len_utf8()..];
+    }
+    Cow::Owned(shown)
+}
+
+/// How many bytes of a change of color the text starts with.
+fn paint_length(text: &str) -> usize {
+    let Some(codes) = text.strip_prefix("\x1b[") else { return 0 };
+    match codes.find(|c: char| !c.is_ascii_digit() && c != ';') {
+        Some(end) if codes[end..].starts_with('m') => end + 3,
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_paint_passes_and_only_where_it_is_welcome() {
+        let text = "\x1b[31mbad\x1b[0m \x1b]0;title\x07 \x1b[2Jä\n";
+        assert_eq!(harmless(text, true), "\x1b[31mbad\x1b[0m \\u{1b}]0;title\\u{7} \\u{1b}[2Jä\n");
+        assert!(!harmless(text, false).contains('\x1b'));
+        assert!(matches!(harmless("plain ✓", false), Cow::Borrowed(_)));
     }
 }

@@ -51,6 +51,14 @@ pub enum Error {
         /// What was looked for.
         detail: String,
     },
+    /// Several checkpoints lie beside each other, and nothing says which is meant.
+    #[error("{path} holds several checkpoints: {}; name one of them", .candidates.join(", "))]
+    Several {
+        /// The address.
+        path: String,
+        /// Files and folders below it, any of which may be opened.
+        candidates: Vec<String>,
+    },
     /// The checkpoint has no such key.
     #[error("no key {key:?} in {path}{}", near_names(.near))]
     NoSuchKey {
@@ -193,7 +201,7 @@ impl Error {
             Error::Storage { .. } | Error::Conflict { .. } => ErrorKind::Storage,
             Error::Group { .. } => ErrorKind::Group,
             Error::Remote { failures } => failures.first().map_or(ErrorKind::Group, |f| f.kind),
-            Error::Invalid { .. } => ErrorKind::Invalid,
+            Error::Invalid { .. } | Error::Several { .. } => ErrorKind::Invalid,
             Error::Cancelled { .. } => ErrorKind::Cancelled,
         }
     }
@@ -313,7 +321,8 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
         text.push_str(&next.to_string());
         cause = next.source();
     }
-    text
+    // A client's own error may repeat a signed URL.
+    reshard_storage::redacted(&text)
 }
 
 /// Names the engine's step when the storage fails.
@@ -323,7 +332,7 @@ pub(crate) trait StorageContext<T> {
 
 impl<T> StorageContext<T> for std::result::Result<T, StorageError> {
     fn doing(self, doing: impl FnOnce() -> String) -> Result<T> {
-        self.map_err(|source| Error::Storage { doing: doing(), source })
+        self.map_err(|source| Error::Storage { doing: reshard_storage::redacted(&doing()), source })
     }
 }
 

@@ -57,7 +57,7 @@ const REMOTE: &[(&str, &str, Scheme)] = &[
 impl Address {
     /// Understands a path, `file://`, `memory://`, `s3://`, `gs://`, `az://`, `http://` or `https://`.
     pub fn parse(text: &str) -> Result<Address> {
-        let bad = |reason: &str| StorageError::BadAddress { address: text.to_owned(), reason: reason.to_owned() };
+        let bad = |reason: &str| StorageError::BadAddress { address: crate::redacted(text), reason: reason.to_owned() };
         if text.is_empty() {
             return Err(bad("it is empty"));
         }
@@ -86,7 +86,8 @@ impl Address {
         if authority.is_empty() {
             return Err(bad("it names no bucket, container, host or memory"));
         }
-        if authority.contains('@') {
+        let port = authority.split_once(':').is_some_and(|(_, port)| !port.bytes().all(|b| b.is_ascii_digit()));
+        if authority.contains('@') || (port && kind != Scheme::Memory) {
             return Err(bad("credentials do not belong in an address"));
         }
         let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
@@ -95,6 +96,10 @@ impl Address {
         }
         if kind == Scheme::Http && path.contains(['?', '#']) {
             return Err(bad("a query or fragment cannot be joined with file names"));
+        }
+        let query = path.split_once('?').map(|(_, query)| query.to_ascii_lowercase());
+        if query.is_some_and(|query| ["sig=", "signature=", "token=", "secret="].iter().any(|word| query.contains(word))) {
+            return Err(bad("signatures do not belong in an address; give them as settings of the store"));
         }
         Ok(Address(Inner::Remote { scheme: kind, prefix, authority: authority.to_owned(), path: parts.join("/") }))
     }
@@ -252,6 +257,12 @@ mod tests {
     fn addresses_that_make_no_sense_are_refused() {
         for text in ["", "ftp://x/y", "s3://", "s3:///key", "file://relative", "file:///%zz", "s3://b/../c", "s3://u:p@b/c"] {
             assert!(matches!(Address::parse(text), Err(StorageError::BadAddress { .. })), "{text:?}");
+        }
+        for text in
+            ["s3://u:hush@b/c", "s3://u:hu/sh@b", "s3://u:hush", "az://c/k?sv=1&sig=hush", "https://h/x?X-Amz-Signature=hush"]
+        {
+            let error = Address::parse(text).unwrap_err().to_string();
+            assert!(!error.contains("hu"), "{error}");
         }
     }
 

@@ -468,8 +468,11 @@ fn deleting_is_idempotent(make: Make<'_>) {
     store.delete("file").unwrap();
     store.sync().unwrap();
     assert!(!store.exists("file").unwrap() && store.exists("a/file").unwrap());
+    store.delete_empty_root().unwrap();
+    assert!(store.exists("a/file").unwrap());
     store.delete_root().unwrap();
     store.delete_root().unwrap();
+    store.delete_empty_root().unwrap();
     assert!(store.list("").unwrap().is_empty());
     assert_eq!(sibling.list("").unwrap().len(), 2);
     store.prepare().unwrap();

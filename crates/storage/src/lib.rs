@@ -29,12 +29,14 @@ pub mod memory;
 pub mod object;
 mod options;
 mod path;
+mod redact;
 mod store;
 
 pub use address::{Address, Scheme};
 pub use error::{Operation, Result, StorageError};
 pub use options::{Retry, StoreOptions, open};
 pub use path::{STAGED_SUFFIX, check_relative, is_staged};
+pub use redact::redacted;
 pub use store::{
     Capabilities, FileInfo, Linked, NoObserver, Origin, Publish, PublishObserver, RangeRead, Reader, Store, Version, WriteLock,
     WriteOptions, Writer,

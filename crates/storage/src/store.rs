@@ -231,6 +231,11 @@ pub trait Store: Send + Sync + Debug {
     /// Deletes everything below the root, and the root folder itself. A missing root is fine.
     fn delete_root(&self) -> Result<()>;
 
+    /// Deletes the root folder if nothing lies in it, where there are folders; one that holds something stays.
+    fn delete_empty_root(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Where a file physically is.
     fn origin(&self, path: &str) -> Result<Origin>;
 

@@ -73,6 +73,12 @@ impl Context {
 
 /// The whole program: parses what was typed, runs it, and gives the exit code.
 pub fn main() -> ExitCode {
+    if let Some(odd) = std::env::args_os().find(|argument| argument.to_str().is_none()) {
+        let failure = Failure::new(format!("the argument {odd:?} is not valid UTF-8"))
+            .hint("rename the file, or reach it through a link whose name is");
+        Printer::new(ColorChoice::default(), false).failure(&failure);
+        return ExitCode::from(COULD_NOT_RUN);
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {

@@ -137,6 +137,10 @@ impl Store for Faulty {
         })
     }
 
+    fn delete_empty_root(&self) -> Result<()> {
+        self.faults.run(Operation::DeleteRoot, "", || self.inner.delete_empty_root())
+    }
+
     fn origin(&self, path: &str) -> Result<Origin> {
         self.faults.check_alive(Operation::Link, path)?;
         self.inner.origin(path)

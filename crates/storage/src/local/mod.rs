@@ -288,6 +288,19 @@ impl Store for LocalStore {
         self.sync()
     }
 
+    fn delete_empty_root(&self) -> Result<()> {
+        let root = self.root.path();
+        match std::fs::remove_dir(root) {
+            Ok(()) => {}
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::DirectoryNotEmpty) => return Ok(()),
+            Err(error) => return Err(StorageError::from_io(Operation::DeleteRoot, self.describe(), error)),
+        }
+        if let Some(parent) = root.parent() {
+            self.mark_dirty(parent.to_owned());
+        }
+        self.sync()
+    }
+
     fn origin(&self, path: &str) -> Result<Origin> {
         let fd = self.root.open(Operation::Link, path, OFlags::PATH, Mode::empty())?;
         self.regular_size(Operation::Link, path, &fd)?;
