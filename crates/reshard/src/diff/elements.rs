@@ -11,6 +11,9 @@ use crate::stats::{numbers, real_part};
 use crate::stream::{BLOCK, Stream, TensorStream};
 
 /// How far elements may be apart and count as the same: `|a − b| ≤ absolute + relative · |b|`.
+///
+/// That is for numbers. An infinity is the same only as the same infinity, and what is not a number (NaN) only as another
+/// NaN, whatever the tolerance.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 #[non_exhaustive]
 pub struct Tolerance {
@@ -27,7 +30,8 @@ impl Tolerance {
     }
 }
 
-/// How elements differ. Elements that are not numbers are the same when both are not.
+/// How elements differ. Two NaN are the same, and at no distance; NaN and a number, or an infinity and anything else, are
+/// infinitely far apart.
 #[derive(Debug, Clone, PartialEq, Serialize, Default)]
 #[non_exhaustive]
 pub struct ValueDifference {
@@ -35,22 +39,33 @@ pub struct ValueDifference {
     pub elements: u64,
     /// Elements that differ by more than the tolerance.
     pub different: u64,
-    /// The largest distance; `None` where none is a finite number.
+    /// The largest distance, which may be infinite; `None` where elements have none.
+    #[serde(serialize_with = "distance")]
     pub max_absolute: Option<f64>,
     /// The mean distance over all elements at a finite distance.
     pub mean_absolute: Option<f64>,
-    /// The largest distance as a share of the second's element.
+    /// The largest distance as a share of the second's element, which may be infinite.
+    #[serde(serialize_with = "distance")]
     pub max_relative: Option<f64>,
-    /// The mean of these.
+    /// The mean of those that are finite.
     pub mean_relative: Option<f64>,
     /// The index of the first element that differs.
     pub first_index: Vec<u64>,
+}
+
+/// JSON has no infinity, and leaving it out would hide the largest difference there is.
+fn distance<S: serde::Serializer>(distance: &Option<f64>, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    match distance {
+        Some(distance) if distance.is_infinite() => serializer.serialize_str("Infinity"),
+        other => other.serialize(serializer),
+    }
 }
 
 #[derive(Default)]
 struct Tally {
     different: u64,
     first: Option<u64>,
+    compared: bool,
     finite: u64,
     max_absolute: f64,
     sum_absolute: f64,
@@ -83,6 +98,7 @@ pub(super) fn compare(
         if a.dtype != b.dtype || blocks.0 != blocks.1 {
             tally.block((a.dtype, &blocks.0), (b.dtype, &blocks.1), at, options.tolerance)?;
         } else {
+            tally.compared = true;
             tally.finite += count;
             tally.relative += count;
         }
@@ -111,23 +127,26 @@ impl Tally {
         let mut last = None;
         for (i, (x, y)) in x.iter().zip(&y).enumerate() {
             let index = start + i as u64 / parts;
-            let distance = (x - y).abs();
-            let within = x == y || (x.is_nan() && y.is_nan()) || distance <= tolerance.absolute + tolerance.relative * y.abs();
+            let distance = apart(*x, *y);
+            let within =
+                distance == 0.0 || (distance.is_finite() && distance <= tolerance.absolute + tolerance.relative * y.abs());
             let bytes_differ = exact && x == y && a.1[i * size..(i + 1) * size] != b.1[i * size..(i + 1) * size];
             if (!within || bytes_differ) && last != Some(index) {
                 self.differs(index);
                 last = Some(index);
             }
+            self.compared = true;
+            self.max_absolute = self.max_absolute.max(distance);
+            // Beside an infinity or NaN every other number is infinitely far off; beside zero too.
+            let share = if distance == 0.0 || !distance.is_finite() { distance } else { distance / y.abs() };
+            self.max_relative = self.max_relative.max(share);
             if distance.is_finite() {
                 self.finite += 1;
-                self.max_absolute = self.max_absolute.max(distance);
                 self.sum_absolute += distance;
-                let share = if distance == 0.0 { 0.0 } else { distance / y.abs() };
-                if share.is_finite() {
-                    self.relative += 1;
-                    self.max_relative = self.max_relative.max(share);
-                    self.sum_relative += share;
-                }
+            }
+            if share.is_finite() {
+                self.relative += 1;
+                self.sum_relative += share;
             }
         }
         Ok(())
@@ -145,11 +164,50 @@ impl Tally {
         Ok(Some(ValueDifference {
             elements,
             different: self.different,
-            max_absolute: (self.finite > 0).then_some(self.max_absolute),
+            max_absolute: self.compared.then_some(self.max_absolute),
             mean_absolute: mean(self.sum_absolute, self.finite),
-            max_relative: (self.relative > 0).then_some(self.max_relative),
+            max_relative: self.compared.then_some(self.max_relative),
             mean_relative: mean(self.sum_relative, self.relative),
             first_index: index.first().map(|piece| piece.region.offsets().to_vec()).unwrap_or_default(),
         }))
+    }
+}
+
+/// How far two elements are apart.
+fn apart(x: f64, y: f64) -> f64 {
+    if x == y || (x.is_nan() && y.is_nan()) {
+        return 0.0;
+    }
+    let distance = (x - y).abs();
+    if distance.is_nan() { f64::INFINITY } else { distance }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn compared(a: &[f32], b: &[f32], tolerance: f64) -> Option<ValueDifference> {
+        let bytes = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+        let mut tally = Tally::default();
+        let (x, y) = (bytes(a), bytes(b));
+        tally.block((DType::Float32, &x), (DType::Float32, &y), 0, Tolerance::both(tolerance)).unwrap();
+        tally.finish(a.len() as u64, &[a.len() as u64]).unwrap()
+    }
+
+    #[test]
+    fn infinities_and_nan_are_the_same_only_as_themselves() {
+        let (inf, nan) = (f32::INFINITY, f32::NAN);
+        for tolerance in [0.0, 0.5, 1e30] {
+            for (a, b) in [(1.0, inf), (inf, 1.0), (inf, -inf), (nan, 1.0), (1.0, nan), (inf, nan), (f32::MAX, inf)] {
+                let found = compared(&[0.0, a], &[0.0, b], tolerance).unwrap();
+                assert_eq!((found.different, found.first_index.as_slice()), (1, &[1][..]), "{a} {b} {tolerance}");
+                assert_eq!((found.max_absolute, found.max_relative), (Some(f64::INFINITY), Some(f64::INFINITY)), "{a} {b}");
+                assert_eq!(found.mean_absolute, Some(0.0));
+            }
+            assert!(compared(&[inf, -inf, nan], &[inf, -inf, nan], tolerance).is_none());
+        }
+        assert!(compared(&[1.0], &[1.4], 0.5).is_none());
+        let json = serde_json::to_value(compared(&[1.0], &[inf], 0.0).unwrap()).unwrap();
+        assert_eq!((&json["max_absolute"], &json["mean_absolute"]), (&"Infinity".into(), &serde_json::Value::Null));
     }
 }
