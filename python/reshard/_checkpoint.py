@@ -352,6 +352,9 @@ class VerifyReport:
         keys, records, files: how many there are.
         bytes: bytes that were read.
         checked, unchecked: records that were compared with a checksum, and that have none.
+        indexes: data files whose own index was compared with ``.metadata``, record by record.
+        values: values that were decoded.
+        data: whether data was read; else structure, lengths of files and indexes alone were checked.
         seconds: how long it took.
     """
 
@@ -364,6 +367,9 @@ class VerifyReport:
     bytes: int
     checked: int
     unchecked: int
+    indexes: int
+    values: int
+    data: bool
     seconds: float
 
     def __init__(self, values: dict[str, Any]) -> None:
@@ -377,7 +383,8 @@ class VerifyReport:
         return dict(self.__dict__)
 
     def __str__(self) -> str:
-        lines = [f"{self.path}: {'sound' if self.sound else 'damaged'}, {self.checked} of {self.records} records compared"]
+        compared = f"{self.checked} of {self.records} records compared" if self.data else "no data read"
+        lines = [f"{self.path}: {'sound' if self.sound else 'damaged'}, {compared}"]
         for finding in self.findings:
             about = ", ".join(str(finding[name]) for name in ("key", "file") if finding[name])
             lines.append(f"  {finding['severity']}: {about}: {finding['what']}")
@@ -393,11 +400,11 @@ class VerifyReport:
 
 
 def verify(path: StrPath, *, data: bool = True, storage_options: Mapping[str, Any] | None = None) -> VerifyReport:
-    """Checks structure, sizes, coverage and every checksum of a checkpoint.
+    """Checks a checkpoint: structure, coverage, lengths of files, everything that is stored twice, and every checksum.
 
     Args:
         path: a path or an address.
-        data: read all data; without it only structure and sizes are checked.
+        data: read all data and compare checksums; without it the other checks alone are made.
         storage_options: settings of the store by name.
     """
     options = dict(storage_options) if storage_options else None

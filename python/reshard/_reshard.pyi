@@ -101,9 +101,7 @@ class AsyncSaver:
 
 def dtype_names() -> list[str]: ...
 def dtype_sizes() -> list[int]: ...
-def list_children(path: str, storage_options: dict[str, Any] | None = None) -> list[str]: ...
 def is_complete(path: str, storage_options: dict[str, Any] | None = None) -> bool: ...
-def remove_checkpoint(path: str, storage_options: dict[str, Any] | None = None) -> None: ...
 def local_regions(
     mesh_shape: _Dims, mesh_ranks: _Dims, placements: Sequence[tuple[str, int, int]], shape: _Dims, rank: int
 ) -> list[tuple[list[int], list[int], list[int]]]: ...
@@ -220,6 +218,47 @@ def prune(
     control: Control,
     storage_options: dict[str, Any] | None = None,
 ) -> str: ...
+
+@final
+class Step:
+    """One step of a folder."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def why(self) -> str | None:
+        """Why it is not complete; None when it is."""
+
+@final
+class Pruned:
+    """What removing steps did."""
+
+    @property
+    def removed(self) -> list[str]:
+        """Names of the steps that went."""
+
+    @property
+    def failed(self) -> list[str]:
+        """What could not be removed, and why."""
+
+@final
+class StepFolder:
+    """A folder whose steps are named by a prefix and a number."""
+
+    def __new__(cls, root: str, prefix: str, marker: str, storage_options: dict[str, Any] | None = None) -> Self: ...
+    def steps(self) -> list[Step]: ...
+    def best(self, key: str, largest: bool) -> int | None: ...
+    def prune(
+        self,
+        grace: float,
+        last: int | None = None,
+        every: int | None = None,
+        best: tuple[str, bool, int] | None = None,
+    ) -> Pruned: ...
+
+def is_address(text: str) -> bool: ...
 
 @final
 class StateModel:

@@ -29,30 +29,12 @@ pub(crate) fn dtype_sizes() -> Vec<u64> {
     DType::ALL.iter().map(|dtype| dtype.size()).collect()
 }
 
-/// The names of the folders inside a path.
-#[pyfunction]
-#[pyo3(signature = (path, storage_options=None))]
-pub(crate) fn list_children(py: Python<'_>, path: &str, storage_options: Option<&Bound<'_, PyDict>>) -> PyResult<Vec<String>> {
-    let store = store_at(py, path, storage_options)?;
-    py.detach(|| store.list_children()).map_err(|source| storage(path, source)).or_raise(py)
-}
-
 /// Whether a finished checkpoint lies at a path: its `.metadata` is there, which is published last.
 #[pyfunction]
 #[pyo3(signature = (path, storage_options=None))]
 pub(crate) fn is_complete(py: Python<'_>, path: &str, storage_options: Option<&Bound<'_, PyDict>>) -> PyResult<bool> {
     let store = store_at(py, path, storage_options)?;
     py.detach(|| store.exists(".metadata")).map_err(|source| storage(path, source)).or_raise(py)
-}
-
-/// Removes a checkpoint: `.metadata` first, so that what is half removed never looks whole.
-#[pyfunction]
-#[pyo3(signature = (path, storage_options=None))]
-pub(crate) fn remove_checkpoint(py: Python<'_>, path: &str, storage_options: Option<&Bound<'_, PyDict>>) -> PyResult<()> {
-    let store = store_at(py, path, storage_options)?;
-    py.detach(|| store.delete(".metadata").and_then(|()| store.delete_root()))
-        .map_err(|source| storage(path, source))
-        .or_raise(py)
 }
 
 /// Opens a path.

@@ -14,6 +14,7 @@ mod reports;
 mod run;
 mod save;
 mod state;
+mod steps;
 mod tools;
 mod tree;
 mod value;
@@ -26,7 +27,7 @@ mod _reshard {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use crate::checkpoint::{Checkpoint, dtype_names, dtype_sizes, is_complete, list_children, remove_checkpoint};
+    use crate::checkpoint::{Checkpoint, dtype_names, dtype_sizes, is_complete};
     #[pymodule_export]
     use crate::layout::local_regions;
     #[pymodule_export]
@@ -43,6 +44,8 @@ mod _reshard {
     use crate::state::{
         StateModel, broadcast_steps, full_slots, optimizer_state, optimizer_to_load, plan_optimizer, rekey_optimizer,
     };
+    #[pymodule_export]
+    use crate::steps::{Pruned, Step, StepFolder, is_address};
     #[pymodule_export]
     use crate::tools::looking::{diff, digest, prune, recover, stats};
     #[pymodule_export]

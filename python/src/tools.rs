@@ -38,6 +38,9 @@ pub(crate) fn verify<'py>(
     dict.set_item("bytes", report.bytes)?;
     dict.set_item("checked", report.checked)?;
     dict.set_item("unchecked", report.unchecked)?;
+    dict.set_item("indexes", report.indexes)?;
+    dict.set_item("values", report.values)?;
+    dict.set_item("data", report.data)?;
     dict.set_item("seconds", report.seconds)?;
     let findings = PyList::empty(py);
     for finding in &report.findings {

@@ -1,6 +1,9 @@
 """The folder of steps."""
 
+import os
 import pathlib
+import threading
+import time
 
 import pytest
 import torch
@@ -38,18 +41,125 @@ def test_the_best_are_kept(tmp_path):
     assert manager.steps() == [1, 3, 5] and manager.best() == 1 and manager.metrics(3) == {"loss": 2.0}
 
 
-def test_a_step_is_replaced_and_leftovers_are_removed(tmp_path):
+def abandoned(folder, age):
+    folder.mkdir()
+    (folder / "__0_0.distcp").write_bytes(b"PK\x03\x04 half a record")
+    then = time.time() - age
+    os.utime(folder / "__0_0.distcp", (then, then))
+
+
+def test_a_step_is_replaced_and_abandoned_saves_are_removed_after_a_while(tmp_path):
     manager = rt.CheckpointManager(tmp_path, keep_last=3, async_=False)
     manager.save(5, state(1))
     manager.save(5, state(2))
-    unfinished = tmp_path / "step-3"
-    unfinished.mkdir()
-    (unfinished / "__0_0.distcp").write_bytes(b"half")
+    abandoned(tmp_path / "step-3", age=4000)
+    abandoned(tmp_path / "step-4", age=60)
     manager.save(6, state(6))
-    assert manager.steps() == [5, 6] and not unfinished.exists()
+    assert manager.steps() == [5, 6] and not (tmp_path / "step-3").exists() and (tmp_path / "step-4").exists()
     wanted = state(0)
     manager.restore(wanted, 5)
     assert wanted["epoch"] == 2
+
+
+@pytest.mark.parametrize("keep_last", [None, 1])
+def test_folders_that_are_not_its_own_stay(tmp_path, keep_last):
+    """Exports, files of torch.save, results, and checkpoints of others, under the names of steps."""
+    torch.save({"w": torch.ones(2)}, tmp_path / "x.pt")
+    foreign = {"step-1": "results.txt", "step-2": "model.pt", "step-3": "__0_0.distcp", "step-4": "notes/deep.txt"}
+    for name, file in foreign.items():
+        (tmp_path / name / file).parent.mkdir(parents=True)
+        (tmp_path / name / file).write_bytes((tmp_path / "x.pt").read_bytes()[1:] if file == "__0_0.distcp" else b"PK")
+    torch.save({"w": torch.ones(2)}, tmp_path / "step-2" / "model.pt")
+    rt.save({"w": torch.ones(2)}, tmp_path / "step-5")
+    (tmp_path / "step-07").mkdir()
+    for path in tmp_path.rglob("*"):
+        os.utime(path, (0, 0))
+    manager = rt.CheckpointManager(tmp_path, keep_last=keep_last, async_=False)
+    for step in (8, 9):
+        manager.save(step, state(step))
+    left = {path.name for path in tmp_path.iterdir()} - {"x.pt"}
+    assert left == {*foreign, "step-5", "step-07", "step-9"} | ({"step-8"} if keep_last is None else set())
+    assert reshard.verify(tmp_path / "step-5") and manager.warnings == []
+
+
+def test_a_file_beside_a_checkpoint_survives_it(tmp_path):
+    manager = rt.CheckpointManager(tmp_path, keep_last=1, async_=False)
+    manager.save(1, state(1))
+    (tmp_path / "step-1" / "eval.json").write_text("{}")
+    manager.save(2, state(2))
+    assert manager.steps() == [2] and [path.name for path in (tmp_path / "step-1").iterdir()] == ["eval.json"]
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "damage, words",
+    [
+        (lambda step: (step / "__0_0.distcp").unlink(), "missing"),
+        (lambda step: (step / ".metadata").write_bytes(b"\x80\x04N."), "metadata"),
+        (lambda step: flip(step / "__0_0.distcp"), "damaged|checksum"),
+        (lambda step: (step / ".metadata").unlink(), "never finished"),
+    ],
+)
+def test_restore_goes_back_to_the_newest_whole_step(tmp_path, damage, words):
+    manager = rt.CheckpointManager(tmp_path, keep_last=2, async_=False)
+    big = {"w": torch.arange(5000.0)}
+    for step in (1, 2, 3):
+        manager.save(step, {"w": big["w"] + step, "epoch": step})
+    damage(tmp_path / "step-3")
+    wanted = {"w": torch.zeros(5000), "epoch": 0}
+    with pytest.warns(UserWarning, match=f"step-3 is not restored: .*({words})"):
+        report = manager.restore(wanted)
+    assert report.step == 2 and wanted["epoch"] == 2 and wanted["w"][0] == 2
+    # Nothing is whole: the error of the newest.
+    for step in (2, 3):
+        (tmp_path / f"step-{step}" / "__0_0.distcp").unlink(missing_ok=True)
+    with pytest.warns(UserWarning):
+        assert manager.restore(wanted) is None
+
+
+def test_a_broken_step_does_not_count(tmp_path):
+    manager = rt.CheckpointManager(tmp_path, keep_last=2, async_=False)
+    for step in (1, 2):
+        manager.save(step, state(step))
+    (tmp_path / "step-2" / "__0_0.distcp").unlink()
+    manager.save(3, state(3))
+    assert manager.steps() == [1, 3]
+
+
+def job(root, first, failures):
+    try:
+        with rt.CheckpointManager(root, keep_last=2) as manager:
+            for step in range(first, first + 30, 2):
+                manager.save(step, state(step)).result()
+    except Exception as error:
+        failures.append(error)
+
+
+def test_two_jobs_on_one_root(tmp_path):
+    failures = []
+    jobs = [threading.Thread(target=job, args=(tmp_path, first, failures)) for first in (1, 2)]
+    for thread in jobs:
+        thread.start()
+    for thread in jobs:
+        thread.join()
+    assert failures == []
+    steps = rt.CheckpointManager(tmp_path).steps()
+    assert steps[-1] == 30 and all(reshard.verify(tmp_path / f"step-{step}") for step in steps)
+
+
+def test_addresses_are_those_that_the_engine_knows(tmp_path):
+    for text in (tmp_path, "s3://b/k", "S3A://b/k", "gcs://b/k", "azure://c/k", "memory://m", "https://h/x"):
+        assert rt.StorageReader.validate_checkpoint_id(text) and rt.StorageWriter.validate_checkpoint_id(text)
+    for text in ("abfs://c/k", "hdfs://x/y", "s3://", "s3://user:word@bucket/key"):
+        assert not rt.StorageReader.validate_checkpoint_id(text)
+    with pytest.raises(reshard.ReshardError) as caught:
+        reshard.open("s3://user:hush@bucket/key")
+    assert "hush" not in str(caught.value)
 
 
 def test_what_makes_no_sense_is_refused(tmp_path):

@@ -71,7 +71,7 @@ pub use save::{AsyncSaver, SaveHandle, SaveOptions, save};
 pub use select::{CastRules, Glob, Part, Rename, Selection};
 pub use staging::StagingPool;
 pub use stats::{StatsOptions, TensorStats, element_text, stats};
-pub use steps::{Best, Decision, PruneReport, Retention, Step, StepState, StepsOptions, latest, prune, steps};
+pub use steps::{Best, Decision, PruneReport, Retention, Step, StepState, StepsMemory, StepsOptions, best, latest, prune, steps};
 #[cfg(feature = "trace")]
 pub use trace::ChromeTrace;
 pub use verify::{Finding, Severity, VerifyOptions, VerifyReport, verify, verify_path, verify_store};

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
-import struct
 import threading
+import warnings
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from .. import _reshard
 from .._checkpoint import open as open_checkpoint
-from .._errors import GroupError, InvalidInput, ReshardError
+from .._errors import Corrupt, GroupError, Incomplete, InvalidInput, ReshardError
 from .._reports import LoadReport, SaveReport
 from ._group import DEFAULT_TIMEOUT, group_for
 from ._load import load
@@ -33,7 +34,9 @@ class CheckpointManager:
                 manager.save(step, state, metrics={"loss": loss})
         manager.close()
 
-    A step counts when it is complete. Old ones are removed only after a newer one is durable.
+    A step counts when it is complete: its files are there, and agree with each other. Old ones are removed only after a newer
+    one is durable, and only the manager's own checkpoints and saves that were abandoned more than an hour ago; whatever else
+    lies under such a name stays.
     """
 
     def __init__(
@@ -89,6 +92,9 @@ class CheckpointManager:
         self._saver = AsyncSaver(staging_budget) if async_ else None
         self._pending: AsyncSaveHandle | None = None
         self._tidied = threading.Event()
+        self._folder = _reshard.StepFolder(self.root, prefix, f"{_OWN}.step", self._storage_options)
+        #: Seconds after which a save that nobody goes on with is taken for abandoned.
+        self._grace = 3600.0
         #: What could not be removed, and why.
         self.warnings: list[str] = []
 
@@ -121,13 +127,13 @@ class CheckpointManager:
         self._pending_ended()
         if self._saver is None:
             report = save(whole, self.path(step), **options)
-            self._retire(step)
+            self._retire()
             return report
         handle = self._saver.save(whole, self.path(step), **options)
         self._pending = handle
         # A future wakes those who wait for it before it calls back: whoever waits for the manager waits for this too.
         self._tidied.clear()
-        handle.durable.add_done_callback(lambda future: self._tidy_up(step, saved=future.exception() is None))
+        handle.durable.add_done_callback(lambda future: self._tidy_up(saved=future.exception() is None))
         return handle
 
     def wait(self) -> None:
@@ -157,15 +163,12 @@ class CheckpointManager:
     # ---- finding ------------------------------------------------------------------------------------------------------
 
     def steps(self) -> list[int]:
-        """The complete steps, oldest first, as this process sees them."""
-        numbers = (self._number(name) for name in _reshard.list_children(self.root, self._storage_options))
-        found = sorted(number for number in numbers if number is not None)
-        return [step for step in found if _reshard.is_complete(self.path(step), self._storage_options)]
+        """The complete steps, oldest first, as this process sees them.
 
-    def _number(self, name: str) -> int | None:
-        """The step of a folder of ours."""
-        digits = name.removeprefix(self.prefix)
-        return int(digits) if name.startswith(self.prefix) and digits.isdecimal() and str(int(digits)) == digits else None
+        Complete means that the files are there with their lengths, and that the data files' own indexes agree with
+        ``.metadata``; what was checked is remembered for as long as the files do not change.
+        """
+        return [step.number for step in self._folder.steps() if step.why is None]
 
     def latest(self) -> int | None:
         """The newest complete step."""
@@ -180,94 +183,107 @@ class CheckpointManager:
 
     def best(self) -> int | None:
         """The step with the best metric; None when no step has it."""
-        ranked = self._ranked(self.steps())
-        return ranked[0] if ranked else None
-
-    def _ranked(self, found: list[int]) -> list[int]:
         if self.metric is None:
             raise InvalidInput("the manager was made without a metric")
-        scored = []
-        for step in found:
-            value = self.metrics(step).get(self.metric)
-            if value is not None and value == value:
-                scored.append((value if self.mode == "min" else -value, -step, step))
-        return [step for _, _, step in sorted(scored)]
+        return self._folder.best(f"{_OWN}.metrics.{self.metric}", self.mode == "max")
 
     # ---- restoring ----------------------------------------------------------------------------------------------------
 
     def restore(self, state: MutableMapping[str, Any], step: int | None = None, **load_options: Any) -> LoadReport | None:
-        """Loads a step, the newest by default, into a state in place; takes what :func:`load` takes besides.
+        """Loads a step, the newest complete one by default, into a state in place; takes what :func:`load` takes besides.
 
+        When the newest step is damaged or lacks files, the next older one is loaded, with a warning that says what is wrong.
         Returns the report of the load, whose ``step`` says which it was; None when there is nothing to restore.
         """
         self.wait()
-        chosen = self._agreed(self.latest() if step is None else step)
-        if chosen is None:
-            return None
         options = {
             "process_group": self._group,
             "timeout": self._timeout,
             "storage_options": self._storage_options,
             **load_options,
         }
-        report = load(state, self.path(chosen), **options)
-        report._values["step"] = chosen
+        if step is not None:
+            return self._loaded(state, self._agreed(step, [])[0], options)
+        refused: dict[int, str] = {}
+        failure: ReshardError | None = None
+        while True:
+            chosen, skipped = self._agreed(*self._newest(refused))
+            for text in skipped:
+                warnings.warn(text, stacklevel=2)
+            if chosen is None:
+                if failure is not None:
+                    raise failure
+                return None
+            try:
+                return self._loaded(state, chosen, options)
+            except GroupError:
+                raise
+            except ReshardError as error:
+                # What a load raises, it raises on every rank.
+                if not self._all_damaged(isinstance(error, (Corrupt, Incomplete))):
+                    raise
+                refused[chosen], failure = str(error), error
+
+    def _loaded(self, state: MutableMapping[str, Any], step: int | None, options: dict[str, Any]) -> LoadReport | None:
+        if step is None:
+            return None
+        report = load(state, self.path(step), **options)
+        report._values["step"] = step
         return report
 
-    def _agreed(self, step: int | None) -> int | None:
+    def _newest(self, refused: dict[int, str]) -> tuple[int | None, list[str]]:
+        """The newest step that is complete and was not refused, and what is wrong with those after it."""
+        if _rank(self._group) != 0:
+            return None, []
+        skipped = []
+        for found in reversed(self._folder.steps()):
+            why = refused.get(found.number, found.why)
+            if why is None:
+                return found.number, skipped
+            skipped.append(f"{found.path} is not restored: {why}")
+        return None, skipped
+
+    def _agreed(self, step: int | None, skipped: list[str]) -> tuple[int | None, list[str]]:
         """The first rank's choice: not every rank need see a shared folder alike."""
         group = group_for(self._group, timeout=self._timeout)
         if group is None:
-            return step
-        mine = struct.pack("<?q", step is not None, step or 0)
+            return step, skipped
+        mine = json.dumps([step, skipped]).encode() if group.rank == 0 else None
         try:
-            found, number = struct.unpack("<?q", group.broadcast(0, mine if group.rank == 0 else None))
+            step, skipped = json.loads(group.broadcast(0, mine))
         except Exception as error:
             raise GroupError(f"the ranks could not agree on a step to restore: {error}") from error
-        return int(number) if found else None
+        # One rank's word is enough.
+        return step, skipped if group.rank == 0 else []
+
+    def _all_damaged(self, damaged: bool) -> bool:
+        """Whether every rank found the step damaged, so that all go on to an older one, or none does."""
+        group = group_for(self._group, timeout=self._timeout)
+        return damaged if group is None else all(word == b"1" for word in group.all_gather(b"1" if damaged else b"0"))
 
     # ---- removing -----------------------------------------------------------------------------------------------------
 
-    def _tidy_up(self, step: int, saved: bool) -> None:
+    def _tidy_up(self, saved: bool) -> None:
         try:
             if saved:
-                self._retire(step)
+                self._retire()
         finally:
             self._tidied.set()
 
-    def _retire(self, saved: int) -> None:
-        """Removes what is no longer wanted; the first rank does."""
+    def _retire(self) -> None:
+        """Removes what is no longer wanted; the first rank does, by the engine's rules."""
         if _rank(self._group) != 0:
             return
+        every = best = None
+        # Without a number to keep, everything complete stays; saves that were abandoned still go.
+        if self.keep_last is not None:
+            every = self.keep_every or None
+            best = (f"{_OWN}.metrics.{self.metric}", self.mode == "max", self.keep_best) if self.keep_best else None
         try:
-            self._remove(self._unwanted(self.steps()), saved)
+            self.warnings.extend(self._folder.prune(self._grace, self.keep_last, every, best).failed)
         except ReshardError as error:
             # The save is done; tidying up is not worth an exception.
             self.warnings.append(str(error))
-
-    def _unwanted(self, found: list[int]) -> list[int]:
-        if self.keep_last is None:
-            return []
-        keep = set(found[-self.keep_last :])
-        if self.keep_every:
-            keep |= {step for step in found if step % self.keep_every == 0}
-        if self.keep_best:
-            keep |= set(self._ranked(found)[: self.keep_best])
-        return [step for step in found if step not in keep]
-
-    def _remove(self, unwanted: list[int], saved: int) -> None:
-        for name in _reshard.list_children(self.root, self._storage_options):
-            step = self._number(name)
-            if step is None:
-                continue
-            path = f"{self.root}/{name}"
-            # A save that was never finished, of a step before the one just saved, is of a run that stopped.
-            unfinished = step < saved and not _reshard.is_complete(path, self._storage_options)
-            if step in unwanted or unfinished:
-                try:
-                    _reshard.remove_checkpoint(path, self._storage_options)
-                except ReshardError as error:
-                    self.warnings.append(f"{path} could not be removed: {error}")
 
     def __repr__(self) -> str:
         return f"<CheckpointManager {self.root!r}: {len(self.steps())} steps>"

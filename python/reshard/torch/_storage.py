@@ -260,7 +260,7 @@ class StorageWriter(storage.StorageWriter):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: StrPath) -> bool:
         """Whether this storage can use an id: any path, and addresses of known schemes."""
-        return _is_address(checkpoint_id)
+        return _reshard.is_address(os.fspath(checkpoint_id))
 
 
 class _MetadataPickler(pickle.Pickler):
@@ -440,7 +440,7 @@ class StorageReader(storage.StorageReader):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: StrPath) -> bool:
         """Whether this storage can use an id: any path, and addresses of known schemes."""
-        return _is_address(checkpoint_id)
+        return _reshard.is_address(os.fspath(checkpoint_id))
 
 
 def _free_copies(planner: LoadPlanner) -> None:
@@ -453,10 +453,3 @@ def _free_copies(planner: LoadPlanner) -> None:
         if isinstance(value, DTensor):
             loaded.add(value)
     loaded.free_copies()
-
-
-def _is_address(checkpoint_id: StrPath) -> bool:
-    text = os.fspath(checkpoint_id)
-    if "://" not in text:
-        return bool(text)
-    return text.split("://", 1)[0] in {"file", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "http", "https", "memory"}

@@ -306,3 +306,107 @@ fn a_deep_look_finds_damage_that_sizes_do_not_show() {
     deep.deep = true;
     assert_eq!(latest(path, &deep).unwrap().unwrap().name, "step_1");
 }
+
+/// One changed byte in `.metadata` once made every record resolve to no file at all: the step was called sound, and the good
+/// ones were pruned for it.
+#[test]
+fn a_damaged_step_never_costs_a_good_one() {
+    let folder = tempfile::tempdir().unwrap();
+    for step in ["step-1", "step-2", "step-3"] {
+        save(&folder.path().join(step), &corpus::rows(2), false);
+    }
+    let damages: [(&str, fn(&Path)); 3] = [
+        ("a field", |step| {
+            let path = step.join(".metadata");
+            let mut bytes = std::fs::read(&path).unwrap();
+            let at = bytes.windows(13).position(|w| w == b"relative_path").unwrap();
+            bytes[at] ^= 1;
+            std::fs::write(path, bytes).unwrap();
+        }),
+        ("a file", |step| std::fs::remove_file(step.join("__1_0.distcp")).unwrap()),
+        ("a cut", |step| std::fs::write(step.join("__0_0.distcp"), b"PK").unwrap()),
+    ];
+    let at = folder.path().to_str().unwrap();
+    let mut rules = Retention::default();
+    rules.last = Some(1);
+    rules.grace = Duration::ZERO;
+    for (what, damage) in damages {
+        let newest = folder.path().join("step-4");
+        save(&newest, &corpus::rows(2), true);
+        damage(&newest);
+        let found = latest(at, &StepsOptions::default()).unwrap().unwrap();
+        assert_eq!(found.name, "step-3", "{what}");
+        let report = prune(at, &rules, true, &StepsOptions::default()).unwrap();
+        let kept: Vec<&str> = report.steps.iter().filter(|d| d.keep).map(|d| d.step.name.as_str()).collect();
+        assert_eq!(kept, ["step-3", "step-4"], "{what}");
+        std::fs::remove_dir_all(&newest).unwrap();
+    }
+    prune(at, &rules, false, &StepsOptions::default()).unwrap();
+    let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left, ["step-3"]);
+    sound(&folder.path().join("step-3"));
+}
+
+#[test]
+fn prune_takes_a_checkpoints_own_files_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    for step in ["step-1", "step-2", "step-3"] {
+        save(&folder.path().join(step), &corpus::solo(), false);
+    }
+    std::fs::write(folder.path().join("step-1/results.json"), "{}").unwrap();
+    // Named like steps, and none of a save's.
+    for (name, file, bytes) in [
+        ("step-0", "__0_0.distcp", &b"not a record"[..]),
+        ("step-00", "model.pt", b"PK\x03\x04"),
+        ("step-0000", "log.txt", b"hello"),
+    ] {
+        std::fs::create_dir(folder.path().join(name)).unwrap();
+        std::fs::write(folder.path().join(name).join(file), bytes).unwrap();
+    }
+    // An abandoned save of our own kind.
+    std::fs::create_dir(folder.path().join("step-000")).unwrap();
+    std::fs::write(folder.path().join("step-000/__0_0.distcp"), b"PK\x03\x04 half a record").unwrap();
+    let mut rules = Retention::default();
+    rules.last = Some(1);
+    rules.grace = Duration::ZERO;
+    let report = prune(folder.path().to_str().unwrap(), &rules, false, &StepsOptions::default()).unwrap();
+    assert!(report.failed.is_empty(), "{report:?}");
+    let mut left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["step-0", "step-00", "step-0000", "step-1", "step-3"]);
+    let rest: Vec<_> = std::fs::read_dir(folder.path().join("step-1")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(rest, ["results.json"]);
+}
+
+#[test]
+fn a_step_that_is_being_saved_again_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    for step in ["step-1", "step-2"] {
+        save(&folder.path().join(step), &corpus::solo(), false);
+    }
+    std::fs::write(folder.path().join("step-1/__0_0.another.distcp"), b"PK\x03\x04").unwrap();
+    let mut rules = Retention::default();
+    rules.last = Some(1);
+    let at = folder.path().to_str().unwrap();
+    let report = prune(at, &rules, false, &StepsOptions::default()).unwrap();
+    assert!(report.steps.iter().all(|d| d.keep), "{report:?}");
+    sound(&folder.path().join("step-1"));
+    rules.grace = Duration::ZERO;
+    prune(at, &rules, false, &StepsOptions::default()).unwrap();
+    assert!(!folder.path().join("step-1").exists());
+}
+
+#[test]
+fn what_was_looked_at_is_remembered_until_files_change() {
+    let folder = tempfile::tempdir().unwrap();
+    save(&folder.path().join("step-1"), &corpus::solo(), false);
+    let at = folder.path().to_str().unwrap();
+    let mut options = StepsOptions::default();
+    options.memory = Some(reshard::StepsMemory::default());
+    options.prefix = Some("step-".into());
+    assert_eq!(steps(at, &options).unwrap()[0].state, StepState::Valid);
+    std::fs::write(folder.path().join("step-1/__0_0.distcp"), b"PK").unwrap();
+    assert!(matches!(steps(at, &options).unwrap()[0].state, StepState::Incomplete { .. }));
+    std::fs::create_dir(folder.path().join("step-007")).unwrap();
+    assert_eq!(steps(at, &options).unwrap().len(), 1);
+}

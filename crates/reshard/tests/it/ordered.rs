@@ -105,6 +105,9 @@ impl Store for Ordered {
     fn delete_root(&self) -> Result<()> {
         self.inner.delete_root()
     }
+    fn delete_empty_root(&self) -> Result<()> {
+        self.inner.delete_empty_root()
+    }
     fn origin(&self, path: &str) -> Result<Origin> {
         self.inner.origin(path)
     }
