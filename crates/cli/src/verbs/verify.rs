@@ -1,6 +1,6 @@
 //! `reshard verify PATH`: is it whole?
 
-use reshard::{Severity, VerifyOptions, VerifyReport, verify_path};
+use reshard::{Format, Severity, VerifyOptions, VerifyReport, verify_path};
 use serde::Serialize;
 
 use crate::args::VerifyArgs;
@@ -43,8 +43,8 @@ fn print(context: &mut Context, report: &VerifyReport, quick: bool) -> Result<()
         let mut place = Vec::new();
         place.extend(finding.key.as_deref().map(human::printable));
         place.extend(match (&finding.file, finding.offset) {
-            (Some(file), Some(offset)) => Some(format!("{file} at byte {offset}")),
-            (Some(file), None) => Some(file.clone()),
+            (Some(file), Some(offset)) => Some(format!("{} at byte {offset}", human::printable(file))),
+            (Some(file), None) => Some(human::printable(file)),
             _ => None,
         });
         let place = if place.is_empty() { String::new() } else { format!("{}: ", place.join(", ")) };
@@ -75,9 +75,43 @@ fn print(context: &mut Context, report: &VerifyReport, quick: bool) -> Result<()
         }
     }
     printer.line(format!("  {}", facts.join(" · ")))?;
+    let (done, left) = scope(report);
+    if !done.is_empty() {
+        printer.line(format!("  checked: {}", done.join(", ")))?;
+    }
+    if !left.is_empty() {
+        printer.line(format!("  not checked: {}", left.join(", ")))?;
+    }
     if report.seconds >= 1.0 {
         let rate = human::bytes((report.bytes as f64 / report.seconds) as u64);
         printer.note(format!("{:.1} s, {rate}/s", report.seconds));
     }
     Ok(())
+}
+
+/// What the verdict covers, and what it does not.
+fn scope(report: &VerifyReport) -> (Vec<String>, Vec<String>) {
+    let (mut done, mut left) = (Vec::new(), Vec::new());
+    let Some(format) = report.format else { return (done, left) };
+    done.push("structure and coverage".to_owned());
+    done.push(format!("lengths of {}", human::count(report.files, "file")));
+    if report.indexes > 0 {
+        done.push(format!("keys and regions against the indexes in {}", human::count(report.indexes, "file")));
+    }
+    if report.checked > 0 {
+        done.push(human::count(report.checked, "checksum"));
+    }
+    if report.values > 0 {
+        done.push(human::count(report.values, "value"));
+    }
+    if !report.data {
+        left.push("data".to_owned());
+    } else if report.unchecked > 0 {
+        left.push(format!("data of {}, which have no checksum", human::count(report.unchecked, "record")));
+    }
+    if format == Format::Dcp && report.indexes < report.files {
+        let files = human::count(report.files - report.indexes, "file");
+        left.push(format!("keys and regions of {files} without an index"));
+    }
+    (done, left)
 }

@@ -42,10 +42,14 @@ fn open_as(store: Arc<dyn Store>, name: &str) -> Result<Checkpoint> {
     Ok(Checkpoint::new(store, path, catalog, side))
 }
 
+/// An id comes from a file: one that is no plain word of ours names no file beside it.
+pub(crate) fn is_plain_id(save_id: &str) -> bool {
+    !save_id.is_empty() && save_id.len() <= 64 && save_id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+}
+
 /// The sidecar of a save; its absence is fine, its damage is not.
 fn read_side_file(store: &dyn Store, save_id: &str) -> Result<Option<Sidecar>> {
-    // The id comes from the file: one that is no plain word of ours names no sidecar.
-    if save_id.is_empty() || save_id.len() > 64 || !save_id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-') {
+    if !is_plain_id(save_id) {
         return Ok(None);
     }
     let name = sidecar_name(save_id);

@@ -19,6 +19,7 @@ pub use catalog::{
     Catalog, CatalogEntry, CatalogKind, CatalogTensor, ChunkPlace, DataPlace, Format, StoredChunk, StoredCrc, ValuePlace,
 };
 pub(crate) use check::{Checker, check_whole};
+pub(crate) use dcp::is_plain_id;
 pub(crate) use locate::{Check, Located};
 pub use open::OpenOptions;
 pub(crate) use open::{is_safetensors, is_torch};
@@ -33,6 +34,16 @@ use crate::error::{Error, Result, StorageContext};
 /// No `.metadata` is larger; a lying file cannot make us allocate more.
 pub(crate) const MAX_METADATA_BYTES: u64 = 8 << 30;
 
+/// Two places that do not say the same of a key.
+#[derive(Debug, Clone)]
+pub(crate) struct Flaw {
+    /// Whether something is missing; else it is only not named.
+    pub(crate) missing: bool,
+    pub(crate) key: String,
+    pub(crate) file: String,
+    pub(crate) what: String,
+}
+
 /// An opened checkpoint.
 #[derive(Debug)]
 pub struct Checkpoint {
@@ -41,13 +52,15 @@ pub struct Checkpoint {
     pub(crate) catalog: Catalog,
     /// Checksums and data places of a save of ours.
     pub(crate) side: Option<Sidecar>,
+    /// What opening found stored twice and not alike; for verification, and for loads that verify always.
+    pub(crate) flaws: Vec<Flaw>,
     readers: Vec<OnceLock<Arc<dyn Reader>>>,
 }
 
 impl Checkpoint {
     fn new(store: Arc<dyn Store>, path: String, catalog: Catalog, side: Option<Sidecar>) -> Checkpoint {
         let readers = catalog.files.iter().map(|_| OnceLock::new()).collect();
-        Checkpoint { store, path, catalog, side, readers }
+        Checkpoint { store, path, catalog, side, flaws: Vec::new(), readers }
     }
 
     /// The address.

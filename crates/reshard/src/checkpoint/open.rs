@@ -1,5 +1,6 @@
 //! What lies at a path.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use reshard_storage::{Address, StorageError, Store, StoreOptions};
@@ -49,6 +50,10 @@ impl Checkpoint {
         }
         let files = store.list("").doing(|| format!("looking into {}", store.describe()))?;
         let top: Vec<&str> = files.iter().map(|f| f.path.as_str()).filter(|p| !p.contains('/')).collect();
+        let candidates = candidates(files.iter().map(|f| f.path.as_str()));
+        if candidates.len() > 1 {
+            return Err(Error::Several { path: store.describe(), candidates });
+        }
         if top.iter().any(|name| is_safetensors(name)) {
             return safetensors::open_folder(store, &top.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>());
         }
@@ -76,6 +81,32 @@ impl Checkpoint {
             torch_file::open(store, name)
         }
     }
+}
+
+/// What in a folder without `.metadata` could be meant: its safetensors files together, each `torch.save` file, and each
+/// folder below that is a checkpoint itself. Training libraries put several beside each other.
+fn candidates<'f>(files: impl Iterator<Item = &'f str>) -> Vec<String> {
+    let mut safetensors: Vec<&str> = Vec::new();
+    let mut found = BTreeSet::new();
+    for path in files {
+        match path.rsplit_once('/') {
+            None if is_safetensors(path) => safetensors.push(path),
+            None if is_torch(path) => drop(found.insert(path.to_owned())),
+            None => {}
+            Some((folder, METADATA_FILE)) => drop(found.insert(format!("{folder}/"))),
+            Some((folder, name)) if is_safetensors(name) => drop(found.insert(format!("{folder}/"))),
+            Some(_) => {}
+        }
+    }
+    let index = safetensors.iter().find(|name| name.ends_with(".index.json"));
+    let mut all: Vec<String> = index.or(safetensors.first()).map(|name| (*name).to_owned()).into_iter().collect();
+    // Folders below count only beside something of the same standing: alone they are found by name.
+    let folders = found.iter().filter(|name| name.ends_with('/')).count();
+    if all.is_empty() && folders == found.len() {
+        return all;
+    }
+    all.extend(found);
+    all
 }
 
 pub(crate) fn is_safetensors(name: &str) -> bool {

@@ -8,8 +8,8 @@ use reshard_formats::safetensors::{INDEX_FILE, SHARDING_INFO, SafetensorsFile, S
 use reshard_layout::ByteLayout;
 use reshard_storage::Store;
 
-use super::catalog::{Catalog, CatalogEntry, CatalogTensor, ChunkPlace, DataPlace, Format, StoredChunk};
-use super::{Checkpoint, StoredFile};
+use super::catalog::{Catalog, CatalogEntry, CatalogKind, CatalogTensor, ChunkPlace, DataPlace, Format, StoredChunk};
+use super::{Checkpoint, Flaw, StoredFile};
 use crate::error::{Error, Result, StorageContext};
 use crate::layout_names::MODEL_FILE;
 use crate::notes::Notes;
@@ -23,8 +23,7 @@ pub(super) fn open_file(store: Arc<dyn Store>, name: &str) -> Result<Checkpoint>
     if !name.ends_with(INDEX_SUFFIX) {
         return open(store, path, vec![name.to_owned()]);
     }
-    let files = indexed_files(store.as_ref(), name)?;
-    open(store, path, files)
+    open_indexed(store, path, name)
 }
 
 /// All safetensors files of a folder: those that its index names, or all there are. As for the libraries that load models,
@@ -34,19 +33,15 @@ pub(super) fn open_folder(store: Arc<dyn Store>, names: &[String]) -> Result<Che
     let single = names.iter().any(|name| name == MODEL_FILE);
     let shadowed = |name: &str| single && (name == INDEX_FILE || (name.starts_with("model-") && name.contains("-of-")));
     let names: Vec<String> = names.iter().filter(|name| !shadowed(name)).cloned().collect();
-    let files = match names.iter().find(|name| name.ends_with(INDEX_SUFFIX)) {
-        Some(index) => indexed_files(store.as_ref(), index)?,
-        None => {
-            let files: Vec<String> = names.iter().filter(|name| name.ends_with(".safetensors")).cloned().collect();
-            if let Some((series, found, promised)) = incomplete_series(&files) {
-                let detail = format!(
-                    "there are {found} of the {promised} files {series}-…-of-{promised:05}, and no index that names them"
-                );
-                return Err(Error::Incomplete { path, detail });
-            }
-            files
-        }
-    };
+    if let Some(index) = names.iter().find(|name| name.ends_with(INDEX_SUFFIX)) {
+        return open_indexed(store, path, index);
+    }
+    let files: Vec<String> = names.iter().filter(|name| name.ends_with(".safetensors")).cloned().collect();
+    if let Some((series, found, promised)) = incomplete_series(&files) {
+        let detail =
+            format!("there are {found} of the {promised} files {series}-…-of-{promised:05}, and no index that names them");
+        return Err(Error::Incomplete { path, detail });
+    }
     open(store, path, files)
 }
 
@@ -63,10 +58,39 @@ fn incomplete_series(files: &[String]) -> Option<(String, usize, usize)> {
     series.into_iter().find(|((_, count), found)| found < count).map(|((name, count), found)| (name.to_owned(), found, count))
 }
 
-fn indexed_files(store: &dyn Store, name: &str) -> Result<Vec<String>> {
+/// The files that an index names. What the index says and the files do not is kept for verification.
+fn open_indexed(store: Arc<dyn Store>, path: String, name: &str) -> Result<Checkpoint> {
     let bytes = store.read(name, MAX_INDEX_BYTES).doing(|| format!("reading {name}"))?;
     let index = SafetensorsIndex::parse(&bytes).map_err(|e| Error::format(&store.describe(), name, "safetensors index", e))?;
-    Ok(index.files().into_iter().map(str::to_owned).collect())
+    let files = index.files().into_iter().map(str::to_owned).collect();
+    let mut checkpoint = open(store, path, files)?;
+    checkpoint.flaws = disagreements(&checkpoint.catalog, name, &index);
+    Ok(checkpoint)
+}
+
+/// Where an index and the headers of its files do not say the same.
+fn disagreements(catalog: &Catalog, name: &str, index: &SafetensorsIndex) -> Vec<Flaw> {
+    let mut found = Vec::new();
+    let mut push = |missing: bool, key: &str, what: String| {
+        found.push(Flaw { missing, key: key.to_owned(), file: name.to_owned(), what });
+    };
+    for (key, file) in &index.weight_map {
+        let there = match catalog.entries.get(key).map(|entry| &entry.kind) {
+            Some(CatalogKind::Tensor(tensor)) => {
+                tensor.chunks.iter().any(|chunk| catalog.files.get(chunk.file as usize) == Some(file))
+            }
+            _ => false,
+        };
+        if !there {
+            push(true, key, format!("the index says that {file} holds it, and it does not"));
+        }
+    }
+    for (key, entry) in &catalog.entries {
+        if matches!(entry.kind, CatalogKind::Tensor(_)) && !index.weight_map.contains_key(key) {
+            push(false, key, "a file holds it, and the index does not name it".to_owned());
+        }
+    }
+    found
 }
 
 fn open(store: Arc<dyn Store>, path: String, files: Vec<String>) -> Result<Checkpoint> {

@@ -9,6 +9,7 @@ mod plan;
 mod read;
 mod resolve;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
@@ -18,12 +19,13 @@ pub use resolve::Cast;
 use resolve::Resolved;
 use serde::Serialize;
 
-use crate::checkpoint::{CatalogKind, Checkpoint, LoadedValue};
+use crate::checkpoint::{CatalogKind, Checkpoint, LoadedValue, ValuePlace};
 use crate::error::{Error, Result};
 use crate::group::{Group, together};
 use crate::leaf::LoadState;
 use crate::mismatch::{Difference, Mismatch};
 use crate::report::{PhaseClock, Phases};
+use crate::verify::check_stored_twice;
 use crate::workers::Workers;
 
 /// What a load brought besides the tensors, which are in their places.
@@ -94,7 +96,8 @@ pub fn load(group: &dyn Group, checkpoint: &Checkpoint, state: &mut LoadState<'_
         false => None,
     };
     let skipped = exchange.as_ref().map(|e| &e.skipped);
-    let plan = plan::plan(checkpoint, state, &resolution.found, skipped, options);
+    let agreed = stored_twice(checkpoint, &resolution.found, options);
+    let plan = agreed.and_then(|()| plan::plan(checkpoint, state, &resolution.found, skipped, options));
     clock.enter("values");
     // First of all: what is wrong with a value is known before any tensor is touched.
     let ready = plan.and_then(|plan| Ok((plan, read_values(checkpoint, state, &resolution.found, options)?)));
@@ -122,6 +125,22 @@ pub fn load(group: &dyn Group, checkpoint: &Checkpoint, state: &mut LoadState<'_
         casts: resolution.casts,
     };
     Ok(Loaded { values, report })
+}
+
+/// A load that verifies always trusts `.metadata` only where the data files' own indexes say the same.
+fn stored_twice(checkpoint: &Checkpoint, found: &[Resolved<'_>], options: &LoadOptions) -> Result<()> {
+    if options.verify != Verify::Always {
+        return Ok(());
+    }
+    let mut files = BTreeSet::new();
+    for resolved in found {
+        match &resolved.stored.kind {
+            CatalogKind::Tensor(tensor) => files.extend(tensor.chunks.iter().map(|chunk| chunk.file)),
+            CatalogKind::Value(ValuePlace::Record { file, .. }) => drop(files.insert(*file)),
+            CatalogKind::Value(_) => {}
+        }
+    }
+    check_stored_twice(checkpoint, &files)
 }
 
 /// What can be loaded; a strict load fails here, with every difference at once.

@@ -38,7 +38,8 @@ pub enum Verify {
     /// Where a whole record passes through anyway.
     #[default]
     Whole,
-    /// Always: records of which only a part is wanted are read whole.
+    /// Always: records of which only a part is wanted are read whole, and what is stored twice (`.metadata` and the data
+    /// files' own indexes) is compared.
     Always,
 }
 

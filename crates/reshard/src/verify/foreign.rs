@@ -114,10 +114,24 @@ fn check_record(
     }
     archive.verify_all().map_err(failed)?;
     zip::check(src, &archive, offset, record.length).map_err(|(at, what)| (base + at, what))?;
-    match (archive.content().map_err(failed)?, record.tensor) {
+    let content = match archive.content() {
+        // Nothing is wrong with it: it is for its own library to read.
+        Err(RecordError::Unsupported { what, .. }) => Content::Opaque { class: what },
+        content => content.map_err(failed)?,
+    };
+    match (content, record.tensor) {
         (Content::Tensor(found), Some((dtype, _, shape))) if found.dtype != dtype || found.shape.as_slice() != shape => {
             let found = format!("{} of shape {:?}", found.dtype.name(), found.shape.as_slice());
             Err((base + offset, format!("the record holds a {found}, the metadata promises {} of shape {shape:?}", dtype.name())))
+        }
+        (Content::Opaque { class }, Some(_)) => {
+            let what = format!("its record is a {class}, which only its own library can read");
+            gathered.warning(Some(record.key), name, Some(base + offset), what);
+            Ok(())
+        }
+        (Content::Value(_), None) => {
+            gathered.values += 1;
+            Ok(())
         }
         (Content::Tensor(_), Some(_)) | (_, None) => Ok(()),
         (_, Some(_)) => Err((base + offset, "the record holds no tensor".to_owned())),

@@ -1,12 +1,15 @@
 //! Is a checkpoint whole? Structure, sizes, coverage, every checksum; each finding with key, file and offset.
 //!
-//! Our own data files are checked to the last byte: frames around the data are derived again and compared, data is hashed,
-//! and the index at a file's end carries its own hash. What PyTorch wrote is checked by the CRC-32 that its zip records
-//! carry, and byte for byte where its records are of the form that is known here.
+//! Whatever is stored twice is compared: the index at the end of our data files with `.metadata` and with the sidecar, an
+//! edit's note with `.metadata`, a safetensors index with the files' headers. Our own data files are checked to the last
+//! byte: frames around the data are derived again and compared, data is hashed, and the index at a file's end carries its
+//! own hash. What PyTorch wrote is checked by the CRC-32 that its zip records carry, and byte for byte where its records are
+//! of the form that is known here.
 
 mod foreign;
 mod own;
 mod structure;
+mod twice;
 mod zip;
 
 use std::collections::BTreeMap;
@@ -16,16 +19,18 @@ use std::time::Instant;
 use reshard_storage::{Address, Reader, StorageError, Store};
 use serde::Serialize;
 
-use crate::checkpoint::{CatalogKind, Checkpoint, Format, OpenOptions};
+pub(crate) use self::twice::check_stored_twice;
+use crate::checkpoint::{CatalogEntry, CatalogKind, CatalogTensor, Checkpoint, Format, OpenOptions};
 use crate::control::Control;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, StorageContext};
 use crate::workers::Workers;
 
 /// How to verify.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct VerifyOptions {
-    /// Read all data and compare checksums; without it, only structure, sizes and coverage are checked.
+    /// Read all data and compare checksums; without it, structure, coverage, lengths of files and everything that is stored
+    /// twice are checked.
     pub data: bool,
     /// To watch and to cancel.
     pub control: Control,
@@ -85,6 +90,12 @@ pub struct VerifyReport {
     pub checked: u64,
     /// Records that carry no checksum.
     pub unchecked: u64,
+    /// Data files whose own index was compared with `.metadata`, record by record.
+    pub indexes: u64,
+    /// Values that were decoded; what only its own library can read is not.
+    pub values: u64,
+    /// Whether data was read; else structure, lengths and indexes alone were checked.
+    pub data: bool,
     /// How long it took.
     pub seconds: f64,
     /// Everything found; errors first, then by file and offset.
@@ -110,6 +121,8 @@ pub(crate) struct Gathered {
     bytes: u64,
     checked: u64,
     unchecked: u64,
+    indexes: u64,
+    values: u64,
 }
 
 impl Gathered {
@@ -118,6 +131,8 @@ impl Gathered {
         self.bytes += other.bytes;
         self.checked += other.checked;
         self.unchecked += other.unchecked;
+        self.indexes += other.indexes;
+        self.values += other.values;
         self
     }
 
@@ -143,6 +158,10 @@ pub(crate) struct Named<'c> {
     length: u64,
     /// Element type and shape of the stored chunk; `None` for a value.
     tensor: Option<(reshard_formats::DType, bool, &'c [u64])>,
+    /// What the catalog says of the key.
+    entry: &'c CatalogEntry,
+    /// The tensor and which part of it; `None` for a value.
+    chunk: Option<(&'c CatalogTensor, &'c reshard_layout::Region)>,
 }
 
 /// The records that the catalog names, by file.
@@ -159,14 +178,22 @@ pub fn verify(checkpoint: &Checkpoint, options: &VerifyOptions) -> Result<Verify
     structure::transformed(checkpoint, &mut gathered);
     structure::coverage(checkpoint, &mut gathered)?;
     let sizes = structure::files(checkpoint, &named, &mut gathered)?;
+    twice::flaws(checkpoint, &mut gathered);
+    let mut indexes = twice::Indexes::new();
+    if catalog.format == Format::Dcp {
+        let there: Vec<u32> = sizes.keys().copied().collect();
+        indexes = twice::indexes(checkpoint, &there, &mut gathered)?;
+        twice::compare(checkpoint, &named, &indexes, &mut gathered)?;
+    }
     if options.data {
         options.control.expect(sizes.values().sum());
         let found = match catalog.format {
-            Format::Dcp => verify_folder(checkpoint, &named, &sizes, options)?,
+            Format::Dcp => verify_folder(checkpoint, &named, &sizes, &indexes, options)?,
             Format::Torch => foreign::torch_file(checkpoint, options)?,
             Format::Safetensors => structure::safetensors(checkpoint, options)?,
         };
         gathered = gathered.join(found);
+        structure::all_read(checkpoint, &named, &mut gathered);
     }
     let records = catalog.entries.values().map(|entry| match &entry.kind {
         CatalogKind::Tensor(tensor) => tensor.chunks.len() as u64,
@@ -184,6 +211,9 @@ pub fn verify(checkpoint: &Checkpoint, options: &VerifyOptions) -> Result<Verify
         bytes: gathered.bytes,
         checked: gathered.checked,
         unchecked: gathered.unchecked,
+        indexes: gathered.indexes,
+        values: gathered.values,
+        data: options.data,
         seconds: start.elapsed().as_secs_f64(),
         findings: gathered.findings,
     })
@@ -199,7 +229,7 @@ pub fn verify_store(store: Arc<dyn Store>, options: &VerifyOptions) -> Result<Ve
 /// [`verify_store`] for an address.
 pub fn verify_path(path: &str, open: &OpenOptions, options: &VerifyOptions) -> Result<VerifyReport> {
     // An address that makes no sense is the caller's mistake and no finding.
-    Address::parse(path).map_err(|source| Error::Storage { doing: format!("opening {path}"), source })?;
+    Address::parse(path).doing(|| format!("opening {path}"))?;
     opened(path, Checkpoint::open_with(path, open), options)
 }
 
@@ -230,6 +260,9 @@ fn opened(path: &str, checkpoint: Result<Checkpoint>, options: &VerifyOptions) -
         bytes: 0,
         checked: 0,
         unchecked: 0,
+        indexes: 0,
+        values: 0,
+        data: false,
         seconds: start.elapsed().as_secs_f64(),
         findings: vec![finding],
     })
@@ -240,6 +273,7 @@ fn verify_folder(
     checkpoint: &Checkpoint,
     named: &NamedByFile<'_>,
     sizes: &BTreeMap<u32, u64>,
+    indexes: &twice::Indexes,
     options: &VerifyOptions,
 ) -> Result<Gathered> {
     let empty = Vec::new();
@@ -249,7 +283,7 @@ fn verify_folder(
     for (&file, &size) in sizes {
         options.control.check("verifying")?;
         let named = named.get(&file).unwrap_or(&empty);
-        match own::plan(checkpoint, file, named, &mut gathered)? {
+        match own::plan(checkpoint, file, indexes.get(&file), named, &mut gathered)? {
             Some(batches) => jobs.extend(batches),
             None => {
                 foreign::slack(checkpoint.file_name(file), size, named, &mut gathered);

@@ -6,12 +6,12 @@
 use std::hash::Hasher;
 use std::sync::Arc;
 
-use reshard_formats::DType;
+use reshard_formats::{Content, DType, RecordError, TorchArchive};
 use reshard_storage::Reader;
 use twox_hash::XxHash3_64;
 
 use super::{Gathered, Named, VerifyOptions, read};
-use crate::checkpoint::{Checkpoint, StoredFile};
+use crate::checkpoint::Checkpoint;
 use crate::checksums::{Checksums, FileIndex, RecordChecksums};
 use crate::error::{Result, chain};
 use crate::plan::files::frame;
@@ -29,6 +29,8 @@ pub(super) struct Record {
     sum: RecordChecksums,
     /// Element type, gradient flag and shape; `None` for a value, or where nothing tells.
     tensor: Option<(DType, bool, Vec<u64>)>,
+    /// Whether it is known to be a value.
+    value: bool,
 }
 
 /// Neighbouring records of one file: the work of one thread.
@@ -42,49 +44,18 @@ pub(super) struct Batch {
 pub(super) fn plan(
     checkpoint: &Checkpoint,
     file: u32,
+    index: Option<&FileIndex>,
     named: &[Named<'_>],
     gathered: &mut Gathered,
 ) -> Result<Option<Vec<Batch>>> {
     let name = checkpoint.file_name(file);
     let reader = checkpoint.reader(file)?;
     let side = checkpoint.side.as_ref().and_then(|side| side.files.iter().find(|f| f.file == name));
-    let index = match FileIndex::read(&StoredFile(reader.as_ref())) {
-        Ok(index) => index,
-        Err(error) => {
-            let what = format!("the index at the file's end is damaged: {}", chain(&error));
-            gathered.error(None, name, Some(reader.len().saturating_sub(24)), what);
-            None
-        }
-    };
-    let records: Vec<Record> = match (&index, side) {
+    let records: Vec<Record> = match (index, side) {
         (Some(index), _) => index.records.iter().map(|r| indexed(index, r)).collect::<Result<_>>()?,
-        (None, Some(side)) => {
-            let known = gathered.findings.last().is_some_and(|f| f.file.as_deref() == Some(name));
-            if !known {
-                gathered.error(
-                    None,
-                    name,
-                    Some(reader.len()),
-                    "the index at the file's end is gone: the file was cut off or changed",
-                );
-            }
-            side.records.iter().map(|sum| summed(*sum, named)).collect()
-        }
+        (None, Some(side)) => side.records.iter().map(|sum| summed(*sum, named)).collect(),
         (None, None) => return Ok(None),
     };
-    if let Some(index) = &index {
-        let end = records.last().map_or(0, |r| r.sum.offset + r.sum.length);
-        let length = index.encode().map_or(0, |bytes| bytes.len() as u64);
-        if end + length != reader.len() {
-            let what = format!("the records end at {end} and the index has {length} bytes, but the file has {}", reader.len());
-            gathered.error(None, name, Some(end), what);
-        }
-        if let Some(side) = side
-            && side.records.iter().ne(records.iter().map(|r| &r.sum))
-        {
-            gathered.error(None, name, None, "the index at the file's end and the sidecar of checksums disagree");
-        }
-    }
     let mut at = 0;
     for record in &records {
         if record.sum.offset != at {
@@ -93,7 +64,9 @@ pub(super) fn plan(
         }
         at = record.sum.offset + record.sum.length;
     }
-    agree(name, &records, named, gathered);
+    if index.is_none() {
+        agree(name, &records, named, gathered);
+    }
     let mut batches: Vec<Batch> = Vec::new();
     let mut bytes = 0;
     for record in records {
@@ -122,7 +95,7 @@ fn indexed(index: &FileIndex, record: &crate::checksums::IndexedRecord) -> Resul
         }
         _ => None,
     };
-    Ok(Record { key: entry.key.clone(), sum: record.sum, tensor })
+    Ok(Record { key: entry.key.clone(), sum: record.sum, value: entry.tensor.is_none(), tensor })
 }
 
 /// A record of the sidecar, with what the metadata knows about it.
@@ -131,26 +104,17 @@ fn summed(sum: RecordChecksums, named: &[Named<'_>]) -> Record {
     Record {
         key: known.map_or_else(|| "?".to_owned(), |n| n.key.to_owned()),
         sum,
+        value: known.is_some_and(|n| n.tensor.is_none()),
         tensor: known.and_then(|n| n.tensor).map(|(dtype, grad, shape)| (dtype, grad, shape.to_vec())),
     }
 }
 
-/// Everything that the metadata names must be what the file says it holds.
+/// Everything that the metadata names must be in the sidecar; the index, where there is one, was compared before.
 fn agree(name: &str, records: &[Record], named: &[Named<'_>], gathered: &mut Gathered) {
     for wanted in named {
         let found = records.binary_search_by_key(&wanted.offset, |r| r.sum.offset).ok().map(|i| &records[i]);
-        let Some(found) = found.filter(|found| found.sum.length == wanted.length) else {
-            let what = format!("the file has no record of {} bytes there", wanted.length);
-            gathered.error(Some(wanted.key), name, Some(wanted.offset), what);
-            continue;
-        };
-        let same = match (&found.tensor, wanted.tensor) {
-            (Some((dtype, _, shape)), Some((wanted, _, sizes))) => *dtype == wanted && shape == sizes,
-            (None, None) => true,
-            _ => found.key == "?",
-        };
-        if !same {
-            let what = "the file's own index says that another kind of tensor is stored there";
+        if found.is_none_or(|found| found.sum.length != wanted.length) {
+            let what = format!("the sidecar knows no record of {} bytes there", wanted.length);
             gathered.error(Some(wanted.key), name, Some(wanted.offset), what);
         }
     }
@@ -183,6 +147,9 @@ pub(super) fn check(checkpoint: &Checkpoint, batch: &Batch, options: &VerifyOpti
         let data = &whole[from..to];
         verdict(name, record, XxHash3_64::oneshot(data), &mut gathered);
         frame_differs(name, record, &whole[..from], &whole[to..], &mut gathered);
+        if record.value {
+            decoded(name, record, whole, &mut gathered);
+        }
     }
     options.control.advance(total);
     Ok(gathered)
@@ -234,6 +201,16 @@ fn verdict(name: &str, record: &Record, actual: u64, gathered: &mut Gathered) {
     if sums.xxh3() != actual {
         let what = format!("the checksum of its data should be {:016x}, the bytes give {actual:016x}", sums.xxh3());
         gathered.error(Some(&record.key), name, Some(record.sum.offset + record.sum.data_offset), what);
+    }
+}
+
+/// A value's record must be one; what only its own library can read is fine.
+fn decoded(name: &str, record: &Record, bytes: &[u8], gathered: &mut Gathered) {
+    let content = TorchArchive::open(&bytes, 0, bytes.len() as u64).and_then(|archive| archive.content());
+    match content {
+        Ok(Content::Value(_)) => gathered.values += 1,
+        Ok(_) | Err(RecordError::Unsupported { .. }) => {}
+        Err(error) => gathered.error(Some(&record.key), name, Some(record.sum.offset), chain(&error)),
     }
 }
 

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use reshard_layout::Region;
 use reshard_storage::{StorageError, is_staged};
 
-use super::{Gathered, Named, NamedByFile, Severity, VerifyOptions, read};
+use super::{Gathered, Named, NamedByFile, Severity, VerifyOptions, read, twice};
 use crate::checkpoint::{CatalogKind, Checkpoint, ChunkPlace, Format, ValuePlace};
 use crate::checksums::sidecar_name;
 use crate::edit::note_name;
@@ -22,13 +22,17 @@ pub(super) fn named_records(checkpoint: &Checkpoint) -> NamedByFile<'_> {
             CatalogKind::Tensor(tensor) => {
                 for chunk in &tensor.chunks {
                     if let ChunkPlace::Record { offset, length, transform: None } = &chunk.place {
+                        let whole = Some((tensor, &chunk.region));
                         let tensor = Some((tensor.dtype, tensor.requires_grad, chunk.region.sizes()));
-                        named.entry(chunk.file).or_default().push(Named { key, offset: *offset, length: *length, tensor });
+                        let (offset, length) = (*offset, *length);
+                        let record = Named { key, offset, length, tensor, entry, chunk: whole };
+                        named.entry(chunk.file).or_default().push(record);
                     }
                 }
             }
             CatalogKind::Value(ValuePlace::Record { file, offset, length }) => {
-                named.entry(*file).or_default().push(Named { key, offset: *offset, length: *length, tensor: None });
+                let record = Named { key, offset: *offset, length: *length, tensor: None, entry, chunk: None };
+                named.entry(*file).or_default().push(record);
             }
             CatalogKind::Value(_) => {}
         }
@@ -112,6 +116,10 @@ pub(super) fn files(checkpoint: &Checkpoint, named: &NamedByFile<'_>, gathered: 
     let listed: Option<BTreeMap<String, u64>> =
         checkpoint.store().list("").ok().map(|files| files.into_iter().map(|f| (f.path, f.size)).collect());
     let mut sizes = BTreeMap::new();
+    for (file, records) in named.range(catalog.files.len() as u32..) {
+        let what = format!("{} records are said to be in file number {file}, which is not listed", records.len());
+        gathered.push(Severity::Error, records.first().map(|r| r.key), None, None, what);
+    }
     for (number, name) in catalog.files.iter().enumerate() {
         let number = number as u32;
         let size = match &listed {
@@ -135,13 +143,6 @@ pub(super) fn files(checkpoint: &Checkpoint, named: &NamedByFile<'_>, gathered: 
         }
         if let Some(records) = named.get(&number) {
             places(name, size, records, gathered);
-        }
-    }
-    if let Some(side) = &checkpoint.side {
-        for (number, name) in catalog.files.iter().enumerate() {
-            if side.files.iter().all(|f| f.file != *name) && named.contains_key(&(number as u32)) {
-                gathered.warning(None, name, None, "the sidecar of checksums does not mention this file");
-            }
         }
     }
     if let (Some(listed), Format::Dcp) = (&listed, catalog.format) {
@@ -178,6 +179,8 @@ fn leftovers(checkpoint: &Checkpoint, listed: &BTreeMap<String, u64>, gathered: 
     let catalog = checkpoint.catalog();
     let known: BTreeSet<&str> = catalog.files.iter().map(String::as_str).collect();
     let own: Vec<String> = catalog.save_id.iter().flat_map(|id| [sidecar_name(id), note_name(id)]).collect();
+    let others = listed.keys().filter(|name| !known.contains(name.as_str()));
+    twice::forgotten(checkpoint, others, gathered);
     for (name, size) in listed {
         if known.contains(name.as_str()) || name == METADATA_FILE || own.contains(name) {
             continue;
@@ -185,6 +188,20 @@ fn leftovers(checkpoint: &Checkpoint, listed: &BTreeMap<String, u64>, gathered: 
         if is_save_file(name) || is_staged(name) {
             gathered.warning(None, name, None, format!("no part of the checkpoint: {size} bytes left over from another save"));
         }
+    }
+}
+
+/// Nothing is called sound that was not read: every record that the metadata names was, or there is a finding about it.
+pub(super) fn all_read(checkpoint: &Checkpoint, named: &NamedByFile<'_>, gathered: &mut Gathered) {
+    if checkpoint.catalog().format != Format::Dcp || gathered.findings.iter().any(|f| f.severity == Severity::Error) {
+        return;
+    }
+    let places = |records: &Vec<Named<'_>>| records.iter().map(|r| r.offset).collect::<BTreeSet<_>>().len() as u64;
+    let wanted: u64 = named.values().map(places).sum();
+    let done = gathered.checked + gathered.unchecked;
+    if done < wanted {
+        let what = format!("{} of its {wanted} records could not be found in any file", wanted - done);
+        gathered.push(Severity::Error, None, None, None, what);
     }
 }
 

@@ -13,6 +13,7 @@ mod digests;
 mod killed;
 mod layouts;
 mod matrix;
+mod mutations;
 mod ordered;
 mod relayouts;
 mod remote;

@@ -228,3 +228,175 @@ fn damaged_metadata_does_no_harm() {
         survives(folder.path());
     }
 }
+
+/// Changes what `.metadata` says, and encodes it anew.
+fn rewrite(folder: &Path, change: impl FnOnce(&mut reshard::formats::Metadata)) {
+    let path = folder.join(".metadata");
+    let mut metadata = reshard::formats::Metadata::decode(&std::fs::read(&path).unwrap()).unwrap();
+    change(&mut metadata);
+    std::fs::write(&path, metadata.encode().unwrap()).unwrap();
+}
+
+/// Every verdict there is: verify, verify without data, and a load that verifies always.
+fn is_refused(folder: &Path, words: &str) {
+    let found = report(folder);
+    let named = found.findings.iter().any(|f| f.severity == Severity::Error && f.what.contains(words));
+    assert!(named, "{words}: {:?}", found.findings);
+    let checkpoint = corpus::open(folder);
+    let mut quick = VerifyOptions::default();
+    quick.data = false;
+    assert!(!verify(&checkpoint, &quick).unwrap().is_sound(), "{words}");
+    let key = checkpoint.keys().find(|key| key.starts_with("model.")).unwrap().to_owned();
+    let tensor = checkpoint.tensor(&key).unwrap();
+    let mut memory = vec![0; tensor.bytes() as usize];
+    let whole = reshard::layout::Region::whole(&tensor.shape).unwrap();
+    let piece = reshard::LoadPiece::contiguous(whole, tensor.dtype, &mut memory).unwrap();
+    let wanted = reshard::LoadTensor { dtype: tensor.dtype, shape: tensor.shape.clone(), pieces: vec![piece] };
+    let mut state = reshard::LoadState::new();
+    state.insert(key, reshard::Scope::Shared, reshard::LoadLeaf::Tensor(wanted)).unwrap();
+    let mut options = reshard::LoadOptions::default();
+    options.verify = reshard::Verify::Always;
+    options.strictness = reshard::Strictness::Lenient;
+    let error = reshard::load(&reshard::Solo, &checkpoint, &mut state, &options).unwrap_err();
+    assert_eq!(error.kind(), reshard::ErrorKind::Corrupt, "{words}: {error}");
+}
+
+fn saved(side: bool, seed: u64) -> tempfile::TempDir {
+    let wholes: Vec<_> = ["model.a", "model.b"]
+        .iter()
+        .map(|key| crate::layouts::Whole::new(key, reshard::DType::Float32, &[6, 4], seed))
+        .collect();
+    let folder = tempfile::tempdir().unwrap();
+    let values = [("name".to_owned(), reshard::Value::from("x"))];
+    corpus::save_state(&wholes, &values, &corpus::rows(2), &corpus::local(folder.path()), &SaveOptions::default());
+    if !side {
+        remove_side(folder.path());
+    }
+    folder
+}
+
+fn remove_side(folder: &Path) {
+    let files = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path());
+    files.filter(|p| p.extension().is_some_and(|e| e == "sums")).for_each(|p| std::fs::remove_file(p).unwrap());
+}
+
+#[test]
+fn what_is_stored_twice_must_agree() {
+    for side in [true, false] {
+        let swapped = saved(side, 1);
+        rewrite(swapped.path(), |m| {
+            let (a, b) = (m.entries["model.a"].kind.clone(), m.entries["model.b"].kind.clone());
+            m.entries["model.a"].kind = b;
+            m.entries["model.b"].kind = a;
+        });
+        is_refused(swapped.path(), "\"model.b\" is stored there");
+        let dropped = saved(side, 1);
+        rewrite(dropped.path(), |m| drop(m.entries.shift_remove("model.b")));
+        is_refused(dropped.path(), "that .metadata does not name");
+        let renamed = saved(side, 1);
+        rewrite(renamed.path(), |m| {
+            let entry = m.entries.shift_remove("model.a").unwrap();
+            let path = Some(vec![reshard::PathSegment::Key("model".into()), reshard::PathSegment::Key("c".into())]);
+            m.entries.insert("model.c".into(), reshard::formats::Entry { path, ..entry });
+        });
+        is_refused(renamed.path(), "\"model.a\" is stored there");
+        let moved = saved(side, 1);
+        rewrite(moved.path(), |m| m.entries["model.a"].path = m.entries["model.b"].path.clone());
+        is_refused(moved.path(), "which is another key");
+        let flagged = saved(side, 1);
+        rewrite(flagged.path(), |m| {
+            if let reshard::formats::EntryKind::Tensor(tensor) = &mut m.entries["model.a"].kind {
+                tensor.properties.requires_grad = true;
+            }
+        });
+        is_refused(flagged.path(), "the file's own index says");
+    }
+}
+
+#[test]
+fn a_file_of_another_save_is_found_without_the_sidecar() {
+    let (folder, other) = (saved(false, 1), saved(false, 2));
+    std::fs::copy(other.path().join("__1_0.distcp"), folder.path().join("__1_0.distcp")).unwrap();
+    is_refused(folder.path(), "the file belongs to the save");
+}
+
+#[test]
+fn a_file_that_the_metadata_forgot_is_found() {
+    let folder = saved(false, 1);
+    rewrite(folder.path(), |m| {
+        for key in ["model.a", "model.b"] {
+            if let reshard::formats::EntryKind::Tensor(tensor) = &mut m.entries[key].kind {
+                tensor.shape = reshard::layout::Dims::from_slice(&[3, 4]);
+                tensor.chunks.truncate(1);
+            }
+        }
+    });
+    let found = report(folder.path());
+    assert!(found.findings.iter().any(|f| f.what.contains("does not name it")), "{:?}", found.findings);
+}
+
+#[test]
+fn one_changed_byte_in_the_name_of_a_field_is_found() {
+    for side in [true, false] {
+        let folder = saved(side, 1);
+        let path = folder.path().join(".metadata");
+        let good = std::fs::read(&path).unwrap();
+        for field in ["relative_path", "storage_data", "planner_data", "offsets", "sizes", "length", "fqn", "save_id"] {
+            let at = good.windows(field.len()).position(|w| w == field.as_bytes()).unwrap();
+            let mut bad = good.clone();
+            bad[at + field.len() - 1] ^= 1;
+            std::fs::write(&path, &bad).unwrap();
+            let found = report(folder.path());
+            assert!(!found.is_sound(), "{field}: {found:?}");
+        }
+    }
+}
+
+#[test]
+fn the_report_says_what_was_checked() {
+    let folder = saved(true, 1);
+    let found = report(folder.path());
+    assert_eq!((found.indexes, found.values, found.checked, found.data), (2, 1, 5, true));
+    let mut quick = VerifyOptions::default();
+    quick.data = false;
+    let found = verify(&corpus::open(folder.path()), &quick).unwrap();
+    assert_eq!((found.indexes, found.values, found.checked, found.data, found.bytes), (2, 0, 0, false, 0));
+}
+
+#[test]
+fn a_safetensors_index_must_say_what_its_files_hold() {
+    let source = saved(true, 1);
+    let folder = tempfile::tempdir().unwrap();
+    let target = reshard::ConvertTarget::Safetensors { max_shard_size: Some(100) };
+    let to = reshard::Destination::folder(corpus::local(folder.path()));
+    reshard::convert(&corpus::open(source.path()), &to, target, &Default::default()).unwrap();
+    assert!(report(folder.path()).is_sound());
+    let index = folder.path().join("model.safetensors.index.json");
+    let text = std::fs::read_to_string(&index).unwrap();
+    assert!(text.contains("model.a"), "{text}");
+    std::fs::write(&index, text.replace("\"model.a\"", "\"model.gone\"")).unwrap();
+    is_refused(folder.path(), "and it does not");
+}
+
+#[test]
+fn a_folder_of_several_checkpoints_is_refused_with_the_list() {
+    let folder = tempfile::tempdir().unwrap();
+    let records = Path::new(env!("CARGO_MANIFEST_DIR")).join("../formats/tests/records/read");
+    std::fs::copy(records.join("state_dict.pt"), folder.path().join("scheduler.bin")).unwrap();
+    assert!(report(folder.path()).is_sound(), "alone it is the only one");
+    let model = folder.path().join("pytorch_model_fsdp_0");
+    std::fs::create_dir(&model).unwrap();
+    std::fs::write(model.join(".metadata"), b"cut").unwrap();
+    let text = folder.path().to_str().unwrap();
+    let refused = [
+        reshard::Checkpoint::open(text).unwrap_err(),
+        verify_path(text, &OpenOptions::default(), &VerifyOptions::default()).unwrap_err(),
+    ];
+    for error in refused {
+        assert!(error.to_string().contains("pytorch_model_fsdp_0/, scheduler.bin"), "{error}");
+    }
+    std::fs::remove_dir_all(&model).unwrap();
+    std::fs::write(folder.path().join("model.safetensors"), b"cut").unwrap();
+    let error = reshard::Checkpoint::open(text).unwrap_err();
+    assert!(error.to_string().contains("model.safetensors, scheduler.bin"), "{error}");
+}
