@@ -30,7 +30,7 @@ use reshard::{Checkpoint, OpenOptions};
 
 use crate::args::{Cli, GlobalArgs, Verb};
 use crate::failure::{Failure, Result};
-use crate::printer::Printer;
+use crate::printer::{ColorChoice, Printer};
 
 /// How a command ended that could run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

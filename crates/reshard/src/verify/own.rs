@@ -10,7 +10,7 @@ use reshard_formats::{Content, DType, RecordError, TorchArchive};
 use reshard_storage::Reader;
 use twox_hash::XxHash3_64;
 
-use super::{Gathered, Named, VerifyOptions, read};
+use super::{Gathered, Named, Severity, VerifyOptions, read};
 use crate::checkpoint::Checkpoint;
 use crate::checksums::{Checksums, FileIndex, RecordChecksums};
 use crate::error::{Result, chain};
@@ -204,13 +204,16 @@ fn verdict(name: &str, record: &Record, actual: u64, gathered: &mut Gathered) {
     }
 }
 
-/// A value's record must be one; what only its own library can read is fine.
+/// A value's record must be one; what only its own library can read is fine, and what its checksum vouches for was written so.
 fn decoded(name: &str, record: &Record, bytes: &[u8], gathered: &mut Gathered) {
     let content = TorchArchive::open(&bytes, 0, bytes.len() as u64).and_then(|archive| archive.content());
     match content {
         Ok(Content::Value(_)) => gathered.values += 1,
         Ok(_) | Err(RecordError::Unsupported { .. }) => {}
-        Err(error) => gathered.error(Some(&record.key), name, Some(record.sum.offset), chain(&error)),
+        Err(error) => {
+            let severity = if record.sum.sums.is_some() { Severity::Warning } else { Severity::Error };
+            gathered.push(severity, Some(&record.key), Some(name), Some(record.sum.offset), chain(&error));
+        }
     }
 }
 

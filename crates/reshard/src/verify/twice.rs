@@ -29,8 +29,6 @@ enum Keys {
     Same,
     /// As they were before an edit; its note vouches for `.metadata`.
     Edited,
-    /// As they were before an edit whose note is lost.
-    Unknown,
 }
 
 /// Reads the index of every file that is there. A damaged one, and one that is gone, is a finding.
@@ -93,17 +91,14 @@ pub(super) fn compare(
         let keys = match (edited, same_save, agrees) {
             (true, ..) => Keys::Edited,
             (false, true, _) => Keys::Same,
-            (false, false, true) => Keys::Unknown,
-            (false, false, false) => {
+            (false, false, _) => {
                 let id = checkpoint.catalog().save_id.as_deref().unwrap_or("of no name");
-                let what = format!("the file belongs to the save {}, and .metadata to the save {id}", index.save_id);
+                let edit = if agrees { "; it was edited, and the edit's note, which vouches for its keys, is gone" } else { "" };
+                let what = format!("the file belongs to the save {}, and .metadata to the save {id}{edit}", index.save_id);
                 gathered.error(None, name, None, what);
                 continue;
             }
         };
-        if keys == Keys::Unknown {
-            gathered.warning(None, name, None, "its keys could not be compared: it was edited, and the edit's note is gone");
-        }
         let named = named.get(&file).unwrap_or(&empty);
         records(name, index, named, keys, gathered);
         if keys == Keys::Same {
