@@ -170,16 +170,29 @@ impl Checkpoint {
     fn value_or_record<'py>(&self, py: Python<'py>, key: &str) -> PyResult<(Bound<'py, PyAny>, Option<Bound<'py, PyBytes>>)> {
         match py.detach(|| self.inner.read_value(key)).or_raise(py)? {
             LoadedValue::Plain(value) => Ok((to_python(py, &value)?, None)),
-            LoadedValue::Opaque { class, record } => Ok((class.into_pyobject(py)?.into_any(), Some(PyBytes::new(py, &record)))),
+            LoadedValue::Opaque { class, record, .. } => {
+                Ok((class.into_pyobject(py)?.into_any(), Some(PyBytes::new(py, &record))))
+            }
             _ => Err(invalid(py, format!("{key:?} is of a kind that this version does not know"))),
         }
     }
 
-    /// The records of values as they lie in their files, checked against their checksums, and for each the class that
-    /// unpickling it would import, or `None` when it is plain.
-    fn value_records<'py>(&self, py: Python<'py>, keys: Vec<String>) -> PyResult<Vec<(Option<String>, Bound<'py, PyBytes>)>> {
+    /// The records of values, for a reader that unpickles: made anew for plain data, with no classes; as they lie in their
+    /// files for anything else, with all that unpickling would import.
+    fn value_records<'py>(&self, py: Python<'py>, keys: Vec<String>) -> PyResult<Vec<(Vec<String>, Bound<'py, PyBytes>)>> {
         let records = py.detach(|| self.inner.value_records(&keys)).or_raise(py)?;
-        Ok(records.into_iter().map(|(class, record)| (class, PyBytes::new(py, &record))).collect())
+        Ok(records.into_iter().map(|(classes, record)| (classes, PyBytes::new(py, &record))).collect())
+    }
+}
+
+/// What a `torch.save` record holds: `(object, None)` for plain data, otherwise `(class, classes)`: what unpickling it would
+/// import. Nothing is run.
+#[pyfunction]
+pub(crate) fn decode_record<'py>(py: Python<'py>, record: Vec<u8>) -> PyResult<(Bound<'py, PyAny>, Option<Vec<String>>)> {
+    match py.detach(|| reshard::decode_record(record)).or_raise(py)? {
+        LoadedValue::Plain(value) => Ok((to_python(py, &value)?, None)),
+        LoadedValue::Opaque { class, classes, .. } => Ok((class.into_pyobject(py)?.into_any(), Some(classes))),
+        _ => Err(invalid(py, "a record of a kind that this version does not know")),
     }
 }
 

@@ -27,7 +27,7 @@ mod _reshard {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use crate::checkpoint::{Checkpoint, dtype_names, dtype_sizes, is_complete};
+    use crate::checkpoint::{Checkpoint, decode_record, dtype_names, dtype_sizes, is_complete};
     #[pymodule_export]
     use crate::layout::local_regions;
     #[pymodule_export]

@@ -61,7 +61,7 @@ pub(crate) fn load<'py>(
     for (key, value) in &loaded.values {
         match value {
             LoadedValue::Plain(value) => values.set_item(key, (to_python(py, value)?, py.None()))?,
-            LoadedValue::Opaque { class, record } => values.set_item(key, (class, PyBytes::new(py, record)))?,
+            LoadedValue::Opaque { class, record, .. } => values.set_item(key, (class, PyBytes::new(py, record)))?,
             _ => values.set_item(key, ("unknown", PyBytes::new(py, &[])))?,
         }
     }

@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::{
     IntoPyDict, PyBool, PyByteArray, PyBytes, PyComplex, PyDict, PyFloat, PyFrozenSet, PyInt, PyList, PySet, PyString, PyTuple,
 };
-use reshard::formats::{Int, NumpyScalar, PathClass, PathValue};
+use reshard::formats::{BUILTIN_CLASSES, Instance, Int, NumpyArray, NumpyScalar, PathClass, PathValue, PlainClass};
 use reshard::{DType, Value};
 
 /// Deeper values are pickled instead.
@@ -101,9 +101,96 @@ fn from_library(object: &Bound<'_, PyAny>, depth: usize) -> PyResult<Option<Valu
             Some(class) => Some(Value::Path(PathValue { class, text: object.str()?.to_str()?.to_owned() })),
             None => None,
         },
-        ("numpy", _) => numpy_scalar(object)?,
-        _ => None,
+        ("numpy", "ndarray") => numpy_array(object)?,
+        ("numpy" | "numpy.dtypes", _) => numpy_value(object)?,
+        _ => instance(object, module, name, depth)?,
     })
+}
+
+/// Objects of Python's own classes that are data.
+fn instance(object: &Bound<'_, PyAny>, module: &str, name: &str, depth: usize) -> PyResult<Option<Value>> {
+    let class = match (module, name) {
+        ("datetime", "datetime") => PlainClass::DateTime,
+        ("datetime", "date") => PlainClass::Date,
+        ("datetime", "time") => PlainClass::Time,
+        ("datetime", "timedelta") => PlainClass::TimeDelta,
+        ("datetime", "timezone") => PlainClass::TimeZone,
+        ("fractions", "Fraction") => PlainClass::Fraction,
+        ("decimal", "Decimal") => PlainClass::Decimal,
+        ("uuid", "UUID") => PlainClass::Uuid,
+        ("builtins", "range") => PlainClass::Range,
+        ("builtins", "slice") => PlainClass::Slice,
+        ("collections", "Counter") if attributes(object)? == 0 => PlainClass::Counter,
+        ("collections", "defaultdict") => PlainClass::DefaultDict,
+        ("torch", "layout") => PlainClass::Layout,
+        ("torch", "memory_format") => PlainClass::MemoryFormat,
+        ("builtins", "type") => PlainClass::Class,
+        _ => return Ok(None),
+    };
+    let py = object.py();
+    let parts: Vec<Bound<'_, PyAny>> = match class {
+        // What they pickle as: bytes and a timezone, or a timedelta and a name.
+        PlainClass::DateTime | PlainClass::Date | PlainClass::Time | PlainClass::TimeZone => {
+            let reduced = match class {
+                PlainClass::TimeZone => object.call_method0("__getinitargs__")?,
+                _ => object.call_method1("__reduce_ex__", (4,))?.get_item(1)?,
+            };
+            reduced.cast::<PyTuple>()?.iter().collect()
+        }
+        PlainClass::TimeDelta => get(object, &["days", "seconds", "microseconds"])?,
+        PlainClass::Fraction => get(object, &["numerator", "denominator"])?,
+        PlainClass::Uuid if object.getattr("is_safe")?.getattr("name")?.extract::<String>()? != "unknown" => return Ok(None),
+        PlainClass::Uuid => get(object, &["int"])?,
+        PlainClass::Range | PlainClass::Slice => get(object, &["start", "stop", "step"])?,
+        PlainClass::Counter => vec![py.get_type::<PyDict>().call1((object,))?],
+        PlainClass::DefaultDict => vec![object.getattr("default_factory")?, py.get_type::<PyDict>().call1((object,))?],
+        PlainClass::Class => {
+            let (module, name): (String, String) =
+                (object.getattr("__module__")?.extract()?, object.getattr("__name__")?.extract()?);
+            if module != "builtins" || !BUILTIN_CLASSES.contains(&name.as_str()) {
+                return Ok(None);
+            }
+            vec![PyString::new(py, &name).into_any()]
+        }
+        PlainClass::MemoryFormat => {
+            let text = object.str()?;
+            vec![PyString::new(py, text.to_str()?.trim_start_matches("torch.")).into_any()]
+        }
+        _ => vec![object.str()?.into_any()],
+    };
+    let parts = all(parts.into_iter(), depth)?;
+    Ok(parts.and_then(|parts| Instance::new(class, parts)).map(Value::Instance))
+}
+
+fn get<'py>(object: &Bound<'py, PyAny>, names: &[&str]) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    names.iter().map(|name| object.getattr(*name)).collect()
+}
+
+/// An array of numbers, or of texts of a fixed length.
+fn numpy_array(object: &Bound<'_, PyAny>) -> PyResult<Option<Value>> {
+    let dtype = object.getattr("dtype")?;
+    let Some((code, little_endian)) = numpy_code(&dtype)? else { return Ok(None) };
+    let data = object.call_method0("tobytes")?.cast::<PyBytes>()?.as_bytes().to_vec();
+    let array = NumpyArray { code, little_endian, shape: object.getattr("shape")?.extract()?, data };
+    Ok(array.is_sound().then(|| Value::Array(Box::new(array))))
+}
+
+/// Type code and byte order, for types that are data and carry nothing else.
+fn numpy_code(dtype: &Bound<'_, PyAny>) -> PyResult<Option<(String, bool)>> {
+    let text: String = dtype.getattr("str")?.extract()?;
+    let code = text.trim_start_matches(['<', '>', '|', '=']).to_owned();
+    let bare = dtype.getattr("metadata")?.is_none() && dtype.getattr("names")?.is_none() && dtype.getattr("subdtype")?.is_none();
+    Ok((bare && NumpyArray::item_size(&code).is_some()).then(|| (code, !text.starts_with('>'))))
+}
+
+/// A numpy scalar or dtype.
+fn numpy_value(object: &Bound<'_, PyAny>) -> PyResult<Option<Value>> {
+    if !object.is_instance(&object.py().import("numpy")?.getattr("dtype")?)? {
+        return numpy_scalar(object);
+    }
+    let Some((code, little_endian)) = numpy_code(object)? else { return Ok(None) };
+    let array = NumpyArray { code, little_endian, shape: Vec::new(), data: Vec::new() };
+    Ok(Instance::new(PlainClass::NumpyDType, vec![Value::Str(array.type_string())]).map(Value::Instance))
 }
 
 /// How many attributes an instance has of its own.
@@ -188,6 +275,12 @@ pub(crate) fn to_python<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'
         },
         Value::Path(path) => path_object(py, path)?,
         Value::Numpy(scalar) => numpy_object(py, scalar)?,
+        Value::Array(array) => {
+            // A copy, because the bytes cannot be written to.
+            let flat = py.import("numpy")?.call_method1("frombuffer", (PyBytes::new(py, &array.data), array.type_string()))?;
+            flat.call_method1("reshape", (PyTuple::new(py, &array.shape)?,))?.call_method0("copy")?
+        }
+        Value::Instance(instance) => instance_object(py, instance)?,
         other => PyString::new(py, &other.python_repr()).into_any(),
     })
 }
@@ -216,6 +309,42 @@ fn path_object<'py>(py: Python<'py>, path: &PathValue) -> PyResult<Bound<'py, Py
         _ => None,
     };
     pathlib.getattr(foreign.unwrap_or(path.class.name()))?.call1((&path.text,))
+}
+
+/// An object of a class that is data, made from the parts that the engine has proven to be right for it.
+fn instance_object<'py>(py: Python<'py>, instance: &Instance) -> PyResult<Bound<'py, PyAny>> {
+    let (module, name) = match instance.class {
+        PlainClass::DateTime => ("datetime", "datetime"),
+        PlainClass::Date => ("datetime", "date"),
+        PlainClass::Time => ("datetime", "time"),
+        PlainClass::TimeDelta => ("datetime", "timedelta"),
+        PlainClass::TimeZone => ("datetime", "timezone"),
+        PlainClass::Fraction => ("fractions", "Fraction"),
+        PlainClass::Decimal => ("decimal", "Decimal"),
+        PlainClass::Uuid => ("uuid", "UUID"),
+        PlainClass::Counter => ("collections", "Counter"),
+        PlainClass::DefaultDict => ("collections", "defaultdict"),
+        PlainClass::NumpyDType => ("numpy", "dtype"),
+        PlainClass::Range => ("builtins", "range"),
+        PlainClass::Slice => ("builtins", "slice"),
+        PlainClass::Class => ("builtins", ""),
+        _ => ("torch", ""),
+    };
+    let args = instance.args.iter().map(|arg| to_python(py, arg)).collect::<PyResult<Vec<_>>>()?;
+    match (instance.class, instance.args.as_slice()) {
+        (PlainClass::Class, [Value::Str(name)]) => py.import(module)?.getattr(name.as_str()),
+        // Without torch these are their names, as dtypes are.
+        (PlainClass::Layout | PlainClass::MemoryFormat, [Value::Str(name)]) => match torch(py)? {
+            Some(torch) => torch.getattr(name.trim_start_matches("torch.")),
+            None => Ok(PyString::new(py, name).into_any()),
+        },
+        (PlainClass::Uuid, _) => {
+            let kwargs = PyDict::new(py);
+            kwargs.set_item("int", &args[0])?;
+            py.import(module)?.getattr(name)?.call((), Some(&kwargs))
+        }
+        _ => py.import(module)?.getattr(name)?.call1(PyTuple::new(py, args)?),
+    }
 }
 
 fn numpy_object<'py>(py: Python<'py>, scalar: &NumpyScalar) -> PyResult<Bound<'py, PyAny>> {

@@ -101,10 +101,71 @@ impl DType {
     }
 }
 
+impl DType {
+    /// Whether elements have a real and an imaginary part.
+    pub fn is_complex(self) -> bool {
+        self.name().starts_with("complex")
+    }
+
+    /// Whether elements are integers.
+    pub fn is_integer(self) -> bool {
+        self.name().starts_with("int") || self.name().starts_with("uint")
+    }
+}
+
 impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
+}
+
+/// How the stored bytes of an element relate to its value.
+///
+/// Torch stores a view as the memory behind it: a conjugated or negated one without computing anything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ElementForm {
+    /// The most significant byte comes first.
+    pub big_endian: bool,
+    /// The value is the complex conjugate of what is stored.
+    pub conjugate: bool,
+    /// The value is the negative of what is stored.
+    pub negative: bool,
+}
+
+impl ElementForm {
+    /// Whether the stored bytes are the value's own.
+    pub fn is_plain(self, dtype: DType) -> bool {
+        !(self.big_endian && dtype.swap_size() > 1) && !self.negative && !(self.conjugate && dtype.is_complex())
+    }
+
+    /// Turns stored elements into their values, in place.
+    pub fn decode(self, dtype: DType, data: &mut [u8]) {
+        if self.big_endian {
+            swap_bytes(dtype, data);
+        }
+        if self.conjugate && dtype.is_complex() {
+            // The imaginary part is the second half of an element, its sign the last bit.
+            data.chunks_exact_mut(dtype.size() as usize).filter_map(<[u8]>::last_mut).for_each(|sign| *sign ^= 0x80);
+        }
+        if self.negative {
+            negate(dtype, data);
+        }
+    }
+}
+
+/// Negates elements in place. Only numbers with a sign can be negated, and torch gives no others the bit.
+fn negate(dtype: DType, data: &mut [u8]) {
+    let unit = dtype.swap_size() as usize;
+    if dtype.is_integer() {
+        for element in data.chunks_exact_mut(unit) {
+            let mut carry = true;
+            for byte in element {
+                (*byte, carry) = (!*byte).overflowing_add(u8::from(carry));
+            }
+        }
+        return;
+    }
+    data.chunks_exact_mut(unit).filter_map(<[u8]>::last_mut).for_each(|sign| *sign ^= 0x80);
 }
 
 /// Turns elements from one byte order into the other, in place.

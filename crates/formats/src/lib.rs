@@ -14,7 +14,7 @@ pub mod safetensors;
 pub mod torch_file;
 mod value;
 
-pub use dtype::{DType, swap_bytes};
+pub use dtype::{DType, ElementForm, swap_bytes};
 pub use metadata::{
     Chunk, Entry, EntryKind, FileId, MemoryFormat, Metadata, MetadataError, StorageInfo, StorageMeta, TensorEntry,
     TensorProperties,
@@ -26,4 +26,6 @@ pub use record::{
 };
 pub use safetensors::{SafetensorsError, SafetensorsFile, SafetensorsHeader, SafetensorsIndex, SafetensorsSpec};
 pub use torch_file::{FileTensor, TorchFileWriter, Tree};
-pub use value::{Int, NumpyScalar, PathClass, PathValue, Value};
+pub use value::{
+    BUILTIN_CLASSES, Instance, Int, LAYOUTS, MEMORY_FORMATS, NumpyArray, NumpyScalar, PathClass, PathValue, PlainClass, Value,
+};

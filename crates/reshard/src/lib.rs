@@ -43,7 +43,7 @@ mod workers;
 
 pub use checkpoint::{
     Catalog, CatalogEntry, CatalogKind, CatalogTensor, Checkpoint, ChunkPlace, DataPlace, Format, LoadedValue, OpenOptions,
-    StoredChunk, StoredCrc, ValuePlace,
+    StoredChunk, StoredCrc, ValuePlace, decode_record,
 };
 pub use control::Control;
 pub use convert::{ConvertOptions, ConvertReport, Destination, Target as ConvertTarget, convert};

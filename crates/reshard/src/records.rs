@@ -8,14 +8,14 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use rayon::prelude::*;
-use reshard_formats::{DType, KeyPath, PathSegment};
+use reshard_formats::{DType, KeyPath, PathSegment, value_record};
 use reshard_layout::Dims;
 use reshard_storage::Store;
 
-use crate::checkpoint::{Checkpoint, Decoded, ValuePlace};
+use crate::checkpoint::{Checkpoint, LoadedValue};
 use crate::checksums::{RecordChecksums, Sidecar, SidecarFile, sidecar_name};
 use crate::commit::{Commit, Publication, encode_side};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, chain};
 use crate::group::{Group, decode, encode};
 use crate::layout_names::data_file;
 use crate::leaf::SavePiece;
@@ -250,15 +250,16 @@ pub fn publish_records(
 }
 
 impl Checkpoint {
-    /// The records of values as they lie in their files, compared with their checksums where there are any, and for each the
-    /// class that unpickling it would import: `None` when it is plain data.
-    pub fn value_records(&self, keys: &[String]) -> Result<Vec<(Option<String>, Vec<u8>)>> {
-        let one = |key: &String| match self.value_place(key)? {
-            ValuePlace::Record { file, offset, length } => match self.read_record(key, *file, *offset, *length)? {
-                (Decoded::Plain(_), record) => Ok((None, record)),
-                (Decoded::Opaque(class), record) => Ok((Some(class), record)),
-            },
-            _ => Err(Error::invalid(format!("{key:?} in {} has no record of its own", self.path()))),
+    /// The records of values, for a reader that unpickles. Of plain data a record made anew, so that nothing of the file
+    /// reaches that reader but the data; of anything else what unpickling it would import, and the record as it lies in its
+    /// file.
+    pub fn value_records(&self, keys: &[String]) -> Result<Vec<(Vec<String>, Vec<u8>)>> {
+        let one = |key: &String| match self.read_value(key)? {
+            LoadedValue::Plain(value) => {
+                let record = value_record(&value, None).map_err(|e| Error::invalid(format!("{key:?}: {}", chain(&e))))?;
+                Ok((Vec::new(), record))
+            }
+            LoadedValue::Opaque { classes, record, .. } => Ok((classes, record)),
         };
         Workers::reading(self.store.as_ref()).run(|| keys.par_iter().map(one).collect())?
     }

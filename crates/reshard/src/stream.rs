@@ -8,7 +8,7 @@ mod slab;
 
 use std::collections::HashMap;
 
-use reshard_formats::{DType, swap_bytes};
+use reshard_formats::DType;
 use reshard_layout::{ByteLayout, Dims, Region, copy_runs, coverage, flat_pieces, runs};
 
 use self::slab::{Slab, read_runs};
@@ -85,7 +85,7 @@ impl<'c> TensorStream<'c> {
         let from = overlap.within(&stored.region)?;
         let to = overlap.within(wanted)?;
         let packed = ByteLayout::contiguous(wanted.sizes(), element)?;
-        let swaps = open.located.big_endian && element > 1;
+        let form = open.located.form;
         let zero = Dims::from_elem(0, overlap.ndim());
         let own = ByteLayout::contiguous(overlap.sizes(), element)?;
         let stretches = runs(overlap.sizes(), layout, from.offsets(), &own, &zero)?;
@@ -110,8 +110,8 @@ impl<'c> TensorStream<'c> {
         if let Some(checker) = &mut open.checker {
             checker.update(bytes);
         }
-        if swaps {
-            swap_bytes(self.tensor.dtype, bytes);
+        if !form.is_plain(self.tensor.dtype) {
+            form.decode(self.tensor.dtype, bytes);
         }
         if !straight {
             copy_runs(&self.scratch, target, runs(overlap.sizes(), &own, &zero, &packed, to.offsets())?)?;

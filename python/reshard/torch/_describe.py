@@ -59,6 +59,8 @@ class Description:
         self.staged: list[tuple[torch.Tensor, torch.Tensor]] = []
         #: Top-level keys below which something is an empty container.
         self.empty: set[str] = set()
+        #: Flattened keys of empty containers, which are not stored.
+        self.vacant: set[str] = set()
         #: Devices on which tensors are.
         self.devices: set[torch.device] = set()
         #: Run after the tensors are loaded, before values are put into their places.
@@ -89,7 +91,14 @@ class Description:
     def check_keys(self) -> None:
         """Refuses two leaves of one flattened key."""
         seen: set[str] = set()
-        if len({leaf[0] for leaf in self.leaves}) == len(self.leaves):
+        keys = {leaf[0] for leaf in self.leaves}
+        taken = self.vacant & keys if not self.loading else ()
+        if taken:
+            key = min(taken)
+            raise InvalidInput(
+                f"an empty container and another leaf of the state have the same flattened key {key!r}", keys=[key]
+            )
+        if len(keys) == len(self.leaves):
             return
         for leaf in self.leaves:
             if leaf[0] in seen:
@@ -210,6 +219,9 @@ class Description:
         local = self._readable(local)
         if len(regions) == 1:
             offsets, sizes, _ = regions[0]
+            if 0 in sizes and 0 not in shape and local.numel() == 0:
+                # An empty shard is nothing to write, whatever its shape: a shard of an empty shard has one of its own.
+                return []
             if sizes != tuple(local.shape):
                 raise InvalidInput(
                     f"{key!r}: the placements give this rank a shard of shape {sizes}, its local tensor has {tuple(local.shape)}",
@@ -359,7 +371,8 @@ def _open(
         if type(below) in _PLAIN and below.is_cpu and below.layout is _STRIDED and below.is_contiguous() and not below.is_neg():
             dtype = below.dtype
             code = code_of(dtype)
-            if code is not None and not (dtype in _COMPLEX and below.is_conj()) and not hasattr(below, "global_shape"):
+            plain = code is not None and not (dtype in _COMPLEX and below.is_conj()) and not hasattr(below, "global_shape")
+            if plain and (stored is None or below.dim() or not _is_number(key, stored)):
                 add_owner(below)
                 add_leaf(
                     (
@@ -380,6 +393,10 @@ def _open(
 
 def _visit(key: str, path: tuple[str | int, ...], value: Any, place: Place, out: Description, stored: Any) -> None:
     if isinstance(value, torch.Tensor):
+        if stored is not None and value.dim() == 0 and _is_number(key, stored):
+            out.leaves.append((key, path, place.wrapper is not None, VALUE, value))
+            out.places[key] = place
+            return
         out.add(key, path if len(path) > 1 else None, value, place)
     elif isinstance(value, PerRank):
         _visit(key, path, value.value, Place(None, None, value), out, stored)
@@ -388,6 +405,7 @@ def _visit(key: str, path: tuple[str | int, ...], value: Any, place: Place, out:
             out.add(key, path, value, place)
         elif not value:
             out.empty.add(str(path[0]))
+            out.vacant.add(key)
         else:
             _open(f"{key}.", path, value, place.wrapper, out, stored)
     elif isinstance(value, list) and not _is_terminal(value):
@@ -395,6 +413,11 @@ def _visit(key: str, path: tuple[str | int, ...], value: Any, place: Place, out:
             _visit(f"{key}.{index}", (*path, index), below, Place(value, index, place.wrapper), out, stored)
     else:
         out.add(key, path if len(path) > 1 else None, value, place)
+
+
+def _is_number(key: str, stored: Any) -> bool:
+    """Whether what is a tensor of one element here was saved as a value: the learning rate of an optimizer may be either."""
+    return key in stored and stored.entry(key)[1] is None
 
 
 def _is_terminal(value: list[Any]) -> bool:

@@ -24,8 +24,17 @@ from .state._template import OptimizerStateDict
 
 Rename = Mapping[str, str | None] | Callable[[str], str | None]
 
-#: What the engine calls values with tensors inside, which torch's own restricted unpickler reads.
-_TENSORS_INSIDE = {"torch.Tensor", "a sparse tensor", "a quantised tensor", "a nested tensor"}
+#: What the engine calls values that are not plain and that torch's own restricted unpickler reads nevertheless.
+_RESTRICTED = {
+    "torch.Tensor",
+    "a sparse tensor",
+    "a quantised tensor",
+    "a nested tensor",
+    "a tensor with attributes",
+    "a tensor subclass without storage",
+    "collections.OrderedDict",
+    "collections.Counter",
+}
 
 
 def load(
@@ -220,10 +229,13 @@ class _Renamed:
         name = self._stored_name(key)
         return name is not None and name in self._checkpoint
 
+    def entry(self, key: str) -> Any:
+        return self._checkpoint.entry(self._stored_name(key) or key)
+
 
 def _trusted_classes() -> set[str]:
     """Classes that the program has declared safe to torch's restricted unpickler."""
-    trusted = set(_TENSORS_INSIDE)
+    trusted = set(_RESTRICTED)
     for entry in torch.serialization.get_safe_globals():
         name = entry[1] if isinstance(entry, tuple) else f"{entry.__module__}.{entry.__qualname__}"
         trusted.add(name)
@@ -234,19 +246,37 @@ def _trusted_classes() -> set[str]:
 
 def _value(key: str, path: str, found: tuple[Any, bytes | None], allow_pickle: bool) -> Any:
     plain, record = found
-    if record is None:
-        return plain
+    return plain if record is None else unpickled(key, path, plain, record, allow_pickle)
+
+
+def untrusted(key: str, path: str, name: str) -> UntrustedPickle:
+    """The exception for a value that only running code from the file could bring back."""
+    message = f"the value of {key!r} in {path} is a pickled {name}: loading it would execute code from the file"
+    hint = "pass allow_pickle=True only for files you trust, or declare the class with torch.serialization.add_safe_globals"
+    return UntrustedPickle(message, keys=[key], class_name=name, hint=hint)
+
+
+def unpickled(key: str, path: str, name: str, record: bytes, allow_pickle: bool) -> Any:
+    """The object of a record: by torch's restricted unpickler, unless the caller trusts the file."""
+    if not record:
+        message = f"{key!r} in {path} is a {name} inside of a torch.save file, which reshard does not unpickle"
+        raise UntrustedPickle(message, keys=[key], class_name=name, hint="load that file with torch.load if you trust it")
     if allow_pickle:
         return torch.load(io.BytesIO(record), weights_only=False)
     try:
         return torch.load(io.BytesIO(record), weights_only=True)
     except Exception as error:
-        message = f"the value of {key!r} in {path} is a pickled {plain}, which reading would have to run"
-        hint = "pass allow_pickle=True only for files you trust"
-        raise UntrustedPickle(message, keys=[key], class_name=plain, hint=hint) from error
+        raise untrusted(key, path, name) from error
 
 
 def _put(description: Description, key: str, value: Any) -> None:
+    if type(value) in (int, float, bool, complex):
+        # A number into the tensor of one element that stands for it here.
+        holder = holder_of(description, key)
+        if isinstance(holder, torch.Tensor) and holder.dim() == 0:
+            with torch.no_grad():
+                holder.fill_(value)
+            return
     if isinstance(value, torch.Tensor):
         # A tensor that was stored whole, as an object: into the one that is there, if it fits.
         holder = holder_of(description, key)

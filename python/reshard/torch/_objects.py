@@ -58,8 +58,8 @@ def mismatch(path: str, found: list[dict[str, Any]]) -> Mismatch:
 
 
 def _stored(checkpoint: Any, name: str, trusted: set[str] | None) -> Any:
-    ((kind, record),) = checkpoint.value_records([name])
-    if kind is not None and trusted is not None and kind not in trusted:
+    ((classes, record),) = checkpoint.value_records([name])
+    if not classes or (trusted is not None and any(kind not in trusted for kind in classes)):
         return None
     try:
         return torch.load(io.BytesIO(record), weights_only=trusted is not None)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
 
 from .. import _reshard
-from .._errors import InvalidInput
+from .._errors import Corrupt, InvalidInput
 from .._progress import Progress
 from .._reports import SaveReport, log_report
-from ._describe import Description, flatten, pickled
+from ._describe import RECORD, Description, flatten, pickled
 from ._group import DEFAULT_TIMEOUT, Group, described_failure, group_for, is_broken
 from ._states import states_of
 from .state._saved import has_unplaced, saved_form
@@ -59,6 +60,7 @@ class SaveOptions(TypedDict, total=False):
     check_replicas: bool
     check_files: bool
     split_replicated_above: int | None
+    strict_values: bool
     timeout: float
     storage_options: Mapping[str, Any] | None
 
@@ -77,6 +79,7 @@ def save(
     check_replicas: bool = False,
     check_files: bool = True,
     split_replicated_above: int | None = None,
+    strict_values: bool = False,
     progress: bool = False,
     timeout: float = DEFAULT_TIMEOUT,
     storage_options: Mapping[str, Any] | None = None,
@@ -102,6 +105,8 @@ def save(
         check_files: before the checkpoint is published, look whether every rank's files are there with their lengths, so that
             ranks that save to disks of their own get an error. Costs one request a file.
         split_replicated_above: replicated regions of more bytes are split between their holders; 0 never splits.
+        strict_values: refuse values that are objects and no data, which a load brings back only with ``allow_pickle=True``;
+            otherwise they are saved with a warning that names them.
         progress: show a bar on rank 0.
         timeout: seconds to wait for other ranks.
         storage_options: settings of the store by name.
@@ -120,7 +125,9 @@ def save(
     }
     control = _reshard.Control()
     with Progress(control, "saving", enabled=progress, rank=group.rank if group else 0):
-        report = _save_together(_reshard.save, state_dict, where, group, options, control, storage_options)
+        report = _save_together(
+            _reshard.save, state_dict, where, group, options, control, storage_options, strict_values=strict_values
+        )
     done = SaveReport(report)
     log_report(done, group.rank if group else 0)
     return done
@@ -153,21 +160,69 @@ def _save_together(
     control: _reshard.Control,
     storage_options: Mapping[str, Any] | None,
     earlier: BaseException | None = None,
+    strict_values: bool = False,
 ) -> _T:
     """Describes the state and hands it to the engine, with all ranks of the group. Instead of that, raises what went wrong
     earlier and tells the others of it."""
     store = dict(storage_options) if storage_options else None
+    objects = _Objects(strict_values)
 
     def describe() -> Description:
         if earlier is not None:
             raise earlier
-        return _described(state, options)
+        description = _described(state, options)
+        for leaf in description.leaves:
+            if leaf[3] == RECORD:
+                objects.note(leaf[0], leaf[4])
+        return description
 
     def work(description: Description, failure: str | None) -> _T:
         leaves, owners = description.leaves, description.owners
-        return engine(_SaveRequest(path, leaves, owners, pickled, group, options, control, failure, store))
+        return engine(_SaveRequest(path, leaves, owners, objects.record, group, options, control, failure, store))
 
-    return run_together(group, describe, work)
+    saved = run_together(group, describe, work)
+    if group is None or group.rank == 0:
+        objects.warn()
+    return saved
+
+
+class _Objects:
+    """Values that are no data: what they are, so that the one who saves hears of it and not only the one who loads."""
+
+    def __init__(self, strict: bool) -> None:
+        self._strict = strict
+        self._found: dict[str, str] = {}
+
+    def record(self, key: str, value: Any) -> bytes:
+        """The record of an object that is not plain."""
+        record = pickled(key, value)
+        self.note(key, record)
+        return record
+
+    def note(self, key: str, record: bytes) -> None:
+        """Looks at what loading a record would take."""
+        from ._load import _trusted_classes
+
+        try:
+            _, classes = _reshard.decode_record(record)
+        except Corrupt as error:
+            raise InvalidInput(f"{key!r} cannot be saved: a load would refuse it ({error})", keys=[key]) from error
+        trusted = _trusted_classes()
+        names = [name for name in classes or () if name not in trusted]
+        if not names:
+            return
+        if self._strict:
+            message = f"{key!r} is a {names[0]}, which is no plain data: loading it would execute code"
+            raise InvalidInput(message, keys=[key], hint="save what it is made of, or leave strict_values out")
+        self._found[key] = names[0]
+
+    def warn(self) -> None:
+        """One line about all of them."""
+        if not self._found:
+            return
+        some = ", ".join(f"{key} ({name})" for key, name in list(self._found.items())[:5])
+        more = f" and {len(self._found) - 5} more" if len(self._found) > 5 else ""
+        warnings.warn(f"saved as objects, which load only with allow_pickle=True: {some}{more}", UserWarning, stacklevel=4)
 
 
 #: Options that the engine takes, and knows what to do without.
@@ -306,7 +361,8 @@ class AsyncSaver:
         chosen = {name: value for name, value in options.items() if name in _ENGINE}
         control = _reshard.Control()
         store = options.get("storage_options")
-        inner = _save_together(self._inner.save, state_dict, where, group, chosen, control, store, earlier)
+        strict = options.get("strict_values", False)
+        inner = _save_together(self._inner.save, state_dict, where, group, chosen, control, store, earlier, strict)
         self._last = AsyncSaveHandle(where, inner, control, group.rank if group else 0)
         return self._last
 

@@ -42,9 +42,9 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from .. import _reshard
-from .._errors import InvalidInput, UntrustedPickle
+from .._errors import InvalidInput
 from ._describe import CODES, PIECES, Description, pickled
-from ._load import _trusted_classes, into
+from ._load import _trusted_classes, into, unpickled, untrusted
 from ._unsharded import LoadedShards
 from .state._expand import complete, lacking
 
@@ -292,8 +292,8 @@ class StorageReader(storage.StorageReader):
         """
         Args:
             path: a path or an address.
-            allow_pickle: hand values to the planner that are not plain data, which the planner will unpickle. Only for
-                files you trust: it runs code from them.
+            allow_pickle: hand values that are not plain data to the planner as they lie in the file; the planner unpickles
+                them. Only for files you trust: it runs code from them.
             verify: compare checksums "never", of records that are read "whole", or "always".
             storage_options: settings of the store by name.
         """
@@ -421,16 +421,25 @@ class StorageReader(storage.StorageReader):
             complete(state, extra)
 
     def _values(self, checkpoint: _reshard.Checkpoint, keys: list[str]) -> list[bytes]:
-        """The records of values. The planner will unpickle them, so they must be plain, or trusted."""
-        stored = [key for key in keys if checkpoint.value_place(key) is not None]
-        records: dict[str, bytes] = {}
-        for key, (name, record) in zip(stored, checkpoint.value_records(stored)):
-            if name is not None and not self.allow_pickle and name not in _trusted_classes():
-                message = f"the value of {key!r} in {self.path} is a pickled {name}, which reading would have to run"
-                hint = "pass allow_pickle=True to StorageReader only for files you trust"
-                raise UntrustedPickle(message, keys=[key], class_name=name, hint=hint)
-            records[key] = record
-        return [records[key] if key in records else pickled(key, checkpoint.value(key)) for key in keys]
+        """Records of values for the planner, which unpickles whatever it is given: none of them lies in the file as it is,
+        unless the caller trusts the file."""
+        records = checkpoint.value_records(keys)
+        return [self._safe(key, classes, record) for key, (classes, record) in zip(keys, records)]
+
+    def _safe(self, key: str, classes: list[str], record: bytes) -> bytes:
+        if not classes or (self.allow_pickle and record):
+            # Plain data, which the engine has written anew; or what the caller has vouched for.
+            return record
+        trusted = _trusted_classes()
+        for name in classes:
+            if name not in trusted and record:
+                raise untrusted(key, self.path, name)
+        again = pickled(key, unpickled(key, self.path, classes[0], record, False))
+        # What an object pickles itself as is up to the object; nothing may come in by that which the file did not name.
+        for name in _reshard.decode_record(again)[1] or ():
+            if name not in trusted:
+                raise untrusted(key, self.path, name)
+        return again
 
     @property
     def checkpoint_id(self) -> str:

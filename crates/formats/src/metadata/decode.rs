@@ -82,9 +82,9 @@ fn read_metadata(document: &Document<'_>) -> Result<Metadata> {
     let planner = required(planner, place, "planner_data")?;
     let storage = required(storage, place, "storage_data")?;
     let mut metadata = Metadata { version: None, extra, ..Metadata::new() };
-    let (entries, names) = read_entries(document, &classes, entries)?;
+    let (entries, names, odd) = read_entries(document, &classes, entries)?;
     metadata.entries = entries;
-    read_storage(document, &classes, storage, &names, &mut metadata)?;
+    read_storage(document, &classes, storage, &names, &odd, &mut metadata)?;
     read_planner_data(document, planner, &names, &mut metadata)?;
     metadata.storage_meta = read_storage_meta(document, &classes, meta)?;
     metadata.version = optional_str(document, version, || "metadata, `version`".into())?;

@@ -1,6 +1,6 @@
 //! `state_dict_metadata`: keys with their tensors' properties, shapes and chunks.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use indexmap::IndexMap;
 use reshard_layout::{Dims, Region};
@@ -19,12 +19,15 @@ type Result<T> = std::result::Result<T, MetadataError>;
 /// Number of an entry by the bytes of its key.
 pub(super) type Names<'d> = HashMap<&'d [u8], u32, foldhash::quality::RandomState>;
 
+/// Numbers of the entries that are tensors by the metadata and objects to us: their records are filed under offsets.
+pub(super) type Odd = HashSet<u32>;
+
 /// The entries, their storage infos still unset.
 pub(super) fn read_entries<'d>(
     document: &'d Document<'_>,
     classes: &Classes,
     node: Node,
-) -> Result<(IndexMap<String, Entry>, Names<'d>)> {
+) -> Result<(IndexMap<String, Entry>, Names<'d>, Odd)> {
     let place = || "`state_dict_metadata`".to_owned();
     let pairs = document.as_dict(node).ok_or_else(|| wrong_type(document, node, place, "a dict"))?;
     let mut reader = EntryReader {
@@ -34,6 +37,7 @@ pub(super) fn read_entries<'d>(
         chunk_fields: Fields::new(["offsets", "sizes"]),
         offsets: Dims::new(),
         sizes: Dims::new(),
+        odd: Odd::new(),
     };
     let mut entries = IndexMap::with_capacity(pairs.len());
     let mut names = Names::with_capacity_and_hasher(pairs.len(), foldhash::quality::RandomState::default());
@@ -46,10 +50,10 @@ pub(super) fn read_entries<'d>(
         if names.insert(document.raw(*key_node), number).is_some() {
             return Err(MetadataError::DuplicateKey { key: key.into(), place: place() });
         }
-        let kind = reader.entry(key, *value)?;
+        let kind = reader.entry(key, number, *value)?;
         entries.insert(key.to_owned(), Entry { path: None, kind });
     }
-    Ok((entries, names))
+    Ok((entries, names, reader.odd))
 }
 
 struct EntryReader<'d, 'a> {
@@ -59,10 +63,11 @@ struct EntryReader<'d, 'a> {
     chunk_fields: Fields<2>,
     offsets: Dims,
     sizes: Dims,
+    odd: Odd,
 }
 
 impl EntryReader<'_, '_> {
-    fn entry(&mut self, key: &str, node: Node) -> Result<EntryKind> {
+    fn entry(&mut self, key: &str, number: u32, node: Node) -> Result<EntryKind> {
         let unset = StorageInfo::new(FileId::UNSET, 0, 0);
         if plain_instance(self.document, node, self.classes.bytes).is_some() {
             return Ok(EntryKind::Bytes(unset));
@@ -78,7 +83,14 @@ impl EntryReader<'_, '_> {
                 return Err(MetadataError::MissingField { place: place(), field });
             }
         }
-        let properties = self.properties(key, properties)?;
+        let properties = match self.properties(key, properties) {
+            // A sparse or a quantised tensor in one record is an object to be read by torch; it does not hide the others.
+            Err(MetadataError::DType { .. } | MetadataError::Layout { .. }) if self.is_whole(chunks) => {
+                self.odd.insert(number);
+                return Ok(EntryKind::Bytes(unset));
+            }
+            properties => properties?,
+        };
         let mut shape = Dims::new();
         if !read_dims(self.document, size, &mut shape) {
             return Err(wrong_type(self.document, size, || format!("`{key}`, `size`"), SIZES));
@@ -87,6 +99,10 @@ impl EntryReader<'_, '_> {
         let chunks = self.chunks(key, chunks, &shape, &mut extra)?;
         let extra = (extra != TensorExtra::default()).then(|| Box::new(extra));
         Ok(EntryKind::Tensor(TensorEntry { properties, shape, chunks, extra }))
+    }
+
+    fn is_whole(&self, chunks: Node) -> bool {
+        matches!(self.document.view(chunks), View::List([_]) | View::Tuple([_]))
     }
 
     fn chunks(&mut self, key: &str, node: Node, shape: &Dims, extra: &mut TensorExtra) -> Result<Vec<Chunk>> {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use reshard_layout::{Dims, Region};
 
 use super::decode::{Classes, strings};
-use super::entries::{Names, SIZES, dims_of, read_dims};
+use super::entries::{Names, Odd, SIZES, dims_of, read_dims};
 use super::error::MetadataError;
 use super::fields::{Fields, NodeCache, required, state_of, wrong_type};
 use super::proof::path_problem;
@@ -24,6 +24,7 @@ pub(super) fn read_storage(
     classes: &Classes,
     node: Node,
     names: &Names<'_>,
+    odd: &Odd,
     metadata: &mut Metadata,
 ) -> Result<()> {
     let place = || "`storage_data`".to_owned();
@@ -65,6 +66,7 @@ pub(super) fn read_storage(
         let target = number.and_then(|number| Some((number, targets.get_mut(number as usize)?)));
         let slot = match (target, offset) {
             (Some((_, Target::Bytes(slot))), None) => Some(&mut **slot),
+            (Some((number, Target::Bytes(slot))), Some(_)) if odd.contains(&number) => Some(&mut **slot),
             (Some((number, Target::Tensor { chunks, filled })), Some(offset)) => {
                 let hint = document.as_i64(hint).and_then(|hint| usize::try_from(hint).ok());
                 finder.find(document, number, chunks, hint, offset).map(|chunk| {

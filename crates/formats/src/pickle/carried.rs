@@ -50,7 +50,7 @@ impl Document<'_> {
 impl Encoder {
     /// Writes a carried value.
     pub fn carried(&mut self, carried: &Carried) -> Result<(), PickleError> {
-        let policy = Policy::values().with_unknown(Unknown::Carry);
+        let policy = Policy::values().with_unknown(Unknown::Carry).lax();
         let document = decode(&carried.pickle, policy)?;
         self.graph(&document, document.root())
     }

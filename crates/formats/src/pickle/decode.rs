@@ -3,7 +3,7 @@
 //! Every instruction is at least one byte and makes at most a few table entries, so memory is bounded by a small
 //! multiple of the input; what could multiply (copied text, memo numbers) has a limit of its own.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::document::{CLASS_BITS, Document, Global, GlobalId, Made, ObjectNode, SideText, Tables};
 use super::error::PickleError;
@@ -48,6 +48,7 @@ pub fn decode_with_limits(input: &[u8], policy: Policy, limits: Limits) -> Resul
         global_ids: HashMap::new(),
         copied: 0,
         size_class: Node::ABSENT,
+        frozen: HashSet::new(),
         policy,
         limits,
     };
@@ -70,7 +71,9 @@ pub(super) struct Machine<'a> {
     copied: usize,
     /// The node of `torch.Size`, once it was named.
     size_class: Node,
-    policy: Policy,
+    /// Containers and objects that a call has had as arguments: what it made of them is made.
+    pub(super) frozen: HashSet<Node>,
+    pub(super) policy: Policy,
     pub(super) limits: Limits,
 }
 
@@ -141,11 +144,25 @@ impl<'a> Machine<'a> {
                 }
                 op::STOP => {
                     let root = self.pop()?;
+                    self.at_end()?;
                     return Ok(root);
                 }
                 _ => self.uncommon(opcode)?,
             }
         }
+    }
+
+    /// A pickle is one value and nothing else: what is left on the stack was made and dropped, and what follows is for
+    /// somebody else to read.
+    fn at_end(&self) -> Result<()> {
+        let what = if !self.marks.is_empty() || !self.stack.is_empty() {
+            "leaves values that are in no result"
+        } else if self.pos < self.input.len() {
+            "ends the pickle before its bytes end"
+        } else {
+            return Ok(());
+        };
+        Err(PickleError::Ambiguous { what, at: self.at })
     }
 
     // Operands.
@@ -426,6 +443,7 @@ impl<'a> Machine<'a> {
         if class.tag() != Tag::Global || args.tag() != Tag::Tuple {
             return Err(PickleError::Type { expected: "a class by name and a tuple of arguments", at: self.at });
         }
+        self.freeze(args);
         let index = self.table_index(self.tables.objects.len())?;
         let class = class.as_index() as u32 | ((made as u32) << CLASS_BITS);
         self.tables.objects.push(ObjectNode { args, class, extra: 0 });

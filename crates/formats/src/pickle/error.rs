@@ -76,6 +76,16 @@ pub enum PickleError {
         /// Position of the instruction.
         at: usize,
     },
+    /// Something that two readers would understand differently, or that would be done without showing in the result.
+    ///
+    /// No pickler writes it for plain data; whoever wants a file to look harmless does.
+    #[error("refused pickle instruction at byte {at}: it {what}")]
+    Ambiguous {
+        /// What it does.
+        what: &'static str,
+        /// Position of the instruction.
+        at: usize,
+    },
     /// A limit of the decoder or encoder is exceeded.
     #[error("pickle exceeds the limit of {limit} {what} (at byte {at})")]
     Limit {

@@ -36,6 +36,42 @@ impl Machine<'_> {
         Ok(())
     }
 
+    /// Notes what a call has been given: from now on it must stay as it is, for the call has looked at it.
+    #[inline]
+    pub(super) fn freeze(&mut self, args: Node) {
+        if args != Node::EMPTY_TUPLE {
+            self.freeze_all(args);
+        }
+    }
+
+    fn freeze_all(&mut self, args: Node) {
+        let mut todo = vec![args];
+        while let Some(node) = todo.pop() {
+            match node.tag() {
+                Tag::Tuple | Tag::Size => {
+                    let (start, len) = node.as_range();
+                    let elements = self.tables.elements.get(start..start + len).unwrap_or_default();
+                    todo.extend(elements.iter().filter(|node| may_change(**node)));
+                }
+                Tag::List | Tag::Dict | Tag::Set | Tag::FrozenSet if self.frozen.insert(node) => {
+                    todo.extend(self.tables.container(node.as_index()).iter().filter(|node| may_change(**node)));
+                }
+                // What is in an object was frozen or is its own state, which it is given before anyone uses it.
+                Tag::Object if self.frozen.insert(node) => {}
+                _ => {}
+            }
+        }
+    }
+
+    /// Refuses to change what a call has looked at: a reader that calls at once would not see the change.
+    #[inline]
+    fn check_changeable(&self, target: Node) -> Result<()> {
+        if self.frozen.is_empty() || !self.frozen.contains(&target) {
+            return Ok(());
+        }
+        Err(PickleError::Ambiguous { what: "changes a value that a call was given before", at: self.at })
+    }
+
     /// Moves the stack from `from` up into a container.
     #[inline]
     fn extend(&mut self, index: u32, from: usize) -> Result<()> {
@@ -83,6 +119,7 @@ impl Machine<'_> {
 
     pub(super) fn append(&mut self, from: usize) -> Result<()> {
         let target = self.target(from)?;
+        self.check_changeable(target)?;
         match target.tag() {
             Tag::List => self.extend(target.as_index() as u32, from),
             Tag::Object => {
@@ -104,6 +141,7 @@ impl Machine<'_> {
             return Err(PickleError::Type { expected: "keys and values in pairs", at: self.at });
         }
         let target = self.target(from)?;
+        self.check_changeable(target)?;
         match target.tag() {
             Tag::Dict => self.extend(target.as_index() as u32, from),
             Tag::Object => {
@@ -121,6 +159,7 @@ impl Machine<'_> {
 
     pub(super) fn add_items(&mut self, from: usize) -> Result<()> {
         let target = self.target(from)?;
+        self.check_changeable(target)?;
         match target.tag() {
             Tag::Set => self.extend(target.as_index() as u32, from),
             _ => Err(PickleError::Type { expected: "a set to add to", at: self.at }),
@@ -134,6 +173,7 @@ impl Machine<'_> {
         if target.tag() != Tag::Object {
             return Err(PickleError::Type { expected: "an object to give a state to", at: self.at });
         }
+        self.check_changeable(target)?;
         if let Some(object) = self.tables.objects.get_mut(target.as_index())
             && object.class >> CLASS_BITS == Made::New as u32
             && object.extra == 0
@@ -172,4 +212,9 @@ impl Machine<'_> {
         }
         Ok(slot.extra as usize - 1)
     }
+}
+
+/// Whether a value can change after it was made, or has something in it that can.
+fn may_change(node: Node) -> bool {
+    matches!(node.tag(), Tag::Tuple | Tag::List | Tag::Dict | Tag::Set | Tag::FrozenSet | Tag::Object)
 }

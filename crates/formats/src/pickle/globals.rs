@@ -17,22 +17,24 @@ pub enum Unknown {
 pub struct Policy {
     allowed: &'static [&'static [(&'static str, &'static [&'static str])]],
     unknown: Unknown,
+    strict: bool,
 }
 
 impl Policy {
     /// Plain values: built-in types, `OrderedDict`, `torch.Size`, dtypes, devices, paths, numpy scalars.
     pub const fn values() -> Policy {
-        Policy { allowed: &[VALUES], unknown: Unknown::Refuse }
+        Policy { allowed: &[VALUES], unknown: Unknown::Refuse, strict: true }
     }
 
     /// What `torch.save` writes: plain values, tensors, parameters and their storages.
     pub const fn torch() -> Policy {
-        Policy { allowed: &[VALUES, TENSORS], unknown: Unknown::Refuse }
+        Policy { allowed: &[VALUES, TENSORS], unknown: Unknown::Refuse, strict: true }
     }
 
-    /// A checkpoint's `.metadata`: plain values and the classes of `torch.distributed.checkpoint`.
+    /// A checkpoint's `.metadata`: plain values and the classes of `torch.distributed.checkpoint`. Its writers fill the memo
+    /// with texts that they drop again.
     pub const fn metadata() -> Policy {
-        Policy { allowed: &[VALUES, METADATA], unknown: Unknown::Refuse }
+        Policy { allowed: &[VALUES, METADATA], unknown: Unknown::Refuse, strict: false }
     }
 
     /// The same list, with `unknown` deciding about everything else.
@@ -45,6 +47,16 @@ impl Policy {
         let listed = self.allowed.iter().flat_map(|list| list.iter());
         let mut listed = listed.filter(|(m, _)| *m == module).flat_map(|(_, names)| names.iter());
         listed.any(|n| *n == name) || (module == "torch" && is_dtype_name(name))
+    }
+
+    /// Also takes pickles that drop values on the way, as picklers write them for values that contain themselves. For data
+    /// that is only carried along, or that is looked at to say what it would run.
+    pub(crate) const fn lax(self) -> Policy {
+        Policy { strict: false, ..self }
+    }
+
+    pub(super) fn is_strict(&self) -> bool {
+        self.strict
     }
 
     pub(super) fn unknown(&self) -> Unknown {
@@ -64,6 +76,80 @@ pub fn modern_module<'m>(module: &'m str, name: &str) -> &'m str {
         _ => module,
     }
 }
+
+/// Whether a class or function (`module.name`) is known to act when it is called: to run programs or code, to open files or
+/// connections, to reach any attribute. A file that names one is not an honest checkpoint. There are more than any list
+/// has, so that `false` says nothing.
+pub fn acts(path: &str) -> bool {
+    let inside = |module: &str| path.strip_prefix(module).is_some_and(|rest| rest.starts_with('.'));
+    ACTING_MODULES.iter().any(|module| inside(module)) || ACTING.contains(&path)
+}
+
+const ACTING_MODULES: [&str; 36] = [
+    "os",
+    "posix",
+    "nt",
+    "posixpath",
+    "sys",
+    "subprocess",
+    "_posixsubprocess",
+    "commands",
+    "importlib",
+    "runpy",
+    "shutil",
+    "socket",
+    "_socket",
+    "ctypes",
+    "_ctypes",
+    "pty",
+    "code",
+    "codeop",
+    "pdb",
+    "bdb",
+    "webbrowser",
+    "marshal",
+    "pickle",
+    "_pickle",
+    "dill",
+    "cloudpickle",
+    "timeit",
+    "doctest",
+    "http",
+    "urllib",
+    "requests",
+    "ftplib",
+    "pip",
+    "pydoc",
+    "torch.hub",
+    "torch.utils.cpp_extension",
+];
+
+const ACTING: [&str; 24] = [
+    "builtins.eval",
+    "builtins.exec",
+    "builtins.compile",
+    "builtins.execfile",
+    "builtins.apply",
+    "builtins.open",
+    "builtins.__import__",
+    "builtins.getattr",
+    "builtins.setattr",
+    "builtins.delattr",
+    "builtins.globals",
+    "builtins.input",
+    "builtins.breakpoint",
+    "io.open",
+    "_io.open",
+    "io.FileIO",
+    "_io.FileIO",
+    "types.FunctionType",
+    "types.CodeType",
+    "torch.load",
+    "torch.serialization.load",
+    "torch.jit.load",
+    "torch.storage._load_from_bytes",
+    "numpy.load",
+];
 
 /// The names that the decoder itself turns into plain data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,8 +207,10 @@ const VALUES: &List = &[
             "getattr",
             "slice",
             "range",
+            "xrange",
             "int",
             "long",
+            "unicode",
             "float",
             "str",
             "bool",
@@ -135,10 +223,14 @@ const VALUES: &List = &[
     ("_codecs", &["encode"]),
     ("collections", &["OrderedDict", "defaultdict", "Counter"]),
     ("copyreg", &["_reconstructor"]),
+    ("datetime", &["datetime", "date", "time", "timedelta", "timezone"]),
+    ("decimal", &["Decimal"]),
+    ("fractions", &["Fraction"]),
+    ("uuid", &["UUID"]),
     ("pathlib", &["PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path", "PurePath"]),
-    ("numpy", &["dtype"]),
-    ("numpy._core.multiarray", &["scalar"]),
-    ("torch", &["Size", "device"]),
+    ("numpy", &["dtype", "ndarray"]),
+    ("numpy._core.multiarray", &["scalar", "_reconstruct"]),
+    ("torch", &["Size", "device", "contiguous_format", "preserve_format", "channels_last", "channels_last_3d"]),
     ("torch.serialization", &["_get_layout"]),
 ];
 
@@ -164,7 +256,7 @@ const TENSORS: &List = &[
     ),
     ("torch._tensor", &["_rebuild_from_type_v2"]),
     ("torch.nn.parameter", &["Parameter", "Buffer", "UninitializedParameter"]),
-    ("torch.storage", &["UntypedStorage", "TypedStorage", "_load_from_bytes"]),
+    ("torch.storage", &["UntypedStorage", "TypedStorage"]),
     (
         "torch",
         &[

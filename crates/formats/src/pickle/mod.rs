@@ -11,6 +11,7 @@ mod encode;
 mod error;
 mod fill;
 mod globals;
+mod known;
 mod limits;
 mod memo;
 mod node;
@@ -26,11 +27,12 @@ pub use document::{Document, Global, GlobalId, Made, Object, View};
 pub(crate) use encode::BATCH;
 pub use encode::{Encoder, Slot};
 pub use error::PickleError;
-pub use globals::{Policy, Unknown, modern_module};
+pub use globals::{Policy, Unknown, acts, modern_module};
 pub use limits::{
     Limits, MAX_DEPTH, MAX_INPUT_BYTES, MAX_INT_BYTES, MAX_INT_DIGITS, MAX_MEMO, MAX_OBJECTS, MAX_TUPLE_LEN, TREE_BYTES_FLOOR,
     TREE_BYTES_PER_INPUT_BYTE,
 };
 pub use node::Node;
+pub(crate) use read_value::key_token;
 pub use read_value::read_value;
 pub use write_value::write_value;

@@ -82,7 +82,7 @@ const TAGS: [Tag; 24] = [
 impl Node {
     pub(crate) const ABSENT: Node = Node(Tag::Absent as u64);
     pub(super) const NONE: Node = Node(Tag::None as u64);
-    pub(super) const EMPTY_TUPLE: Node = Node(Tag::Tuple as u64);
+    pub(crate) const EMPTY_TUPLE: Node = Node(Tag::Tuple as u64);
 
     pub(super) const fn bool(value: bool) -> Node {
         Node(if value { Tag::True as u64 } else { Tag::False as u64 })

@@ -3,13 +3,14 @@
 use std::collections::HashSet;
 
 use super::decode::decode;
-use super::document::{Document, Object, View};
+use super::document::{Document, Made, Object, View};
 use super::error::PickleError;
 use super::globals::Policy;
+use super::known::named;
 use super::limits::{MAX_DEPTH, TREE_BYTES_FLOOR, TREE_BYTES_PER_INPUT_BYTE};
 use super::node::Node;
 use crate::DType;
-use crate::value::{Int, NumpyScalar, PathClass, PathValue, Value};
+use crate::value::{Instance, Int, NumpyScalar, PathClass, PathValue, PlainClass, Value};
 
 type Result<T> = std::result::Result<T, PickleError>;
 
@@ -37,15 +38,15 @@ enum Step<'d> {
     Inside(&'static str),
 }
 
-struct Reader<'d, 'a> {
-    document: &'d Document<'a>,
+pub(super) struct Reader<'d, 'a> {
+    pub(super) document: &'d Document<'a>,
     budget: usize,
     limit: usize,
     path: Vec<(Node, Step<'d>)>,
 }
 
 impl<'d> Reader<'d, '_> {
-    fn value(&mut self, node: Node) -> Result<Value> {
+    pub(super) fn value(&mut self, node: Node) -> Result<Value> {
         let view = self.document.view(node);
         self.charge(match view {
             View::Str(text) => text.len(),
@@ -74,7 +75,10 @@ impl<'d> Reader<'d, '_> {
             View::Global(id) => {
                 let global = self.document.global(id);
                 let dtype = (global.module() == "torch").then(|| DType::from_name(global.name())).flatten();
-                Value::DType(dtype.ok_or_else(|| self.not_plain(&format!("`{}`", global.path())))?)
+                match dtype {
+                    Some(dtype) => Value::DType(dtype),
+                    None => named(&global).ok_or_else(|| self.not_plain(&format!("`{}`", global.path())))?,
+                }
             }
             View::Object(object) => self.object(node, object)?,
             View::Persistent(_) => return Err(self.not_plain(view.kind())),
@@ -82,7 +86,7 @@ impl<'d> Reader<'d, '_> {
     }
 
     /// Takes one value and `bytes` of text from the budget.
-    fn charge(&mut self, bytes: usize) -> Result<()> {
+    pub(super) fn charge(&mut self, bytes: usize) -> Result<()> {
         let cost = size_of::<Value>() + bytes;
         self.budget = self.budget.checked_sub(cost).ok_or(PickleError::Limit {
             what: "bytes of values once shared parts are written out",
@@ -90,6 +94,14 @@ impl<'d> Reader<'d, '_> {
             at: 0,
         })?;
         Ok(())
+    }
+
+    /// A value inside of another one, where there is no index to name.
+    pub(super) fn inner(&mut self, node: Node, below: Node) -> Result<Value> {
+        self.enter(node, Step::Inside("part"))?;
+        let value = self.value(below)?;
+        self.path.pop();
+        Ok(value)
     }
 
     fn enter(&mut self, node: Node, step: Step<'d>) -> Result<()> {
@@ -131,7 +143,7 @@ impl<'d> Reader<'d, '_> {
         Ok(values)
     }
 
-    fn pairs(&mut self, node: Node, pairs: &'d [[Node; 2]]) -> Result<Vec<(Value, Value)>> {
+    pub(super) fn pairs(&mut self, node: Node, pairs: &'d [[Node; 2]]) -> Result<Vec<(Value, Value)>> {
         let mut values = Vec::with_capacity(pairs.len().min(self.budget / size_of::<(Value, Value)>()));
         let mut seen = HashSet::new();
         for [key, value] in pairs {
@@ -166,9 +178,9 @@ impl<'d> Reader<'d, '_> {
         let class = self.document.global(object.class);
         let unknown = || self.not_plain(&format!("an instance of `{}`", class.path()));
         let args = self.document.as_tuple(object.args).unwrap_or_default();
-        let only_args = object.state.is_none() && object.items.is_empty() && object.pairs.is_empty();
+        let only_args = object.made == Made::Call && object.state.is_none() && object.items.is_empty() && object.pairs.is_empty();
         match (class.module(), class.name()) {
-            ("collections", "OrderedDict") if object.items.is_empty() && object.state.is_none() => {
+            ("collections", "OrderedDict") if object.made == Made::Call && object.items.is_empty() && object.state.is_none() => {
                 self.ordered_dict(node, object, args)
             }
             ("torch", "device") if only_args => self.device(args).ok_or_else(unknown),
@@ -183,24 +195,24 @@ impl<'d> Reader<'d, '_> {
                 Ok(Value::Path(PathValue { class, text }))
             }
             ("numpy._core.multiarray", "scalar") if only_args => self.numpy(args).ok_or_else(unknown),
-            _ => Err(unknown()),
+            _ => match self.known(node, &class, object, args, only_args)? {
+                Some(value) => Ok(value),
+                None => Err(self.not_plain(&format!("an instance of `{}`", class.path()))),
+            },
         }
     }
 
     /// `OrderedDict()` filled afterwards, or, in protocols 0 and 1, `OrderedDict([[k, v], …])`.
     fn ordered_dict(&mut self, node: Node, object: Object<'d>, args: &'d [Node]) -> Result<Value> {
-        let mut values = self.pairs(node, object.pairs)?;
         let listed = match args {
-            [] => None,
-            [one] => match self.document.view(*one) {
-                View::List(listed) => Some(listed),
+            [] => return Ok(Value::OrderedDict(self.pairs(node, object.pairs)?)),
+            [one] if object.pairs.is_empty() => match self.document.view(*one) {
+                View::List(listed) => listed,
                 _ => return Err(self.not_plain("an OrderedDict made of something else than pairs")),
             },
             _ => return Err(self.not_plain("an OrderedDict made of something else than pairs")),
         };
-        let Some(listed) = listed else {
-            return Ok(Value::OrderedDict(values));
-        };
+        let mut values = Vec::with_capacity(listed.len().min(self.budget / size_of::<(Value, Value)>()));
         let mut seen = HashSet::new();
         for pair in listed {
             let [key, value] = (match self.document.view(*pair) {
@@ -230,17 +242,7 @@ impl<'d> Reader<'d, '_> {
 
     fn numpy(&self, args: &[Node]) -> Option<Value> {
         let [dtype, data] = args else { return None };
-        let dtype = self.document.as_object(*dtype)?;
-        if !self.document.global(dtype.class).is("numpy", "dtype") {
-            return None;
-        }
-        let code = self.document.as_str(*self.document.as_tuple(dtype.args)?.first()?)?;
-        let state = self.document.as_tuple(dtype.state?)?;
-        let little_endian = match self.document.as_str(*state.get(1)?)? {
-            "<" | "|" => true,
-            ">" => false,
-            _ => return None,
-        };
+        let (code, little_endian) = self.numpy_type(*dtype)?;
         let View::Bytes(data) = self.document.view(*data) else {
             return None;
         };
@@ -250,7 +252,7 @@ impl<'d> Reader<'d, '_> {
         Some(Value::Numpy(NumpyScalar { code: code.to_owned(), little_endian, data: data.to_vec() }))
     }
 
-    fn not_plain(&self, what: &str) -> PickleError {
+    pub(super) fn not_plain(&self, what: &str) -> PickleError {
         PickleError::NotPlain { what: what.to_owned(), path: self.path_text() }
     }
 
@@ -268,7 +270,7 @@ impl<'d> Reader<'d, '_> {
 }
 
 /// Bytes that are equal when Python would call the keys equal; false for what can't be a key.
-fn key_token(key: &Value, token: &mut Vec<u8>) -> bool {
+pub(crate) fn key_token(key: &Value, token: &mut Vec<u8>) -> bool {
     let mut tagged = |tag: u8, bytes: &[u8]| {
         token.push(tag);
         token.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
@@ -285,6 +287,7 @@ fn key_token(key: &Value, token: &mut Vec<u8>) -> bool {
         // A float equals the integer of the same value (past 2^63 only as far as anyone would go).
         Value::Float(value) if value.fract() == 0.0 && value.abs() < 9e18 => tagged(b'i', (*value as i64).to_string().as_bytes()),
         Value::Float(value) => tagged(b'f', &value.to_bits().to_le_bytes()),
+        Value::Complex(re, im) if *im == 0.0 => key_token(&Value::Float(*re), token),
         Value::Complex(re, im) => tagged(b'c', &[re.to_le_bytes(), im.to_le_bytes()].concat()),
         Value::Str(text) => tagged(b's', text.as_bytes()),
         Value::Bytes(bytes) => tagged(b'b', bytes),
@@ -292,6 +295,12 @@ fn key_token(key: &Value, token: &mut Vec<u8>) -> bool {
         Value::Device(text) => tagged(b'D', text.as_bytes()),
         Value::Path(path) => tagged(b'p', format!("{:?}{}", path.class, path.text).as_bytes()),
         Value::Numpy(scalar) => key_token(&scalar.to_plain(), token),
+        // Those that equal nothing but their own kind, however they are written.
+        Value::Instance(Instance { class: class @ (PlainClass::Date | PlainClass::TimeDelta | PlainClass::Uuid), args }) => {
+            tagged(b'o', format!("{class:?}").as_bytes());
+            args.iter().all(|part| key_token(part, token))
+        }
+        Value::Array(_) | Value::Instance(_) => false,
         // A torch.Size is a tuple, and equal to one.
         Value::Size(dims) => {
             let dims: Vec<Value> = dims.iter().map(|d| Value::from(*d)).collect();

@@ -53,6 +53,10 @@ impl Machine<'_> {
                 let mark = self.pop_mark()?;
                 self.add_items(mark)?;
             }
+            op::POP | op::POP_MARK if self.policy.is_strict() => {
+                // Picklers write these for values that contain themselves, which plain data never does.
+                return Err(PickleError::Ambiguous { what: "drops a value that was made", at: self.at });
+            }
             op::POP => {
                 // On an empty stretch this takes the mark itself, as CPython does.
                 if self.stack.len() > self.fence {

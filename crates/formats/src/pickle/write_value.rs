@@ -4,7 +4,7 @@ use super::encode::{BATCH, Encoder};
 use super::error::PickleError;
 use super::limits::MAX_DEPTH;
 use super::opcode as op;
-use crate::value::{Int, NumpyScalar, Value};
+use crate::value::{Instance, Int, NumpyArray, NumpyScalar, PlainClass, Value, type_string};
 
 /// Pickles a value with a protocol from 2 to 5; Python's `pickle.loads` gives the equal object.
 pub fn write_value(value: &Value, protocol: u8) -> Result<Vec<u8>, PickleError> {
@@ -91,6 +91,8 @@ impl Encoder {
                 self.reduce();
             }
             Value::Numpy(scalar) => self.numpy(scalar),
+            Value::Array(array) => self.array(array),
+            Value::Instance(instance) => self.instance(instance, depth)?,
         }
         Ok(())
     }
@@ -161,28 +163,105 @@ impl Encoder {
     fn numpy(&mut self, scalar: &NumpyScalar) {
         // The module's name of numpy 1, which numpy 2 keeps for pickles.
         self.global("numpy.core.multiarray", "scalar");
+        self.numpy_type(&scalar.code, scalar.little_endian);
+        self.bytes(&scalar.data);
+        self.tuple(2);
+        self.reduce();
+    }
+
+    fn array(&mut self, array: &NumpyArray) {
+        self.global("numpy.core.multiarray", "_reconstruct");
+        self.global("numpy", "ndarray");
+        self.int(0);
+        self.tuple(1);
+        self.bytes(b"b");
+        self.tuple(3);
+        self.reduce();
+        self.mark();
+        self.int(1);
+        if Encoder::tuple_needs_mark(array.shape.len()) {
+            self.mark();
+        }
+        array.shape.iter().for_each(|dim| self.uint(*dim));
+        self.tuple(array.shape.len());
+        self.numpy_type(&array.code, array.little_endian);
+        self.bool(false);
+        self.bytes(&array.data);
+        self.tuple(5);
+        self.build();
+    }
+
+    fn numpy_type(&mut self, code: &str, little_endian: bool) {
         self.global("numpy", "dtype");
-        self.str(&scalar.code);
+        self.str(code);
         self.bool(false);
         self.bool(true);
         self.tuple(3);
         self.reduce();
-        let order = match (scalar.data.len(), scalar.little_endian) {
-            (1, _) => "|",
-            (_, true) => "<",
-            (_, false) => ">",
+        // Texts of a fixed length say how long, and in which steps their memory is aligned.
+        let (size, alignment) = match (NumpyScalar::size_of(code), NumpyArray::item_size(code)) {
+            (None, Some(size)) => (size as i64, if code.starts_with('U') { 4 } else { 1 }),
+            _ => (-1, -1),
         };
+        let order = type_string(code, little_endian);
         self.mark();
         self.int(3);
-        self.str(order);
+        self.str(&order[..1]);
         (0..3).for_each(|_| self.none());
-        self.int(-1);
-        self.int(-1);
+        self.int(size);
+        self.int(alignment);
         self.int(0);
         self.tuple(8);
         self.build();
-        self.bytes(&scalar.data);
-        self.tuple(2);
-        self.reduce();
+    }
+
+    fn instance(&mut self, instance: &Instance, depth: usize) -> Result<(), PickleError> {
+        let (module, name) = match instance.class {
+            PlainClass::DateTime => ("datetime", "datetime"),
+            PlainClass::Date => ("datetime", "date"),
+            PlainClass::Time => ("datetime", "time"),
+            PlainClass::TimeDelta => ("datetime", "timedelta"),
+            PlainClass::TimeZone => ("datetime", "timezone"),
+            PlainClass::Fraction => ("fractions", "Fraction"),
+            PlainClass::Decimal => ("decimal", "Decimal"),
+            PlainClass::Uuid => ("uuid", "UUID"),
+            PlainClass::Range => ("builtins", "range"),
+            PlainClass::Slice => ("builtins", "slice"),
+            PlainClass::Counter => ("collections", "Counter"),
+            PlainClass::DefaultDict => ("collections", "defaultdict"),
+            PlainClass::Layout => ("torch.serialization", "_get_layout"),
+            PlainClass::MemoryFormat => ("torch", ""),
+            PlainClass::Class => ("builtins", ""),
+            PlainClass::NumpyDType => ("numpy", ""),
+        };
+        match (instance.class, instance.args.as_slice()) {
+            (PlainClass::MemoryFormat | PlainClass::Class, [Value::Str(name)]) => self.global(module, name),
+            (PlainClass::NumpyDType, [Value::Str(text)]) => {
+                self.numpy_type(text.get(1..).unwrap_or_default(), !text.starts_with('>'))
+            }
+            (PlainClass::Uuid, [number]) => {
+                self.global(module, name);
+                self.tuple(0);
+                self.raw(&[op::NEWOBJ]);
+                self.empty_dict();
+                self.str("int");
+                self.value_at(number, depth + 1)?;
+                self.raw(&[op::SETITEM]);
+                self.build();
+            }
+            (PlainClass::DefaultDict, [factory, Value::Dict(pairs)]) => {
+                self.global(module, name);
+                self.value_at(factory, depth + 1)?;
+                self.tuple(1);
+                self.reduce();
+                self.pairs(pairs, depth)?;
+            }
+            (_, args) => {
+                self.global(module, name);
+                self.tuple_of(args, depth)?;
+                self.reduce();
+            }
+        }
+        Ok(())
     }
 }

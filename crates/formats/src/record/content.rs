@@ -10,7 +10,9 @@ use super::archive::TorchArchive;
 use super::error::RecordError;
 use super::tensor::{Rebuilder, StoredTensor, TensorKind};
 use crate::Value;
-use crate::pickle::{Document, GlobalId, MAX_DEPTH, Node, Policy, TREE_BYTES_FLOOR, Unknown, View, decode};
+use crate::pickle::{
+    Document, GlobalId, MAX_DEPTH, Node, PickleError, Policy, TREE_BYTES_FLOOR, Unknown, View, decode, key_token,
+};
 use crate::torch_file::Tree;
 
 /// Bytes of tree that are made for each byte of pickle at most, past the floor: a node of a tree is larger than
@@ -39,27 +41,62 @@ impl TorchArchive<'_> {
     /// What the archive holds. Classes that aren't known to be data are never run nor opened: an object
     /// of one is [`Content::Opaque`], or [`Tree::Opaque`] beside tensors.
     pub fn content(&self) -> Result<Content, RecordError> {
-        self.decoded(Policy::torch().with_unknown(Unknown::Carry))
+        Ok(self.content_and_classes()?.0)
+    }
+
+    /// What the archive holds, and every class that its pickle names and that isn't known to be data, wherever it names
+    /// it. With such a class anywhere in it, one tensor or one value is [`Content::Opaque`] as a whole: unpickling would
+    /// import the class, even if nothing of it were left in the result.
+    pub fn content_and_classes(&self) -> Result<(Content, Vec<String>), RecordError> {
+        let bytes = self.pickle()?;
+        let policy = Policy::torch().with_unknown(Unknown::Carry);
+        let (content, classes) = match decode(&bytes, policy) {
+            Ok(document) => (self.built(&document, bytes.len())?, unknown_classes(&document)),
+            // An object that contains itself, which is for its own library to read; or something that plain data never is.
+            Err(error @ PickleError::Ambiguous { .. }) => match decode(&bytes, policy.lax()).map(|d| unknown_classes(&d)) {
+                Ok(classes) if !classes.is_empty() => (Content::Opaque { class: classes[0].clone() }, classes),
+                _ => return Err(RecordError::Pickle(error)),
+            },
+            Err(error) => return Err(RecordError::Pickle(error)),
+        };
+        Ok(match (content, classes) {
+            (Content::Tensor(_) | Content::Value(_), classes) if !classes.is_empty() => {
+                (Content::Opaque { class: classes[0].clone() }, classes)
+            }
+            both => both,
+        })
     }
 
     /// What the archive holds; an error that names the class and its position if it names one that isn't
     /// known to be data.
     pub fn plain_content(&self) -> Result<Content, RecordError> {
-        self.decoded(Policy::torch())
+        let bytes = self.pickle()?;
+        let document = decode(&bytes, Policy::torch()).map_err(RecordError::Pickle)?;
+        let content = self.built(&document, bytes.len())?;
+        let opaque = match &content {
+            Content::Opaque { class } => Some((self.root().to_owned(), class.clone())),
+            Content::Tree(tree) => tree.leaves().into_iter().find_map(|(path, leaf)| match leaf {
+                Tree::Opaque { class } => Some((key_text(&path), class.clone())),
+                _ => None,
+            }),
+            _ => None,
+        };
+        match opaque {
+            Some((key, what)) => Err(RecordError::Unsupported { key, what }),
+            None => Ok(content),
+        }
     }
 
-    fn decoded(&self, policy: Policy) -> Result<Content, RecordError> {
-        let bytes = self.pickle()?;
-        let document = decode(&bytes, policy).map_err(RecordError::Pickle)?;
-        let mut builder = Builder {
-            document: &document,
-            rebuilder: Rebuilder::new(self, &document),
-            measures: HashMap::new(),
-            path: Vec::new(),
-        };
+    fn built(&self, document: &Document<'_>, length: usize) -> Result<Content, RecordError> {
+        let mut builder =
+            Builder { document, rebuilder: Rebuilder::new(self, document), measures: HashMap::new(), path: Vec::new() };
         let root = document.root();
-        let measure = builder.measure(root, 0)?;
-        let limit = (bytes.len() as u64).saturating_mul(TREE_BYTES_PER_PICKLE_BYTE).saturating_add(TREE_BYTES_FLOOR as u64);
+        let measure = match builder.measure(root, 0) {
+            // Nothing is wrong with it, but it is no tree.
+            Err(RecordError::Unsupported { what, .. }) => return Ok(Content::Opaque { class: what }),
+            measured => measured?,
+        };
+        let limit = (length as u64).saturating_mul(TREE_BYTES_PER_PICKLE_BYTE).saturating_add(TREE_BYTES_FLOOR as u64);
         if measure.cost() > limit {
             return Err(RecordError::malformed("its pickle describes more values than are accepted", 0));
         }
@@ -128,7 +165,7 @@ enum Segment<'r> {
 impl<'r> Builder<'r, '_> {
     fn measure(&mut self, node: Node, depth: usize) -> Result<Measure, RecordError> {
         if depth > MAX_DEPTH {
-            return Err(RecordError::malformed(format!("its pickle is nested more than {MAX_DEPTH} deep"), 0));
+            return Err(self.no_tree(format!("a value that is nested more than {MAX_DEPTH} deep")));
         }
         let document = self.document;
         let text = |len: usize| Measure { bytes: len as u64, ..Measure::ONE };
@@ -151,7 +188,7 @@ impl<'r> Builder<'r, '_> {
         match self.measures.get(&node) {
             Some(Some(measure)) => return Ok(*measure),
             Some(None) => {
-                return Err(RecordError::malformed("its pickle contains itself", 0));
+                return Err(self.no_tree("a value that contains itself".to_owned()));
             }
             None => {}
         }
@@ -182,6 +219,10 @@ impl<'r> Builder<'r, '_> {
         Ok(measure)
     }
 
+    fn no_tree(&self, what: String) -> RecordError {
+        RecordError::Unsupported { key: path_text(&self.path), what }
+    }
+
     fn is_tensor(&self, class: GlobalId) -> bool {
         TensorKind::of(&self.document.global(class)).is_some()
     }
@@ -191,28 +232,37 @@ impl<'r> Builder<'r, '_> {
         let document = self.document;
         let measure = self.measure(node, 0)?;
         if measure.below == Below::Plain {
-            return Ok(Tree::Value(self.value(node)?));
+            return match self.value(node) {
+                Ok(value) => Ok(Tree::Value(value)),
+                Err(RecordError::Pickle(PickleError::NotPlain { what, .. })) => Ok(Tree::Opaque { class: class_in(&what) }),
+                Err(error) => Err(error),
+            };
         }
         match document.view(node) {
             View::Object(object) if self.is_tensor(object.class) => {
                 let path = &self.path;
-                let tensor = self.rebuilder.tensor(node, &|| path_text(path))?;
-                Ok(Tree::Tensor(tensor))
+                match self.rebuilder.tensor(node, &|| path_text(path)) {
+                    Ok(tensor) => Ok(Tree::Tensor(tensor)),
+                    // One odd tensor does not hide the others.
+                    Err(RecordError::Unsupported { what, .. }) => Ok(Tree::Opaque { class: what }),
+                    Err(error) => Err(error),
+                }
             }
             View::Dict(pairs) => Ok(Tree::Dict(self.pairs(pairs)?)),
             View::Object(object) if document.global(object.class).is_known() => {
                 let class = document.global(object.class);
-                match document.as_dict(node) {
-                    Some(pairs) if class.name() == "OrderedDict" => Ok(Tree::OrderedDict(self.pairs(pairs)?)),
-                    Some(pairs) => Ok(Tree::Dict(self.pairs(pairs)?)),
-                    None => Ok(Tree::Opaque { class: class.path() }),
+                // Made empty and filled afterwards; what a state dict has besides, as attributes, is dropped if it is plain.
+                let attributes = object.state.is_none_or(|state| self.value(state).is_ok());
+                let filled = attributes && object.items.is_empty() && document.as_dict(node).is_some();
+                match (class.name(), document.as_tuple(object.args)) {
+                    ("OrderedDict", Some([])) if filled => Ok(Tree::OrderedDict(self.pairs(object.pairs)?)),
+                    ("defaultdict", Some([] | [_])) if filled => Ok(Tree::Dict(self.pairs(object.pairs)?)),
+                    _ => Ok(Tree::Opaque { class: class.path() }),
                 }
             }
             View::List(items) => Ok(Tree::List(self.items(items)?)),
             View::Tuple(items) => Ok(Tree::Tuple(self.items(items)?)),
-            View::Persistent(_) => {
-                Err(RecordError::Unsupported { key: path_text(&self.path), what: "a storage without a tensor".to_owned() })
-            }
+            View::Persistent(_) => Ok(Tree::Opaque { class: "a storage without a tensor".to_owned() }),
             other => Ok(Tree::Opaque { class: self.first_opaque(node).unwrap_or_else(|| other.kind().to_owned()) }),
         }
     }
@@ -234,7 +284,8 @@ impl<'r> Builder<'r, '_> {
         for &[key, below] in pairs {
             self.path.push(Segment::Key(document, key));
             let value = self.value(key)?;
-            if !seen.insert(value.python_repr()) {
+            let mut token = Vec::new();
+            if !key_token(&value, &mut token) || !seen.insert(token) {
                 return Err(RecordError::BadTensor { key: path_text(&self.path), reason: "this key occurs twice".to_owned() });
             }
             trees.push((value, self.tree(below)?));
@@ -279,6 +330,24 @@ impl<'r> Builder<'r, '_> {
         }
         None
     }
+}
+
+/// The classes that a pickle names and that aren't known to be data, each once.
+fn unknown_classes(document: &Document<'_>) -> Vec<String> {
+    document.globals().filter(|(_, global)| !global.is_known()).map(|(_, global)| global.path()).collect()
+}
+
+fn key_text(path: &[Value]) -> String {
+    let segments = path.iter().map(|segment| match segment {
+        Value::Str(key) => key.clone(),
+        other => other.python_repr(),
+    });
+    segments.collect::<Vec<_>>().join(".")
+}
+
+/// The class that a message names, or the message.
+fn class_in(what: &str) -> String {
+    what.split('`').nth(1).unwrap_or(what).to_owned()
 }
 
 fn path_text(path: &[Segment<'_>]) -> String {

@@ -10,8 +10,8 @@ use reshard_layout::{ByteLayout, Dims};
 
 use super::archive::TorchArchive;
 use super::error::RecordError;
-use crate::DType;
-use crate::pickle::{Document, Global, Node, View};
+use crate::pickle::{Document, Global, Made, Node, View};
+use crate::{DType, ElementForm};
 
 /// Rebuild calls inside each other, such as a parameter around a tensor: more than torch ever nests.
 const MAX_NESTING: usize = 8;
@@ -30,8 +30,8 @@ pub struct StoredTensor {
     pub layout: ByteLayout,
     /// The storage, which tensors may share and which may hold more than this tensor.
     pub storage: StorageEntry,
-    /// Whether elements have their most significant byte first; see [`swap_bytes`](crate::swap_bytes).
-    pub big_endian: bool,
+    /// How the stored bytes of an element relate to its value.
+    pub form: ElementForm,
     /// Torch's `requires_grad`.
     pub requires_grad: bool,
     /// Whether this was a `torch.nn.Parameter`.
@@ -81,7 +81,6 @@ impl TensorKind {
             ("torch._utils", "_rebuild_nested_tensor") => TensorKind::Unsupported("a nested tensor"),
             ("torch._utils", "_rebuild_wrapper_subclass") => TensorKind::Unsupported("a tensor subclass without storage"),
             ("torch._utils", "_rebuild_device_tensor_from_numpy") => TensorKind::Unsupported("a tensor pickled as a numpy array"),
-            ("torch.storage", "_load_from_bytes") => TensorKind::Unsupported("a storage pickled as bytes"),
             _ => return None,
         };
         Some(kind)
@@ -100,7 +99,7 @@ struct Storage {
 pub(crate) struct Rebuilder<'r, 'a> {
     archive: &'r TorchArchive<'a>,
     document: &'r Document<'r>,
-    storages: HashMap<&'r str, StorageEntry>,
+    storages: HashMap<&'r str, Storage>,
 }
 
 impl<'r, 'a> Rebuilder<'r, 'a> {
@@ -111,9 +110,7 @@ impl<'r, 'a> Rebuilder<'r, 'a> {
     /// The tensor that `node`, whose class [`TensorKind::of`] knows, stands for; `key` names it in errors.
     pub(crate) fn tensor(&mut self, node: Node, key: &dyn Fn() -> String) -> Result<StoredTensor, RecordError> {
         let fail = Fail { key };
-        let object = self.document.as_object(node).ok_or_else(|| fail.bad("not a tensor"))?;
-        let function = self.document.global(object.class);
-        self.call(&function, object.args, &fail, 0)
+        self.nested(node, &fail, 0)
     }
 
     fn call(&mut self, function: &Global<'_>, args: Node, fail: &Fail<'_>, depth: usize) -> Result<StoredTensor, RecordError> {
@@ -125,35 +122,40 @@ impl<'r, 'a> Rebuilder<'r, 'a> {
         let short = || fail.bad("a tensor with too few arguments");
         let kind = TensorKind::of(function).ok_or_else(|| fail.unsupported(format!("an object of {}", function.path())))?;
         match (kind, args) {
-            (TensorKind::Plain, [storage, offset, size, stride, requires_grad, _hooks, rest @ ..]) => {
-                self.check_bits(rest.first(), fail)?;
+            (TensorKind::Plain, [storage, offset, size, stride, requires_grad, hooks, rest @ ..]) => {
+                self.no_hooks(*hooks, fail)?;
                 let mut tensor = self.place([*storage, *offset, *size, *stride], None, fail)?;
                 tensor.requires_grad = self.flag(*requires_grad, fail)?;
+                self.bits(rest, &mut tensor, fail)?;
                 Ok(tensor)
             }
-            (TensorKind::WithDType, [storage, offset, size, stride, requires_grad, _hooks, dtype, rest @ ..]) => {
-                self.check_bits(rest.first(), fail)?;
+            (TensorKind::WithDType, [storage, offset, size, stride, requires_grad, hooks, dtype, rest @ ..]) => {
+                self.no_hooks(*hooks, fail)?;
                 let dtype = self.dtype(*dtype, fail)?;
                 let mut tensor = self.place([*storage, *offset, *size, *stride], Some(dtype), fail)?;
                 tensor.requires_grad = self.flag(*requires_grad, fail)?;
+                self.bits(rest, &mut tensor, fail)?;
                 Ok(tensor)
             }
             (TensorKind::Legacy, [storage, offset, size, stride]) => self.place([*storage, *offset, *size, *stride], None, fail),
-            (TensorKind::Parameter, [data, requires_grad, ..]) => {
-                let mut tensor = self.nested(*data, fail, depth)?;
+            (TensorKind::Parameter, [data, requires_grad, hooks, state @ ..]) if state.len() <= 1 => {
+                self.no_hooks(*hooks, fail)?;
+                self.plain_state(state, fail)?;
+                let mut tensor = self.nested(*data, fail, depth + 1)?;
                 tensor.requires_grad = self.flag(*requires_grad, fail)?;
                 tensor.parameter = true;
                 Ok(tensor)
             }
-            (TensorKind::OnDevice, [data, dtype, _device, requires_grad]) => {
-                let mut tensor = self.nested(*data, fail, depth)?;
+            (TensorKind::OnDevice, [data, dtype, device, requires_grad]) => {
+                self.plain_state(&[*device], fail)?;
+                let mut tensor = self.nested(*data, fail, depth + 1)?;
                 if tensor.dtype != self.dtype(*dtype, fail)? {
                     return Err(fail.bad("two element types for one tensor"));
                 }
                 tensor.requires_grad = self.flag(*requires_grad, fail)?;
                 Ok(tensor)
             }
-            (TensorKind::Subclass, [function, class, args, ..]) => {
+            (TensorKind::Subclass, [function, class, args, state]) => {
                 let missing = || fail.bad("a tensor subclass without class");
                 let class = document.as_global(*class).ok_or_else(missing)?;
                 let plain = class.is("torch", "Tensor")
@@ -162,6 +164,7 @@ impl<'r, 'a> Rebuilder<'r, 'a> {
                 if !plain {
                     return Err(fail.unsupported(format!("a tensor of class {}", class.path())));
                 }
+                self.plain_state(&[*state], fail)?;
                 let function = document.as_global(*function).ok_or_else(missing)?;
                 let mut tensor = self.call(&function, *args, fail, depth + 1)?;
                 tensor.parameter |= class.name() == "Parameter";
@@ -172,11 +175,37 @@ impl<'r, 'a> Rebuilder<'r, 'a> {
         }
     }
 
+    /// Torch writes an empty dict for a tensor's hooks; what else were there would be made and dropped.
+    fn no_hooks(&self, hooks: Node, fail: &Fail<'_>) -> Result<(), RecordError> {
+        let empty = match self.document.view(hooks) {
+            View::None | View::Dict([]) => true,
+            View::Object(object) => {
+                let made_empty = object.args == Node::EMPTY_TUPLE && object.items.is_empty() && object.state.is_none();
+                made_empty && object.pairs.is_empty() && self.document.global(object.class).is("collections", "OrderedDict")
+            }
+            _ => false,
+        };
+        if empty { Ok(()) } else { Err(fail.bad("hooks, which torch never stores")) }
+    }
+
+    /// Attributes of a tensor are dropped; they must be plain, so that nothing else is dropped with them.
+    fn plain_state(&self, state: &[Node], fail: &Fail<'_>) -> Result<(), RecordError> {
+        match state.iter().try_for_each(|state| self.document.to_value(*state).map(drop)) {
+            Ok(()) => Ok(()),
+            Err(_) => Err(fail.unsupported("a tensor with attributes")),
+        }
+    }
+
     fn nested(&mut self, node: Node, fail: &Fail<'_>, depth: usize) -> Result<StoredTensor, RecordError> {
         let document = self.document;
-        let object = document.as_object(node).ok_or_else(|| fail.bad("a parameter without tensor"))?;
+        let object = document.as_object(node).ok_or_else(|| fail.bad("not a tensor"))?;
+        let only_called =
+            object.made == Made::Call && object.state.is_none() && object.items.is_empty() && object.pairs.is_empty();
+        if !only_called {
+            return Err(fail.bad("a tensor that is changed after it was made"));
+        }
         let function = document.global(object.class);
-        self.call(&function, object.args, fail, depth + 1)
+        self.call(&function, object.args, fail, depth)
     }
 
     /// Proves that storage, offset, size and strides fit together.
@@ -227,7 +256,7 @@ impl<'r, 'a> Rebuilder<'r, 'a> {
             shape,
             layout,
             storage: entry,
-            big_endian: self.archive.big_endian(),
+            form: ElementForm { big_endian: self.archive.big_endian(), ..ElementForm::default() },
             requires_grad: false,
             parameter: false,
         })
@@ -239,13 +268,16 @@ impl<'r, 'a> Rebuilder<'r, 'a> {
         let View::Persistent(id) = document.view(node) else {
             return Err(fail.bad("a tensor without storage"));
         };
-        let Some([kind, class, key, _location, length, ..]) = document.as_tuple(id) else {
+        let Some([kind, class, key, location, length]) = document.as_tuple(id) else {
             return Err(fail.bad("a storage reference of unknown form"));
         };
         let class = document.as_global(*class);
         let (Some("storage"), Some(class), Some(key)) = (document.as_str(*kind), class, document.as_str(*key)) else {
             return Err(fail.bad("a storage reference of unknown form"));
         };
+        if document.as_str(*location).is_none() {
+            return Err(fail.bad("a storage reference of unknown form"));
+        }
         let dtype = match (class.module(), class.name()) {
             ("torch" | "torch.storage", "UntypedStorage") => None,
             ("torch" | "torch.cuda", name) => match DType::from_storage_class(name) {
@@ -262,17 +294,22 @@ impl<'r, 'a> Rebuilder<'r, 'a> {
             .checked_mul(dtype.map_or(1, DType::size))
             .ok_or_else(|| fail.bad("a storage length that overflows"))?;
         let entry = match self.storages.get(key) {
-            Some(entry) => *entry,
-            None => {
-                let entry = self.find(key, length)?;
-                self.storages.insert(key, entry);
-                entry
+            // Torch reads a storage once, as what it is when it is first named.
+            Some(known) if known.dtype != dtype || known.entry.length != length => {
+                return Err(fail.bad(format!("storage {key:?} is named twice, as two different things")));
             }
+            Some(known) => return Ok(*known),
+            None => self.find(key, length)?,
         };
         if length > entry.length {
             return Err(fail.bad(format!("storage {key:?} should have {length} bytes, but its entry has {}", entry.length)));
         }
-        Ok(Storage { entry: StorageEntry { ..entry }, dtype })
+        if length < entry.length && entry.crc32.is_some() {
+            return Err(fail.bad(format!("storage {key:?} should have {length} bytes, but its entry has {}", entry.length)));
+        }
+        let storage = Storage { entry: StorageEntry { length, ..entry }, dtype };
+        self.storages.insert(key, storage);
+        Ok(storage)
     }
 
     fn find(&self, key: &str, length: u64) -> Result<StorageEntry, RecordError> {
@@ -285,18 +322,26 @@ impl<'r, 'a> Rebuilder<'r, 'a> {
         }
     }
 
-    /// Refuses tensors whose elements differ from what is stored: conjugated or negated views.
-    fn check_bits(&self, bits: Option<&Node>, fail: &Fail<'_>) -> Result<(), RecordError> {
+    /// The last argument of a tensor: whether its elements are the conjugate or the negative of what is stored.
+    fn bits(&self, rest: &[Node], tensor: &mut StoredTensor, fail: &Fail<'_>) -> Result<(), RecordError> {
         let document = self.document;
-        let Some(&bits) = bits else { return Ok(()) };
+        let bits = match rest {
+            [] => return Ok(()),
+            [bits] => *bits,
+            _ => return Err(fail.bad("a tensor with too many arguments")),
+        };
         if matches!(document.view(bits), View::None) {
             return Ok(());
         }
-        let pairs = document.as_dict(bits).ok_or_else(|| fail.bad("an argument that is not known"))?;
+        let View::Dict(pairs) = document.view(bits) else {
+            return Err(fail.bad("an argument that is not known"));
+        };
         for [name, value] in pairs {
-            if !matches!(document.view(*value), View::Bool(false)) {
-                let name = document.as_str(*name).unwrap_or("unknown");
-                return Err(fail.unsupported(format!("a tensor view with its {name} bit set")));
+            let set = self.flag(*value, fail)?;
+            match document.as_str(*name) {
+                Some("conj") => tensor.form.conjugate = set,
+                Some("neg") => tensor.form.negative = set,
+                name => return Err(fail.unsupported(format!("a tensor view with its {} bit set", name.unwrap_or("unknown")))),
             }
         }
         Ok(())

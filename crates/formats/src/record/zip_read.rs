@@ -16,8 +16,6 @@ pub const MAX_DIRECTORY_LEN: u64 = 256 << 20;
 /// that opening one takes two reads, or one if it is small.
 const FIRST_READ: u64 = 4096;
 const HEAD_READ: u64 = 1024;
-/// The end record and the longest comment that can follow it.
-const MAX_END_LEN: u64 = 22 + u16::MAX as u64;
 const LOCAL_HEADER: u64 = 30;
 
 /// One entry of an archive.
@@ -108,7 +106,8 @@ impl<'a> Directory<'a> {
     /// Tells old torch files, which people do have, from garbage.
     fn check_magic(&self, offset: u64, length: u64) -> Result<(), RecordError> {
         let first = self.read(offset, length.min(512))?;
-        if first.starts_with(b"PK") {
+        // Torch tells formats apart by these four bytes, and reads as something else what does not have them.
+        if first.starts_with(b"PK\x03\x04") {
             return Ok(());
         }
         if first.is_empty() {
@@ -166,20 +165,12 @@ impl<'a> Directory<'a> {
     }
 
     fn find_end_record(&self, offset: u64, end: u64) -> Result<u64, RecordError> {
-        let missing = || RecordError::malformed("no end record, so the archive is cut short or not a zip", end);
+        // Torch writes no comment behind it; with one, readers that search differ in which end record they find.
+        let missing = || RecordError::malformed("no end record at its end, so the archive is cut short or not a zip", end);
         let at = end.checked_sub(22).filter(|&at| at >= offset);
         let at = at.ok_or_else(missing)?;
         if self.array::<4>(at)? == *b"PK\x05\x06" && self.array::<2>(at + 20)? == [0, 0] {
             return Ok(at);
-        }
-        let search_len = (end - offset).min(MAX_END_LEN);
-        let start = end - search_len;
-        let bytes = self.read(start, search_len)?;
-        for position in (0..=bytes.len().saturating_sub(22)).rev() {
-            let candidate = &bytes[position..];
-            if candidate.starts_with(b"PK\x05\x06") && usize::from(le16(candidate, 20)) == candidate.len() - 22 {
-                return Ok(start + position as u64);
-            }
         }
         Err(missing())
     }
@@ -340,12 +331,7 @@ fn check_stored(name: &str, flags: u16, method: u16) -> Result<(), RecordError> 
 /// Checks that entries have distinct names, lie before the directory and don't overlap, and notes for each
 /// where it must end.
 fn prove_apart(entries: &mut [ArchiveEntry], directory: u64) -> Result<(), RecordError> {
-    let mut names = HashSet::with_capacity(entries.len());
-    for entry in entries.iter() {
-        if !names.insert(entry.name.as_str()) {
-            return Err(RecordError::malformed(format!("entry {:?} occurs twice", entry.name), entry.header));
-        }
-    }
+    check_names(entries)?;
     let mut order: Vec<usize> = (0..entries.len()).collect();
     order.sort_by_key(|&index| entries[index].header);
     let mut next: Option<usize> = None;
@@ -369,6 +355,36 @@ fn prove_apart(entries: &mut [ArchiveEntry], directory: u64) -> Result<(), Recor
     }
     Ok(())
 }
+
+/// Checks that no reader could find another entry than this one does. Torch looks for entries without regard to case.
+fn check_names(entries: &[ArchiveEntry]) -> Result<(), RecordError> {
+    let mut names = HashSet::with_capacity(entries.len());
+    let root = entries.first().and_then(|entry| entry.name.split_once('/')).map(|(root, _)| root);
+    for entry in entries {
+        let bad = |what: &str| Err(RecordError::malformed(format!("entry {:?} {what}", entry.name), entry.header));
+        if !names.insert(entry.name.to_ascii_lowercase()) {
+            return bad("occurs twice");
+        }
+        if entry.name.bytes().any(|byte| byte.is_ascii_control() || byte == b'\\') {
+            return bad("has a name that no torch writes");
+        }
+        let Some((folder, name)) = entry.name.split_once('/') else {
+            return bad("is not in the archive's folder");
+        };
+        if Some(folder) != root {
+            return bad("is not in the archive's folder");
+        }
+        let lower = name.to_ascii_lowercase();
+        let looked_for = NAMES.contains(&lower.as_str()) || lower.starts_with("data/");
+        if looked_for && name.chars().any(|c| c.is_ascii_uppercase()) && !name.starts_with("data/") {
+            return bad("is spelled otherwise than torch spells it");
+        }
+    }
+    Ok(())
+}
+
+/// The entries that torch looks for by name, besides the storages in `data/`.
+const NAMES: [&str; 6] = ["data.pkl", "constants.pkl", "byteorder", "version", ".format_version", ".storage_alignment"];
 
 fn le16(bytes: &[u8], at: usize) -> u16 {
     bytes.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |value| u16::from_le_bytes(*value))

@@ -30,6 +30,11 @@ impl Value {
                 Json::Object(pairs.collect::<Map<_, _>>())
             }
             Value::Numpy(scalar) => scalar.to_plain().to_json(),
+            // All of it: what is equal as JSON is to be equal.
+            Value::Array(array) => {
+                let hex: String = array.data.iter().map(|byte| format!("{byte:02x}")).collect();
+                serde_json::json!({"dtype": array.type_string(), "shape": array.shape, "data": hex})
+            }
             Value::Device(text) => Json::String(text.clone()),
             Value::Path(path) => Json::String(path.text.clone()),
             other => Json::String(other.python_repr()),

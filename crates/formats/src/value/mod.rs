@@ -2,9 +2,12 @@
 
 mod int;
 mod json;
+mod known;
 mod repr;
 
 pub use int::Int;
+pub(crate) use known::type_string;
+pub use known::{BUILTIN_CLASSES, Instance, LAYOUTS, MEMORY_FORMATS, NumpyArray, PlainClass};
 
 use crate::DType;
 
@@ -53,6 +56,10 @@ pub enum Value {
     Path(PathValue),
     /// A numpy scalar.
     Numpy(NumpyScalar),
+    /// A numpy array.
+    Array(Box<NumpyArray>),
+    /// A date, a fraction, a range, a counter, …
+    Instance(Instance),
 }
 
 /// A `pathlib` path: its text and which class it is of.
@@ -192,6 +199,8 @@ impl PartialEq for Value {
             (V::DType(a), V::DType(b)) => a == b,
             (V::Path(a), V::Path(b)) => a == b,
             (V::Numpy(a), V::Numpy(b)) => a == b,
+            (V::Array(a), V::Array(b)) => a == b,
+            (V::Instance(a), V::Instance(b)) => a == b,
             _ => false,
         }
     }

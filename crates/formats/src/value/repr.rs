@@ -72,6 +72,11 @@ impl Value {
                 };
                 out.push_str(&format!("np.{name}{bits}({text})"));
             }
+            Value::Array(array) => {
+                let shape: Vec<_> = array.shape.iter().map(u64::to_string).collect();
+                out.push_str(&format!("<array {}[{}]>", array.type_string(), shape.join(", ")));
+            }
+            Value::Instance(instance) => instance.write_repr(out),
         }
     }
 }

@@ -64,7 +64,7 @@ impl Checkpoint {
             };
             assert_eq!(stored.dtype, dtype, "{what}");
             assert_eq!(stored.shape.as_slice(), chunk.region.sizes(), "{what}");
-            assert!(!stored.big_endian && stored.storage.crc32.is_some(), "{what}");
+            assert!(!stored.form.big_endian && stored.storage.crc32.is_some(), "{what}");
             let file = &self.files[chunk.storage.file.0 as usize];
             let zeros = vec![0; chunk.region.ndim()];
             let moves = runs(chunk.region.sizes(), &stored.layout, &zeros, &whole, chunk.region.offsets());

@@ -12,7 +12,7 @@ fn check_tensor(file: &[u8], tensor: &StoredTensor, expected: &Json, what: &str)
     let shape: Vec<u64> = serde_json::from_value(expected["shape"].clone()).unwrap();
     assert_eq!(tensor.shape.as_slice(), shape, "{what}");
     assert_eq!(tensor.requires_grad, expected["requires_grad"], "{what}");
-    let data = gather(&file, tensor.dtype, &tensor.layout, tensor.big_endian);
+    let data = gather(&file, tensor.dtype, &tensor.layout, tensor.form.big_endian);
     assert_eq!(sha256(&data), expected["sha256"], "{what}");
 }
 
@@ -80,7 +80,7 @@ fn shared_storages_are_seen_as_one() {
 #[test]
 fn byte_order_and_missing_checksums_are_reported() {
     let (_, big) = tensors("big_endian");
-    assert!(big.iter().all(|tensor| tensor.big_endian));
+    assert!(big.iter().all(|tensor| tensor.form.big_endian));
     let (_, unchecked) = tensors("no_crc");
     assert!(unchecked.iter().all(|tensor| tensor.storage.crc32.is_none()));
     let (file, checked) = tensors("repacked");

@@ -57,10 +57,10 @@ def u64(n):
 
 def laughs(levels):
     """A list of lists of lists …, each twice in the next: tiny, and 2**levels leaves once written out."""
-    body = b"]\x94"  # memo 0
+    body = b"(]\x94"  # memo 0
     for i in range(levels):
         body += b"]\x94(" + b"h" + bytes([i]) + b"h" + bytes([i]) + b"e"
-    return body
+    return body + b"t"
 
 
 deep = 1_000_000
@@ -86,16 +86,16 @@ values = {
     "billion_laughs": (p4(laughs(200)), ["once shared parts are written out"]),
     "million_laughs": (p4(laughs(19)), ["once shared parts are written out"]),
     "long_string_many_times": (
-        [(b"\x80\x04X" + struct.pack("<I", 1 << 20), 1), (b"a", 1 << 20), (b"\x94](", 1), (b"h\x00", 20_000), (b"e.", 1)],
+        [(b"\x80\x04(X" + struct.pack("<I", 1 << 20), 1), (b"a", 1 << 20), (b"\x94", 1), (b"h\x00", 20_000), (b"t.", 1)],
         ["once shared parts are written out"],
     ),
     "copies_of_one_string": (
         [
             (b"\x80\x04" + short("_codecs") + short("encode") + b"\x93\x94X" + struct.pack("<I", 10_000), 1),
             (b"a", 10_000),
-            (b"\x94" + short("latin1") + b"\x86\x94", 1),
-            (b"h\x00h\x02R0", 50_000),
-            (b"N.", 1),
+            (b"\x94" + short("latin1") + b"\x86\x94(", 1),
+            (b"h\x00h\x02R", 50_000),
+            (b"t\x87.", 1),
         ],
         ["bytes of copied text"],
     ),
@@ -334,8 +334,8 @@ cases = {
     "transforms_not_text": (metadata(one, [(index("w", [0, 0], 0), info(transform_descriptors=[1]))]), ["transform_descriptors"]),
     "key_is_an_int": (metadata({1: tensor([1], ([0], [1]))}, []), ["key of `state_dict_metadata`", "the int 1"]),
     "entry_is_a_string": (metadata({"w": "tensor"}, []), ["`w`", "a str"]),
-    "dtype_quantised": (metadata({"w": tensor([1], ([0], [1]), dtype=qint8)}, []), ["`w`", "torch.qint8"]),
-    "layout_sparse": (metadata({"w": tensor([1], ([0], [1]), layout="torch.sparse_coo")}, []), ["`w`", "torch.sparse_coo"]),
+    "dtype_quantised": (metadata({"w": tensor([1], ([0], [1]), dtype=qint8)}, []), ["`w`"]),
+    "layout_sparse": (metadata({"w": tensor([1], ([0], [1]), layout="torch.sparse_coo")}, []), ["`w`"]),
     "properties_of_four": (metadata({"w": tensor([1], ([0], [1]), values=4)}, []), ["`w`", "`properties`"]),
     "properties_of_seven": (metadata({"w": tensor([1], ([0], [1]), values=7)}, []), ["`w`", "`properties`"]),
     "planner_path_of_floats": (metadata(one, [place], planner={"w": (1.5,)}), ["`w`", "a float", "position 0"]),

@@ -123,16 +123,16 @@ class Command:
 
 def doubled(depth):
     """Lists of the list before, twice: 2 ** depth leaves in 6 bytes each."""
-    out = b"\x80\x02]q\x00"
+    out = b"\x80\x02(]q\x00"
     for level in range(depth):
         out += b"](h%ch%ceq%c" % (level, level, level + 1)
-    return out + b"."
+    return out + b"t."
 
 
 def archives():
     yield "empty", b"", "empty"
     yield "garbage", bytes(range(256)) * 4, "signature"
-    yield "only_end", archive(), "folder"
+    yield "only_end", archive(), "signature"
     yield "cut", archive(*good())[:-1], "no end record"
     yield "long_comment", archive(*good(), end=b"x" * 70)[:-1], "no end record"
     yield "size_past_archive", archive(*good(size=1 << 20)), "archive/data/0", "past the archive"

@@ -196,7 +196,6 @@ def refused(out):
     add("sparse_csr", saved([1, ones.to_sparse_csr()]), "1", "sparse")
     add("meta", saved({"m": ones.to("meta")}), "m", "meta device")
     add("nested", saved({"n": torch.nested.nested_tensor([ones, tensor.float()[:2].reshape(1, 2)])}), "n", "nested")
-    add("conjugate", saved({"c": torch.ones(2, dtype=torch.complex64).conj()}), "c", "conj")
     add("subclass", saved({"s": ones.as_subclass(Subclass)}), "Subclass")
     add("bits", saved({"b": tensor.view(torch.bits16)}), "b", "torch.bits16")
     buffer = io.BytesIO()

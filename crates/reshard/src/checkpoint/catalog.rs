@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use indexmap::IndexMap;
-use reshard_formats::{DType, KeyPath, Value};
+use reshard_formats::{DType, ElementForm, KeyPath, Value};
 use reshard_layout::{ByteLayout, ChunkIndex, Dims, LayoutError, Region};
 use serde::Serialize;
 
@@ -119,8 +119,8 @@ pub enum ChunkPlace {
 pub struct DataPlace {
     /// How the chunk's elements lie in the file, from its start.
     pub layout: ByteLayout,
-    /// Whether every element's bytes are reversed.
-    pub big_endian: bool,
+    /// How the stored bytes of an element relate to its value.
+    pub form: ElementForm,
     /// The stretch of the file that has a checksum, and the checksum.
     pub checksum: Option<StoredCrc>,
 }

@@ -1,6 +1,6 @@
 //! Where exactly a chunk's bytes lie, and what they should hash to.
 
-use reshard_formats::{Content, TorchArchive};
+use reshard_formats::{Content, ElementForm, TorchArchive};
 use reshard_layout::ByteLayout;
 
 use super::catalog::{CatalogTensor, ChunkPlace};
@@ -13,7 +13,7 @@ pub(crate) struct Located {
     pub(crate) file: u32,
     /// How the chunk's elements lie in the file, from the file's start.
     pub(crate) layout: ByteLayout,
-    pub(crate) big_endian: bool,
+    pub(crate) form: ElementForm,
     pub(crate) check: Check,
 }
 
@@ -51,7 +51,7 @@ impl Checkpoint {
                     Some(c) => Check::Crc32 { offset: c.offset, length: c.length, expected: c.crc32 },
                     None => Check::None,
                 };
-                return Ok(Located { file, layout: data.layout.clone(), big_endian: data.big_endian, check });
+                return Ok(Located { file, layout: data.layout.clone(), form: data.form, check });
             }
             ChunkPlace::Record { transform: Some(name), .. } => {
                 return Err(Error::invalid(format!("{key:?} was stored through {name}, which reshard cannot undo")));
@@ -68,7 +68,7 @@ impl Checkpoint {
                 Some(sums) => Check::Xxh3 { offset: data, length: record.data_length, expected: sums.xxh3() },
                 None => Check::None,
             };
-            return Ok(Located { file, layout: packed.try_at(data)?, big_endian: false, check });
+            return Ok(Located { file, layout: packed.try_at(data)?, form: ElementForm::default(), check });
         }
         let reader = StoredFile(self.reader(file)?.as_ref());
         let damaged = |detail: String| self.corrupt(key, file, offset, detail);
@@ -89,7 +89,7 @@ impl Checkpoint {
                     Some(expected) => Check::Crc32 { offset: storage.offset, length: storage.length, expected },
                     None => Check::None,
                 };
-                Ok(Located { file, layout: found.layout, big_endian: found.big_endian, check })
+                Ok(Located { file, layout: found.layout, form: found.form, check })
             }
             _ => Err(damaged("the record holds no tensor".into())),
         }

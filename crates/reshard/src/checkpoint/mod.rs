@@ -23,8 +23,7 @@ pub(crate) use dcp::is_plain_id;
 pub(crate) use locate::{Check, Located};
 pub use open::OpenOptions;
 pub(crate) use open::{is_safetensors, is_torch};
-pub(crate) use read::Decoded;
-pub use read::LoadedValue;
+pub use read::{LoadedValue, decode_record};
 use reshard_formats::ReadAt;
 use reshard_storage::{Reader, Store};
 

@@ -18,31 +18,37 @@ pub enum LoadedValue {
     Plain(Value),
     /// An object that only unpickling could bring back: its class, and the `torch.save` record that holds it.
     Opaque {
-        /// What unpickling would import.
+        /// What it is: a class that unpickling would import, or what kind of tensor.
         class: String,
+        /// All that unpickling would import or rebuild, `class` among it.
+        classes: Vec<String>,
         /// The record, to be carried through or unpickled by whoever trusts it.
         record: Vec<u8>,
     },
 }
 
-/// What a value's record holds: the value, or the class that unpickling it would import.
-pub(crate) enum Decoded {
-    Plain(Value),
-    Opaque(String),
+impl LoadedValue {
+    /// The first thing in it that is not plain data and that nobody trusts, if there is one.
+    pub fn untrusted(&self, trusted: &dyn Fn(&str) -> bool) -> Option<&str> {
+        match self {
+            LoadedValue::Plain(_) => None,
+            LoadedValue::Opaque { class, classes, .. } => {
+                std::iter::once(class).chain(classes).map(String::as_str).find(|class| !trusted(class))
+            }
+        }
+    }
 }
 
 impl Checkpoint {
     /// Reads a value, wherever it is kept; one that only unpickling could bring back as its class and its record.
     pub fn read_value(&self, key: &str) -> Result<LoadedValue> {
-        let record = match self.value_place(key)? {
-            ValuePlace::Inline(value) => return Ok(LoadedValue::Plain(value.clone())),
-            ValuePlace::Opaque { class } => return Ok(LoadedValue::Opaque { class: class.clone(), record: Vec::new() }),
-            ValuePlace::Record { file, offset, length } => self.read_record(key, *file, *offset, *length)?,
-        };
-        Ok(match record {
-            (Decoded::Plain(value), _) => LoadedValue::Plain(value),
-            (Decoded::Opaque(class), record) => LoadedValue::Opaque { class, record },
-        })
+        match self.value_place(key)? {
+            ValuePlace::Inline(value) => Ok(LoadedValue::Plain(value.clone())),
+            ValuePlace::Opaque { class } => {
+                Ok(LoadedValue::Opaque { class: class.clone(), classes: vec![class.clone()], record: Vec::new() })
+            }
+            ValuePlace::Record { file, offset, length } => self.read_record(key, *file, *offset, *length),
+        }
     }
 
     pub(crate) fn value_place(&self, key: &str) -> Result<&ValuePlace> {
@@ -53,7 +59,7 @@ impl Checkpoint {
     }
 
     /// Reads a value's record, compares it with its checksum where there is one, and decodes it.
-    pub(crate) fn read_record(&self, key: &str, file: u32, offset: u64, length: u64) -> Result<(Decoded, Vec<u8>)> {
+    pub(crate) fn read_record(&self, key: &str, file: u32, offset: u64, length: u64) -> Result<LoadedValue> {
         let reader = self.reader(file)?;
         let end = offset.checked_add(length);
         if length > MAX_VALUE_BYTES || end.is_none_or(|end| end > reader.len()) {
@@ -68,18 +74,7 @@ impl Checkpoint {
         {
             return Err(self.corrupt(key, file, offset, "the checksum of the value's record is wrong"));
         }
-        let archive = TorchArchive::open(&record, 0, length).map_err(|e| self.corrupt(key, file, offset, chain(&e)))?;
-        let decoded = match archive.content() {
-            // Nothing is wrong with it: a tensor that has no plain memory is for its own library to read.
-            Err(RecordError::Unsupported { what, .. }) => Decoded::Opaque(what),
-            content => match content.map_err(|e| self.corrupt(key, file, offset, chain(&e)))? {
-                Content::Value(value) => Decoded::Plain(value),
-                Content::Opaque { class } => Decoded::Opaque(class),
-                _ => Decoded::Opaque("torch.Tensor".into()),
-            },
-        };
-        drop(archive);
-        Ok((decoded, record))
+        decoded(record).map_err(|e| self.corrupt(key, file, offset, chain(&e)))
     }
 
     /// Reads a plain value; one that needs unpickling is an error that names its class.
@@ -89,4 +84,24 @@ impl Checkpoint {
             LoadedValue::Opaque { class, .. } => Err(Error::Untrusted { path: self.path.clone(), key: key.to_owned(), class }),
         }
     }
+}
+
+/// What a value's `torch.save` record holds: data, or what unpickling it would import. Nothing in it is run.
+pub fn decode_record(record: Vec<u8>) -> Result<LoadedValue> {
+    decoded(record).map_err(|error| Error::format("a record", "data.pkl", "torch.save record", error))
+}
+
+fn decoded(record: Vec<u8>) -> std::result::Result<LoadedValue, RecordError> {
+    let archive = TorchArchive::open(&record, 0, record.len() as u64)?;
+    let (content, mut classes) = archive.content_and_classes()?;
+    let class = match content {
+        Content::Value(value) => return Ok(LoadedValue::Plain(value)),
+        Content::Opaque { class } => class,
+        _ => "torch.Tensor".to_owned(),
+    };
+    if !classes.contains(&class) {
+        classes.insert(0, class.clone());
+    }
+    drop(archive);
+    Ok(LoadedValue::Opaque { class, classes, record })
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
+use reshard_formats::ElementForm;
 use reshard_formats::safetensors::{INDEX_FILE, SHARDING_INFO, SafetensorsFile, SafetensorsIndex, sharded_tensors};
 use reshard_layout::ByteLayout;
 use reshard_storage::Store;
@@ -122,7 +123,7 @@ fn open(store: Arc<dyn Store>, path: String, files: Vec<String>) -> Result<Check
             .into_iter()
             .map(|chunk| {
                 let layout = ByteLayout::contiguous(chunk.region.sizes(), tensor.dtype.size())?.try_at(chunk.data_offset)?;
-                let data = DataPlace { layout, big_endian: false, checksum: None };
+                let data = DataPlace { layout, form: ElementForm::default(), checksum: None };
                 Ok(StoredChunk { region: chunk.region, file: chunk.file as u32, place: ChunkPlace::Data(Box::new(data)) })
             })
             .collect::<Result<Vec<_>>>()?;

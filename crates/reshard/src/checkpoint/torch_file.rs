@@ -35,9 +35,15 @@ pub(super) fn open(store: Arc<dyn Store>, name: &str) -> Result<Checkpoint> {
         other => Dict::from_iter([(Key::from(ONLY), other)]),
     };
     let flat = flatten(tree).map_err(|e| Error::format(&path, name, "state dict", e))?;
+    let limit = expanded_limit();
     let mut entries = IndexMap::with_capacity(flat.len());
     for (key, leaf) in flat {
         let entry = match leaf.leaf {
+            Tree::Tensor(tensor) if expands(&tensor, limit) => {
+                let class =
+                    format!("a tensor of shape {:?} that repeats {} bytes", tensor.shape.as_slice(), tensor.storage.length);
+                CatalogEntry::value(Some(leaf.path), ValuePlace::Opaque { class })
+            }
             Tree::Tensor(tensor) => CatalogEntry::tensor(Some(leaf.path), stored(tensor)?),
             Tree::Opaque(opaque) => CatalogEntry::value(Some(leaf.path), ValuePlace::Opaque { class: opaque.class }),
             other => match other.to_value() {
@@ -59,9 +65,24 @@ pub(super) fn open(store: Arc<dyn Store>, name: &str) -> Result<Checkpoint> {
     Ok(Checkpoint::new(store, path, catalog, None))
 }
 
+/// Tensors that repeat their elements, such as expanded ones, may take this many bytes beyond what is stored of them.
+const EXPANDED_LIMIT: u64 = 4 << 30;
+/// Raises that limit: a number of bytes.
+const EXPANDED_LIMIT_VARIABLE: &str = "RESHARD_EXPANDED_LIMIT";
+
+fn expanded_limit() -> u64 {
+    std::env::var(EXPANDED_LIMIT_VARIABLE).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(EXPANDED_LIMIT)
+}
+
+/// Whether a tensor is so much larger than its bytes in the file that reading it would never end.
+fn expands(tensor: &StoredTensor, limit: u64) -> bool {
+    let bytes = tensor.shape.iter().fold(tensor.dtype.size(), |bytes, size| bytes.saturating_mul(*size));
+    bytes > tensor.storage.length.saturating_add(limit)
+}
+
 fn stored(tensor: StoredTensor) -> Result<CatalogTensor> {
     let crc = tensor.storage.crc32.map(|crc32| StoredCrc { offset: tensor.storage.offset, length: tensor.storage.length, crc32 });
-    let data = DataPlace { layout: tensor.layout, big_endian: tensor.big_endian, checksum: crc };
+    let data = DataPlace { layout: tensor.layout, form: tensor.form, checksum: crc };
     let chunk = StoredChunk { region: Region::whole(&tensor.shape)?, file: 0, place: ChunkPlace::Data(Box::new(data)) };
     Ok(CatalogTensor::new(tensor.dtype, tensor.shape, tensor.requires_grad, vec![chunk]))
 }

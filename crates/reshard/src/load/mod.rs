@@ -173,11 +173,10 @@ fn read_values(
     let read = |found: &&Resolved<'_>| {
         let name = state.leaves.get_index(found.wanted).map(|(name, _)| name.clone()).unwrap_or_default();
         let value = checkpoint.read_value(found.key)?;
-        match (&options.trusted, &value) {
-            (Some(trusted), LoadedValue::Opaque { class, .. }) if !trusted(class) => {
-                Err(Error::Untrusted { path: checkpoint.path().to_owned(), key: name, class: class.clone() })
-            }
-            _ => Ok((name, value)),
+        let refused = options.trusted.as_ref().and_then(|trusted| value.untrusted(trusted.as_ref()));
+        match refused.map(str::to_owned) {
+            Some(class) => Err(Error::Untrusted { path: checkpoint.path().to_owned(), key: name, class }),
+            None => Ok((name, value)),
         }
     };
     let values: Vec<_> =

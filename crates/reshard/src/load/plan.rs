@@ -40,9 +40,9 @@ pub(super) struct PlannedMove {
 }
 
 impl PlannedMove {
-    /// Whether the stored bytes of every element have to be turned around.
-    pub(super) fn swaps(&self) -> bool {
-        self.located.big_endian && self.stored.size() > 1
+    /// Whether the stored bytes are not yet the values.
+    pub(super) fn decodes(&self) -> bool {
+        !self.located.form.is_plain(self.stored)
     }
 }
 

@@ -7,7 +7,6 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rayon::prelude::*;
-use reshard_formats::swap_bytes;
 use reshard_layout::{ByteLayout, Dims, Region, Run, Runs, runs};
 use reshard_storage::Reader;
 
@@ -116,7 +115,7 @@ impl<'a> Job<'_, 'a> {
         for (i, planned) in batch.iter().enumerate() {
             let (piece, dtype) = self.piece(planned.wanted, planned.piece)?;
             let verify = self.options.verify != Verify::Never && planned.whole && planned.located.check_is_layout();
-            if planned.swaps() || dtype != planned.stored || piece.memory.away().is_some() {
+            if planned.decodes() || dtype != planned.stored || piece.memory.away().is_some() {
                 self.by_boxes(reader, planned, piece, dtype, verify)?;
                 continue;
             }
@@ -220,8 +219,8 @@ impl<'a> Job<'_, 'a> {
             if let Some(checker) = &mut checker {
                 checker.update(&content);
             }
-            if planned.swaps() {
-                swap_bytes(planned.stored, &mut content);
+            if planned.decodes() {
+                planned.located.form.decode(planned.stored, &mut content);
             }
             if dtype != planned.stored {
                 let mut wanted = vec![0u8; (part.volume() * dtype.size()) as usize];

@@ -10,6 +10,7 @@ mod foreign;
 mod own;
 mod structure;
 mod twice;
+mod values;
 mod zip;
 
 use std::collections::BTreeMap;
@@ -192,7 +193,7 @@ pub fn verify(checkpoint: &Checkpoint, options: &VerifyOptions) -> Result<Verify
             Format::Torch => foreign::torch_file(checkpoint, options)?,
             Format::Safetensors => structure::safetensors(checkpoint, options)?,
         };
-        gathered = gathered.join(found);
+        gathered = values::check(checkpoint, options, gathered.join(found))?;
         structure::all_read(checkpoint, &named, &mut gathered);
     }
     let records = catalog.entries.values().map(|entry| match &entry.kind {

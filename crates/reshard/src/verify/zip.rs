@@ -4,6 +4,8 @@
 //! must agree; entries follow each other without a gap; padding is uniform; constants are constant. So one flipped bit
 //! anywhere between the data is found as well.
 
+use std::collections::HashMap;
+
 use reshard_formats::{ReadAt, TorchArchive};
 
 use crate::error::chain;
@@ -115,6 +117,7 @@ fn descriptor_len(bytes: &[u8], crc: u32, size: u64) -> Option<u64> {
 }
 
 fn directory(rest: &[u8], listed: &[&str], headers: &[(String, Header, u64)], start: u64) -> Result<(), Flaw> {
+    let by_name: HashMap<&str, &(String, Header, u64)> = headers.iter().map(|header| (header.0.as_str(), header)).collect();
     let mut at = 0usize;
     let mut common: Option<(u16, u16, u32)> = None;
     for name in listed {
@@ -124,7 +127,7 @@ fn directory(rest: &[u8], listed: &[&str], headers: &[(String, Header, u64)], st
         let lengths = [u16_at(fixed, 28), u16_at(fixed, 30), u16_at(fixed, 32)].map(usize::from);
         let fields = rest.get(at + 46 + lengths[0]..at + 46 + lengths[0] + lengths[1]).ok_or_else(|| flaw("is cut off"))?;
         extra(fields).map_err(|_| flaw("has an extra field that torch does not write"))?;
-        let header = headers.iter().find(|(local, ..)| local == name).ok_or_else(|| flaw("has no data"))?;
+        let header = by_name.get(name).ok_or_else(|| flaw("has no data"))?;
         let position = u32_at(fixed, 42);
         let same = u16_at(fixed, 6) == header.1.version
             && u16_at(fixed, 8) == header.1.flags

@@ -1,0 +1,250 @@
+"""Files that want to run code: none does, on any road, and none is called sound."""
+
+import io
+import pathlib
+import pickle
+import struct
+import warnings
+import zipfile
+from collections import OrderedDict
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from helpers import ALONE
+from torch.distributed.checkpoint.planner import WriteItemType
+
+import reshard
+import reshard.torch as rt
+from reshard import _reshard
+
+
+class Harmless:
+    """A class that the program trusts."""
+
+
+def text(value):
+    data = value.encode()
+    return b"X" + struct.pack("<I", len(data)) + data
+
+
+def glob(module, name):
+    return f"c{module}\n{name}\n".encode()
+
+
+def call(marker):
+    """Makes a folder, which shows that it ran."""
+    return glob("posix", "mkdir") + text(str(marker)) + b"\x85R"
+
+
+def archive(entries, comment=b""):
+    buffer = io.BytesIO()
+    with warnings.catch_warnings(), zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as file:
+        warnings.simplefilter("ignore")
+        for name, data in entries:
+            file.writestr(name, data)
+        file.comment = comment
+    return buffer.getvalue()
+
+
+def record(body, *, name="archive/data.pkl", data=b""):
+    entries = [(name, b"\x80\x02" + body), ("archive/version", b"3\n")]
+    return archive([*entries, ("archive/data/0", data)] if data else entries)
+
+
+STORAGE = b"(" + text("storage") + glob("torch", "FloatStorage") + text("0") + text("cpu") + b"K\x02tQ"
+
+
+def tensor(hooks=None, after=b""):
+    hooks = glob("collections", "OrderedDict") + b")R" if hooks is None else hooks
+    body = glob("torch._utils", "_rebuild_tensor_v2") + b"(" + STORAGE + b"K\x00K\x02\x85K\x01\x85\x89" + hooks + b"tR"
+    return body + after
+
+
+BENIGN = b"\x80\x02K\x07."
+FLOATS = struct.pack("<2f", 1, 2)
+
+
+def attacks(marker):
+    """Records by name; unpickled without care, each makes the folder `marker`."""
+    evil = call(marker)
+    whole = b"\x80\x02" + evil + b"."
+    ok = ("archive/data.pkl", BENIGN)
+    yield "the_value_itself", record(evil + b".")
+    yield "in_a_list", record(b"]" + evil + b"a.")
+    yield "popped", record(evil + b"0K\x07.")
+    yield "popped_by_mark", record(b"(" + evil + b"1K\x07.")
+    yield "left_below", record(evil + b"K\x07.")
+    yield "left_in_a_mark", record(b"(" + evil + b"K\x07.")
+    yield "remembered_and_popped", record(evil + b"q\x000K\x07.")
+    yield "overwritten_in_a_dict", record(b"}(" + text("a") + evil + text("a") + b"K\x07u.")
+    yield "state_of_an_ordered_dict", record(glob("collections", "OrderedDict") + b")R}" + text("a") + evil + b"sb.")
+    yield "hooks_of_a_tensor", record(tensor(hooks=evil) + b".", data=FLOATS)
+    yield "state_of_a_tensor", record(tensor(after=evil + b"b") + b".", data=FLOATS)
+    yield "beside_a_tensor", record(b"(" + tensor() + evil + b"t.", data=FLOATS)
+    yield "popped_beside_a_tensor", record(evil + b"0" + tensor() + b".", data=FLOATS)
+    yield "in_a_storage", record(tensor().replace(text("cpu"), evil) + b".", data=FLOATS)
+    rebuild = glob("torch._tensor", "_rebuild_from_type_v2") + b"(" + glob("posix", "mkdir") + glob("torch", "Tensor")
+    yield "as_a_rebuild_function", record(rebuild + text(str(marker)) + b"\x85}tR.")
+    trusted = glob(Harmless.__module__, "Harmless") + b")\x81"
+    yield "behind_a_trusted_class", record(b"(" + trusted + evil + b"t.")
+    yield "behind_a_class_that_torch_trusts", record(b"(" + glob("torch.distributed.tensor", "DTensor") + evil + b"t.")
+    yield "behind_the_end", archive([("archive/data.pkl", BENIGN + whole)])
+    yield "data_pkl_twice", archive([ok, ("archive/data.pkl", whole)])
+    yield "data_pkl_twice_turned", archive([("archive/data.pkl", whole), ok])
+    yield "data_pkl_in_capitals", archive([("archive/DATA.PKL", whole), ("archive/version", b"3\n")])
+    yield "data_pkl_in_both_spellings", archive([ok, ("archive/DATA.PKL", whole)])
+    yield "capitals_first", archive([("archive/DATA.PKL", whole), ok])
+    yield "another_folder", archive([ok, ("Archive/data.pkl", whole), ("evil/data.pkl", whole)])
+    yield "another_folder_first", archive([("ARCHIVE/data.pkl", whole), ok])
+    yield "an_archive_in_the_comment", archive([ok], comment=archive([("archive/data.pkl", whole)]))
+    yield "an_archive_before_the_archive", archive([("archive/data.pkl", whole)]) + archive([ok])
+    yield "an_archive_behind_the_archive", archive([ok]) + archive([("archive/data.pkl", whole)])
+    yield "no_archive", whole
+    legacy = io.BytesIO()
+    torch.save([1, 2], legacy, _use_new_zipfile_serialization=False)
+    yield "before_a_file_of_old", whole + legacy.getvalue()
+    yield "by_inst", record(b"(" + text(str(marker)) + b"iposix\nmkdir\n.")
+    yield "by_obj", record(b"(" + glob("posix", "mkdir") + text(str(marker)) + b"o.")
+    stacked = b"\x8c\x05posix\x8c\x05mkdir\x93" + text(str(marker)) + b"\x85R"
+    yield "by_stack_global", record(stacked + b"0K\x07.")
+    reach = glob("builtins", "getattr") + glob("os", "path") + text("os") + b"\x86R"
+    yield (
+        "by_getattr",
+        record(glob("builtins", "getattr") + reach + text("mkdir") + b"\x86R" + text(str(marker)) + b"\x85R0K\x07."),
+    )
+    yield (
+        "in_a_nested_file",
+        record(glob("torch.storage", "_load_from_bytes") + b"B" + struct.pack("<I", len(whole)) + whole + b"\x85R."),
+    )
+    yield "as_a_default_factory", record(glob("collections", "defaultdict") + evil + b"\x85R.")
+    yield "as_a_size", record(glob("torch", "Size") + evil + b"\x85\x85R.")
+
+
+class Planting(dcp.DefaultSavePlanner):
+    """Writes given bytes as the record of "x"."""
+
+    def __init__(self, planted):
+        super().__init__()
+        self.planted = planted
+
+    def resolve_data(self, write_item):
+        if write_item.type == WriteItemType.BYTE_IO and write_item.index.fqn == "x":
+            return io.BytesIO(self.planted)
+        return super().resolve_data(write_item)
+
+
+NAMES = [name for name, _ in attacks(pathlib.Path("nowhere"))]
+
+
+@pytest.fixture(autouse=True)
+def trusting():
+    with warnings.catch_warnings(), torch.serialization.safe_globals([Harmless]):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def quietly(road):
+    """What a road raised; whatever it is, nothing may have run."""
+    try:
+        road()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # PyTorch's own is no Exception
+        return error
+    return None
+
+
+@pytest.mark.parametrize("writer", ["ours", "theirs"])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_record_runs_code_and_none_is_sound(place, tmp_path, name, writer):
+    marker = tmp_path / "marker"
+    planted = dict(attacks(marker))[name]
+    storage = rt.StorageWriter(place) if writer == "ours" else dcp.FileSystemWriter(place)
+    dcp.save({"x": 7, "w": torch.ones(3)}, storage_writer=storage, planner=Planting(planted), **ALONE)
+    state = {"x": 0, "w": torch.zeros(3)}
+
+    def to_dict():
+        with reshard.open(place) as checkpoint:
+            return checkpoint.to_dict()
+
+    roads = {
+        "load": lambda: rt.load(dict(state), place),
+        "load without strict": lambda: rt.load(dict(state), place, strict=False),
+        "planner": lambda: dcp.load(dict(state), storage_reader=rt.StorageReader(place), **ALONE),
+        "open": to_dict,
+        "record": lambda: _reshard.Checkpoint(place).value_or_record("x"),
+    }
+    for road, run in roads.items():
+        error = quietly(run)
+        assert not marker.exists(), road
+        if road != "record":
+            assert error is not None, road
+    report = reshard.verify(place)
+    assert not report.sound and "x" in {finding["key"] for finding in report.findings}, report
+    assert not marker.exists()
+    # The rest of the checkpoint is not hidden by it.
+    rest = {"w": torch.zeros(3)}
+    rt.load(rest, place)
+    assert rest["w"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_file_runs_code(tmp_path, name):
+    marker = tmp_path / "marker"
+    file = tmp_path / "model.pt"
+    file.write_bytes(dict(attacks(marker))[name])
+
+    def to_dict():
+        with reshard.open(file) as checkpoint:
+            return checkpoint.to_dict()
+
+    for run in (
+        to_dict,
+        lambda: rt.load({"value": 0}, file),
+        lambda: dcp.load({"value": 0}, storage_reader=rt.StorageReader(file), **ALONE),
+    ):
+        assert quietly(run) is not None
+        assert not marker.exists()
+    error = quietly(lambda: reshard.verify(file))
+    assert not marker.exists()
+    assert error is not None or not reshard.verify(file).sound
+
+
+def test_the_attacks_are_real(tmp_path):
+    """Of what torch itself reads, most runs: these files are what they claim to be."""
+    ran = 0
+    for number, name in enumerate(NAMES):
+        marker = tmp_path / f"marker-{number}"
+        planted = dict(attacks(marker))[name]
+        quietly(lambda: torch.load(io.BytesIO(planted), weights_only=False))
+        ran += marker.exists()
+    assert ran >= 20
+
+
+def test_what_the_program_trusts_comes_through_every_road(place):
+    thing = Harmless()
+    thing.numbers = [1, 2]
+    dcp.save({"x": thing, "w": torch.ones(3)}, storage_writer=rt.StorageWriter(place), **ALONE)
+    for load in (lambda s: rt.load(s, place), lambda s: dcp.load(s, storage_reader=rt.StorageReader(place), **ALONE)):
+        state = {"x": None, "w": torch.zeros(3)}
+        load(state)
+        assert type(state["x"]) is Harmless and state["x"].numbers == [1, 2] and state["w"].tolist() == [1, 1, 1]
+
+
+def test_planners_get_values_made_anew(place):
+    """What reaches the planner is not what lies in the file."""
+    seen = []
+
+    class Watching(dcp.DefaultLoadPlanner):
+        def load_bytes(self, read_item, value):
+            seen.append(value.getvalue())
+            super().load_bytes(read_item, value)
+
+    value = {"a": (1, 2.5, "x"), "b": OrderedDict(c=[None, True])}
+    odd = record(pickle.dumps((1, [2, "three"]), 2)[2:])
+    dcp.save({"x": 0, "y": [value]}, storage_writer=dcp.FileSystemWriter(place), planner=Planting(odd), **ALONE)
+    state = {"x": 0, "y": [{"a": 0, "b": {"c": 0}}]}
+    dcp.load(state, planner=Watching(), storage_reader=rt.StorageReader(place), **ALONE)
+    assert state["x"] == (1, [2, "three"]) and state["y"][0]["a"] == (1, 2.5, "x")
+    assert odd not in seen and len(seen) == 3
