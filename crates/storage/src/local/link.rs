@@ -8,6 +8,7 @@ use rustix::fs::{AtFlags, CWD};
 use rustix::io::Errno;
 
 use super::root::Root;
+use super::system;
 use super::transfer::retry;
 use crate::path::split;
 use crate::{Linked, Operation, Result, StorageError, check_relative};
@@ -23,7 +24,7 @@ pub(super) fn link_or_clone(root: &Root, from: &Path, to: &str) -> Result<Option
     match rustix::fs::linkat(CWD, from, &folder, name, AtFlags::SYMLINK_FOLLOW) {
         Ok(()) => {
             // The bytes may be fresh; a link promises as much as a copy does.
-            retry(|| rustix::fs::fdatasync(&source)).map_err(|error| source_failed(error.into()))?;
+            retry(|| system::sync_data(&source)).map_err(|error| source_failed(error.into()))?;
             return Ok(Some(Linked::HardLink));
         }
         // Another file system, too many links, or a file system (or a rule of the kernel) that has none.
@@ -31,9 +32,9 @@ pub(super) fn link_or_clone(root: &Root, from: &Path, to: &str) -> Result<Option
         Err(error) => return Err(root.error(Operation::Link, to, error)),
     }
     let target = root.create(Operation::Link, to)?;
-    let cloned = clone(&source, &target).and_then(|cloned| {
+    let cloned = system::clone(&source, &target).and_then(|cloned| {
         if cloned {
-            retry(|| rustix::fs::fdatasync(&target))?;
+            retry(|| system::sync_data(&target))?;
         }
         Ok(cloned)
     });
@@ -45,23 +46,4 @@ pub(super) fn link_or_clone(root: &Root, from: &Path, to: &str) -> Result<Option
         Ok(cloned) => Ok(cloned.then_some(Linked::ServerCopy)),
         Err(error) => Err(root.error(Operation::Link, to, error)),
     }
-}
-
-/// Whether the file system copied all bytes by itself.
-fn clone(source: &File, target: &File) -> rustix::io::Result<bool> {
-    if rustix::fs::ioctl_ficlone(target, source).is_ok() {
-        return Ok(true);
-    }
-    let mut left = rustix::fs::fstat(source)?.st_size as u64;
-    while left > 0 {
-        let step = usize::try_from(left).unwrap_or(usize::MAX).min(1 << 30);
-        match retry(|| rustix::fs::copy_file_range(source, None, target, None, step)) {
-            Ok(0) => return Ok(false),
-            Ok(count) => left = left.saturating_sub(count as u64),
-            Err(Errno::NOSPC) => return Err(Errno::NOSPC),
-            Err(Errno::IO) => return Err(Errno::IO),
-            Err(_) => return Ok(false),
-        }
-    }
-    Ok(true)
 }

@@ -7,8 +7,8 @@ mod lock;
 mod reader;
 mod root;
 mod staged;
+mod system;
 mod transfer;
-mod writeback;
 mod writer;
 
 use std::collections::BTreeSet;
@@ -200,7 +200,7 @@ impl Store for LocalStore {
     }
 
     fn size(&self, path: &str) -> Result<u64> {
-        let fd = self.root.open(Operation::Size, path, OFlags::PATH, Mode::empty())?;
+        let fd = self.root.open(Operation::Size, path, system::PATH, Mode::empty())?;
         self.regular_size(Operation::Size, path, &fd)
     }
 
@@ -225,7 +225,7 @@ impl Store for LocalStore {
     fn open_reader(&self, path: &str) -> Result<Arc<dyn Reader>> {
         let (file, size) = self.open_file(Operation::OpenReader, path)?;
         let direct = if self.direct_io {
-            let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::DIRECT;
+            let flags = OFlags::RDONLY | OFlags::NONBLOCK | system::DIRECT;
             direct::or_refused(self.root.open(Operation::OpenReader, path, flags, Mode::empty()))?
         } else {
             None
@@ -302,7 +302,7 @@ impl Store for LocalStore {
     }
 
     fn origin(&self, path: &str) -> Result<Origin> {
-        let fd = self.root.open(Operation::Link, path, OFlags::PATH, Mode::empty())?;
+        let fd = self.root.open(Operation::Link, path, system::PATH, Mode::empty())?;
         self.regular_size(Operation::Link, path, &fd)?;
         Ok(Origin::File(self.root.full(path)))
     }
@@ -340,7 +340,7 @@ fn sync_folder(folder: &Path) -> Result<()> {
         |error: Errno| StorageError::from_io(Operation::SyncFolder, folder.display().to_string(), io::Error::from(error));
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     match rustix::fs::open(folder, flags, Mode::empty()) {
-        Ok(fd) => match transfer::retry(|| rustix::fs::fsync(&fd)) {
+        Ok(fd) => match transfer::retry(|| system::sync_all(&fd)) {
             // Some network file systems have no sync of folders; there is nothing more to be had from them.
             Ok(()) | Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
             Err(error) => Err(failed(error)),

@@ -5,16 +5,16 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
+use super::system;
 use super::transfer::retry;
 use crate::path::split;
 use crate::{Operation, Result, StorageError, check_relative};
 
-const FOLDER: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+const FOLDER: OFlags = system::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 #[derive(Clone, Debug)]
 pub(super) struct Root {
@@ -100,13 +100,8 @@ impl Root {
     fn open_below(&self, root: &OwnedFd, operation: Operation, relative: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
         let opened = if self.follow_symlinks {
             retry(|| rustix::fs::openat(root, relative, flags, mode))
-        } else if has_openat2() {
-            let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-            retry(|| match rustix::fs::openat2(root, relative, flags, mode, resolve) {
-                // A rename elsewhere made the kernel unsure; it asks to try again.
-                Err(Errno::AGAIN) => Err(Errno::INTR),
-                done => done,
-            })
+        } else if let Some(opened) = system::open_beneath(root, relative, flags, mode) {
+            opened
         } else {
             open_without_links(root, relative, flags, mode)
         };
@@ -147,15 +142,6 @@ fn link_or(error: Errno, folder: impl AsFd, name: &str) -> Errno {
     }
 }
 
-fn has_openat2() -> bool {
-    static KNOWN: OnceLock<bool> = OnceLock::new();
-    *KNOWN.get_or_init(|| {
-        let tried = rustix::fs::openat2(CWD, ".", FOLDER, Mode::empty(), ResolveFlags::BENEATH);
-        // Old kernels have no such call, and some sandboxes forbid it.
-        !matches!(tried, Err(Errno::NOSYS | Errno::PERM))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -179,7 +165,9 @@ mod tests {
         for path in ["out/secret", "leak"] {
             assert!(matches!(open(path), Err(StorageError::BadPath { .. })), "{path}: {:?}", open(path));
         }
-        assert!(open("within").is_ok() || !has_openat2());
+        let folder = root.open_root(Operation::Read).unwrap();
+        let known = system::open_beneath(&folder, ".", FOLDER, Mode::empty()).is_some();
+        assert!(open("within").is_ok() || !known);
         assert!(matches!(root.create(Operation::Create, "out/new"), Err(StorageError::BadPath { .. })));
         assert!(matches!(root.create(Operation::Create, "out/deep/new"), Err(StorageError::BadPath { .. })));
         assert!(matches!(root.unlink(Operation::Delete, "out/secret"), Err(StorageError::BadPath { .. })));
@@ -195,7 +183,7 @@ mod tests {
         }
         assert!(open("sub/inside").is_ok());
         assert_eq!(open("sub/missing").unwrap_err(), Errno::NOENT);
-        let path_only = open_without_links(&fd, "leak", OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+        let path_only = open_without_links(&fd, "leak", system::PATH | OFlags::CLOEXEC, Mode::empty());
         assert_eq!(path_only.unwrap_err(), Errno::LOOP);
     }
 

@@ -7,6 +7,7 @@ use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use super::root::Root;
+use super::system;
 use super::transfer::{retry, write_vectored};
 use crate::path::{split, staged_name};
 use crate::{Operation, Publish, PublishObserver, Result, StorageError, Version, check_relative};
@@ -29,7 +30,7 @@ pub(super) fn publish(root: &Root, path: &str, bytes: &[u8], mode: &Publish, obs
         observer.before(Operation::WriteStaged, &staged)?;
         write_vectored(&file, 0, &[IoSlice::new(bytes)], &root.shown(&staged))?;
         observer.before(Operation::SyncStaged, &staged)?;
-        retry(|| rustix::fs::fsync(&file)).map_err(|error| root.error(Operation::SyncStaged, &staged, error))?;
+        retry(|| system::sync_all(&file)).map_err(|error| root.error(Operation::SyncStaged, &staged, error))?;
         observer.before(Operation::Publish, path)?;
         rename(root, &staged, path, mode)
     })();

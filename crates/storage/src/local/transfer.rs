@@ -6,6 +6,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 
 use rustix::io::Errno;
 
+use super::system;
 use crate::{Operation, Result, StorageError};
 
 /// Linux's `IOV_MAX`.
@@ -46,7 +47,7 @@ pub(super) fn read_vectored(file: &File, mut offset: u64, mut bufs: &mut [IoSlic
     IoSliceMut::advance_slices(&mut bufs, 0);
     while !bufs.is_empty() {
         let limit = bufs.len().min(MAX_PARTS);
-        match retry(|| rustix::io::preadv(file, &mut bufs[..limit], offset)) {
+        match retry(|| system::read_parts(file, &mut bufs[..limit], offset)) {
             Ok(0) => {
                 let wanted = bufs.iter().map(|buf| buf.len()).sum();
                 return Err(ended(file, path, offset, wanted, size));
@@ -75,7 +76,7 @@ pub(super) fn write_vectored(file: &File, mut offset: u64, parts: &[IoSlice<'_>]
     IoSlice::advance_slices(&mut rest, 0);
     while !rest.is_empty() {
         let limit = rest.len().min(MAX_PARTS);
-        match retry(|| rustix::io::pwritev(file, &rest[..limit], offset)) {
+        match retry(|| system::write_parts(file, &rest[..limit], offset)) {
             Ok(0) => return Err(wrote_nothing(path)),
             Ok(count) => {
                 IoSlice::advance_slices(&mut rest, count);

@@ -4,12 +4,11 @@ use std::fs::File;
 use std::io::{self, IoSlice};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{FallocateFlags, Mode, OFlags};
-use rustix::io::Errno;
+use rustix::fs::{Mode, OFlags};
 
 use super::root::Root;
 use super::transfer::{retry, write_vectored};
-use super::{direct, writeback};
+use super::{direct, system};
 use crate::store::total;
 use crate::{Operation, Result, StorageError, WriteOptions, Writer};
 
@@ -43,10 +42,10 @@ pub(super) struct How {
 impl LocalWriter {
     pub(super) fn new(root: &Root, relative: &str, file: File, options: &WriteOptions, how: How) -> Result<LocalWriter> {
         if let (true, Some(length)) = (how.preallocate, options.length) {
-            reserve(&file, length).map_err(|error| root.error(Operation::Preallocate, relative, error))?;
+            system::reserve(&file, length).map_err(|error| root.error(Operation::Preallocate, relative, error))?;
         }
         let direct = if how.direct_io {
-            let flags = OFlags::RDWR | OFlags::DIRECT;
+            let flags = OFlags::RDWR | system::DIRECT;
             direct::or_refused(root.open(Operation::Create, relative, flags, Mode::empty()))?
         } else {
             None
@@ -71,21 +70,9 @@ impl LocalWriter {
         if self.early_writeback {
             let before = self.cached.fetch_add(length, Ordering::Relaxed);
             if before / WRITEBACK_STEP != (before + length) / WRITEBACK_STEP {
-                writeback::start(&self.file);
+                system::start_writeback(&self.file);
             }
         }
-    }
-}
-
-/// Takes the space now, so that a full disk is noticed before hours of writing, and so that the file is not scattered.
-fn reserve(file: &File, length: u64) -> rustix::io::Result<()> {
-    if length == 0 {
-        return Ok(());
-    }
-    match retry(|| rustix::fs::fallocate(file, FallocateFlags::empty(), 0, length)) {
-        // Not every file system can; the writes then allocate as they come.
-        Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
-        Err(error) => Err(error),
     }
 }
 
@@ -121,8 +108,7 @@ impl Writer for LocalWriter {
         if sync {
             // Never repeated after a failure: the kernel may have dropped the pages, and a second call would then
             // report success for data that is lost.
-            retry(|| rustix::fs::fdatasync(&self.file))
-                .map_err(|error| self.root.error(Operation::Finish, &self.relative, error))?;
+            retry(|| system::sync_data(&self.file)).map_err(|error| self.root.error(Operation::Finish, &self.relative, error))?;
         }
         Ok(())
     }

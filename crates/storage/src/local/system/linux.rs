@@ -1,0 +1,95 @@
+//! Linux.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::OnceLock;
+
+use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, ResolveFlags};
+use rustix::io::{Errno, Result};
+
+use super::super::transfer::retry;
+
+/// Past the page cache.
+pub(in super::super) const DIRECT: OFlags = OFlags::DIRECT;
+/// To a place in the tree, not to what is there.
+pub(in super::super) const PATH: OFlags = OFlags::PATH;
+
+/// Opens a path that the kernel keeps below `root`; `None` where the kernel has no such call.
+pub(in super::super) fn open_beneath(root: &OwnedFd, relative: &str, flags: OFlags, mode: Mode) -> Option<Result<OwnedFd>> {
+    static KNOWN: OnceLock<bool> = OnceLock::new();
+    let known = *KNOWN.get_or_init(|| {
+        let folder = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let tried = rustix::fs::openat2(CWD, ".", folder, Mode::empty(), ResolveFlags::BENEATH);
+        // Old kernels have no such call, and some sandboxes forbid it.
+        !matches!(tried, Err(Errno::NOSYS | Errno::PERM))
+    });
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    known.then(|| {
+        retry(|| match rustix::fs::openat2(root, relative, flags, mode, resolve) {
+            // A rename elsewhere made the kernel unsure; it asks to try again.
+            Err(Errno::AGAIN) => Err(Errno::INTR),
+            done => done,
+        })
+    })
+}
+
+/// Takes the space now, so that a full disk is noticed before hours of writing, and so that the file is not scattered.
+pub(in super::super) fn reserve(file: &File, length: u64) -> Result<()> {
+    if length == 0 {
+        return Ok(());
+    }
+    match retry(|| rustix::fs::fallocate(file, FallocateFlags::empty(), 0, length)) {
+        // Not every file system can; the writes then allocate as they come.
+        Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the file system copied all bytes by itself.
+pub(in super::super) fn clone(source: &File, target: &File) -> Result<bool> {
+    if rustix::fs::ioctl_ficlone(target, source).is_ok() {
+        return Ok(true);
+    }
+    let mut left = rustix::fs::fstat(source)?.st_size as u64;
+    while left > 0 {
+        let step = usize::try_from(left).unwrap_or(usize::MAX).min(1 << 30);
+        match retry(|| rustix::fs::copy_file_range(source, None, target, None, step)) {
+            Ok(0) => return Ok(false),
+            Ok(count) => left = left.saturating_sub(count as u64),
+            Err(Errno::NOSPC) => return Err(Errno::NOSPC),
+            Err(Errno::IO) => return Err(Errno::IO),
+            Err(_) => return Ok(false),
+        }
+    }
+    Ok(true)
+}
+
+/// Starts writing dirty pages to the device while the rest of the file is still being copied into the page cache, so that
+/// the sync at the end finds most of the work done. Does not wait for the end. A failure is not reported here: the kernel
+/// keeps it and gives it to the sync, and a file system that cannot do this loses nothing but time.
+pub(in super::super) fn start_writeback(file: &File) {
+    // SAFETY: the call takes integers only and touches no memory of this process; `file` keeps the descriptor open.
+    let _ = unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
+}
+
+/// Fills buffers one after the other; may fill less than all.
+pub(in super::super) fn read_parts(file: &File, buffers: &mut [IoSliceMut<'_>], offset: u64) -> Result<usize> {
+    rustix::io::preadv(file, buffers, offset)
+}
+
+/// Writes parts one after the other; may write less than all.
+pub(in super::super) fn write_parts(file: &File, parts: &[IoSlice<'_>], offset: u64) -> Result<usize> {
+    rustix::io::pwritev(file, parts, offset)
+}
+
+/// Makes the bytes of a file durable, and its length.
+pub(in super::super) fn sync_data(file: impl AsFd) -> Result<()> {
+    rustix::fs::fdatasync(file)
+}
+
+/// Makes a file or a folder durable.
+pub(in super::super) fn sync_all(file: impl AsFd) -> Result<()> {
+    rustix::fs::fsync(file)
+}
