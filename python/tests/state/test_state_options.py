@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import traceback
-import unittest
 
 import pytest
 import torch
@@ -28,26 +26,6 @@ def trained(layout, variant="", kind="adamw", steps=2, seed=7):
     optim = optimizer(model, kind)
     train(model, optim, steps)
     return model, optim
-
-
-def several(rank, size, names, *arguments):
-    """Several checks in one process group; what failed."""
-    failed = []
-    for name in names:
-        try:
-            globals()[name](rank, size, *arguments)
-        except unittest.SkipTest:
-            pass
-        except Exception as error:
-            failed.append(f"{name}: {type(error).__name__}: {error}\n{traceback.format_exc(limit=-6)}")
-            break  # Other ranks may wait elsewhere.
-        dist.barrier()
-    return failed
-
-
-def check(results):
-    text = "\n".join(f"rank {rank}: {failure}" for rank, failures in enumerate(results) for failure in failures)
-    assert not text, text
 
 
 # ---- on ranks ---------------------------------------------------------------------------------------------------------------
@@ -281,25 +259,25 @@ def different_steps_of_members(rank, size):
 
 
 ON_RANKS = [
-    "full_as_pytorch",
-    "full_to_chosen_ranks",
-    "full_is_set_on_every_layout",
-    "broadcast_from_rank0",
-    "broadcast_into_meta",
-    "state_of_pytorch_is_set",
-    "our_state_is_set_by_pytorch",
-    "fsdp_pair",
-    "strict_or_not",
-    "flattened",
-    "mixed_frozen_members",
-    "sharded_load",
-    "different_steps_of_members",
+    full_as_pytorch,
+    full_to_chosen_ranks,
+    full_is_set_on_every_layout,
+    broadcast_from_rank0,
+    broadcast_into_meta,
+    state_of_pytorch_is_set,
+    our_state_is_set_by_pytorch,
+    fsdp_pair,
+    strict_or_not,
+    flattened,
+    mixed_frozen_members,
+    sharded_load,
+    different_steps_of_members,
 ]
 
 
-@pytest.mark.parametrize("half", [0, 1])
-def test_options_on_ranks(ranks, half):
-    check(ranks(2, several, ON_RANKS[half::2], timeout=100))
+@pytest.mark.parametrize("part", ON_RANKS, ids=lambda part: part.__name__)
+def test_options_on_ranks(ranks, part):
+    ranks(2, part, timeout=100)
 
 
 # ---- in one process -----------------------------------------------------------------------------------------------------------
