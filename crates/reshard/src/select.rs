@@ -2,82 +2,37 @@
 
 use std::collections::HashMap;
 
+use globset::GlobBuilder;
 use regex::Regex;
 use reshard_formats::{DType, KeyPath, PathSegment};
 
 use crate::checkpoint::{CatalogEntry, Checkpoint};
 use crate::error::{Error, Result};
 
-/// A pattern for keys: `*` stands for any text (dots too), `?` for one character, `[ab]` for one of several, `{a,b}` for
-/// one of several texts.
+/// A pattern for keys: `*` stands for any text (dots and slashes too), `?` for one ASCII character, `[ab]` for one of
+/// several, `{a,b}` for one of several texts; a backslash takes a special character as it is.
 #[derive(Debug, Clone)]
-pub struct Glob {
-    text: String,
-    regex: Regex,
-}
+pub struct Glob(globset::GlobMatcher);
 
 impl Glob {
     /// Parses a pattern.
     pub fn new(text: &str) -> Result<Glob> {
-        let invalid = |why: &str| Error::invalid(format!("the pattern {text:?} makes no sense: {why}"));
-        let mut regex = String::from("^(?s)");
-        let mut braces = 0u32;
-        let mut chars = text.chars().peekable();
-        while let Some(c) = chars.next() {
-            match c {
-                '*' => regex.push_str(".*"),
-                '?' => regex.push('.'),
-                '[' => {
-                    let mut class = String::new();
-                    loop {
-                        match chars.next() {
-                            Some(']') if !class.is_empty() => break,
-                            Some(c) => class.push(c),
-                            None => return Err(invalid("a [ is never closed")),
-                        }
-                    }
-                    let (not, class) = match class.strip_prefix('!') {
-                        Some(rest) if !rest.is_empty() => ("^", rest.to_owned()),
-                        _ => ("", class),
-                    };
-                    let escaped: String = class
-                        .chars()
-                        .flat_map(|c| if c == '-' { vec![c] } else { regex::escape(&c.to_string()).chars().collect() })
-                        .collect();
-                    regex.push_str(&format!("[{not}{}]", escaped.replace('^', "\\^").replace("\\\\^", "\\^")));
-                }
-                '{' => {
-                    braces += 1;
-                    regex.push_str("(?:");
-                }
-                '}' if braces > 0 => {
-                    braces -= 1;
-                    regex.push(')');
-                }
-                ',' if braces > 0 => regex.push('|'),
-                '\\' => match chars.next() {
-                    Some(c) => regex.push_str(&regex::escape(&c.to_string())),
-                    None => return Err(invalid("it ends with a backslash")),
-                },
-                c => regex.push_str(&regex::escape(&c.to_string())),
-            }
-        }
-        if braces > 0 {
-            return Err(invalid("a { is never closed"));
-        }
-        regex.push('$');
-        let regex = Regex::new(&regex).map_err(|e| invalid(&e.to_string()))?;
-        Ok(Glob { text: text.to_owned(), regex })
+        GlobBuilder::new(text)
+            .backslash_escape(true)
+            .empty_alternates(true)
+            .build()
+            .map(|glob| Glob(glob.compile_matcher()))
+            .map_err(|error| Error::invalid(format!("invalid pattern {text:?}: {}", error.kind())))
     }
 
     /// Whether a key fits the pattern.
     pub fn matches(&self, key: &str) -> bool {
-        self.regex.is_match(key)
+        self.0.is_match(key)
     }
 
     /// The pattern as it was given.
     pub fn text(&self) -> &str {
-        &self.text
+        self.0.glob().glob()
     }
 }
 
@@ -342,6 +297,9 @@ mod tests {
             ("layers.[0-3].w", vec!["layers.0.w", "layers.3.w"], vec!["layers.4.w"]),
             ("layers.[!0].w", vec!["layers.1.w"], vec!["layers.0.w"]),
             ("{a,b.*}", vec!["a", "b.c"], vec!["b", "ab"]),
+            ("{a,}.b", vec!["a.b", ".b"], vec!["b"]),
+            ("**.w", vec!["a/b.w", "größe.w"], vec!["w"]),
+            ("größe.*", vec!["größe.w"], vec!["große.w"]),
             ("a+(b)|c", vec!["a+(b)|c"], vec!["aab", "c"]),
             ("\\*", vec!["*"], vec!["a"]),
         ] {
@@ -353,7 +311,7 @@ mod tests {
                 assert!(!glob.matches(key), "{pattern} {key}");
             }
         }
-        for bad in ["[", "{a", "a\\"] {
+        for bad in ["[", "{a", "a\\", "[z-a]", "a}"] {
             assert!(Glob::new(bad).is_err(), "{bad}");
         }
     }
