@@ -6,7 +6,7 @@
 #   make bench       everything measured beside PyTorch; make bench-check compares with committed floors
 #   make fuzz        a short run of every fuzz target
 #   make doc         the Rust API documentation
-#   make wheel       the Python package as a wheel, checked in an environment without torch
+#   make wheel       the Python package as a wheel and an sdist, each checked in an environment without torch
 #   make test-integrations    the real trainers over the engine
 #   make test-torch TORCH=2.5.1    the Python tests on another PyTorch
 #   make test-fresh  demo, check and test in a minimal Debian made on the spot, as a user and as root
@@ -34,10 +34,11 @@ override export RESHARD_PYTHON := $(PY)
 # The command speaks s3://, gs://, az:// and https:// as well.
 CLI := -p reshard-cli --features reshard-cli/cloud
 
-.PHONY: demo test test-rust test-mpi test-python test-integrations test-browser test-torch test-fresh check fmt clippy docs-check deps-check licences-check types-check python-check spelling-check bench bench-check bench-packages fuzz doc wheel build extension s3-server system-packages clean
+.PHONY: demo test test-rust test-mpi test-python test-integrations test-browser test-torch test-fresh check fmt clippy docs-check deps-check licences-check types-check python-check spelling-check portable-check bench bench-check bench-packages fuzz doc wheel build extension s3-server system-packages clean
 
+# Without cloud clients, which outweigh all the rest; cargo shows what it compiles.
 demo:
-	$(CARGO) run --release --quiet $(CLI) -- demo
+	$(CARGO) run --release -p reshard-cli -- demo
 
 build:
 	$(CARGO) build --release $(CLI)
@@ -127,6 +128,10 @@ python-check: $(PY_READY)
 spelling-check: $(PY_READY)
 	"$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("scripts"))')/typos"
 
+# Library and command for macOS, as far as compiling goes; not part of `make check`, as it builds everything once more.
+portable-check:
+	scripts/check-portable
+
 # ---- the rest -----------------------------------------------------------------------------------------------------------
 
 bench bench-check: EXTENSION_PROFILE = release
@@ -144,11 +149,11 @@ bench-packages: $(PY_READY)
 fuzz:
 	FUZZ_SECONDS=$(FUZZ_SECONDS) scripts/fuzz
 
-# What `pip install .` builds, in an isolated environment, and a look at it.
-wheel:
+# The wheel and the sdist, each installed into an empty environment, where package and command are used.
+wheel: $(PY_READY)
 	rm -rf target/wheels
-	$(PYTHON3) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir target/wheels .
-	PYTHON3=$(PYTHON3) scripts/check-wheel target/wheels/*.whl
+	$(PY) -m maturin build --release --sdist --out target/wheels
+	PYTHON3=$(PYTHON3) scripts/check-wheel target/wheels/*
 
 doc:
 	$(CARGO) doc --workspace --exclude reshard-python --no-deps --open

@@ -3,6 +3,7 @@
 #![deny(unsafe_code)]
 
 mod checkpoint;
+mod command;
 mod errors;
 mod group;
 mod layout;
@@ -28,6 +29,8 @@ mod _reshard {
 
     #[pymodule_export]
     use crate::checkpoint::{Checkpoint, decode_record, dtype_names, dtype_sizes, is_complete};
+    #[pymodule_export]
+    use crate::command::run_command;
     #[pymodule_export]
     use crate::layout::local_regions;
     #[pymodule_export]

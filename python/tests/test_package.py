@@ -95,3 +95,19 @@ def test_annotations_and_the_stub_hold():
     command = [sys.executable, "-m", "mypy.stubtest", "reshard._reshard", *options]
     checked = subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment)
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def command(*arguments):
+    return subprocess.run([sys.executable, "-m", "reshard", *arguments], capture_output=True, text=True, cwd=PYTHON)
+
+
+def test_the_command_comes_with_the_package(tmp_path):
+    version = command("--version")
+    assert version.returncode == 0 and version.stdout.startswith(f"reshard {reshard.__version__}")
+    ran = command("demo", "-o", str(tmp_path / "demo"))
+    assert ran.returncode == 0, ran.stderr
+    # What it ends with can be pasted.
+    pasted = next(line for line in ran.stdout.splitlines() if " verify " in line)
+    assert subprocess.run(pasted, shell=True, cwd=PYTHON, capture_output=True).returncode == 0
+    assert command("inspect", str(tmp_path / "nothing")).returncode == 2
+    assert "Usage: reshard" in command("--help").stdout

@@ -143,6 +143,14 @@ pub(crate) fn printable_lines(text: &str) -> String {
     text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
 }
 
+/// A text as one word for a shell.
+pub fn shell_word(text: &str) -> String {
+    match !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_./+=:@%,".contains(c)) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;

@@ -1,4 +1,5 @@
-//! What the `reshard` binary is made of, as a library, so that examples and tests can use its parts.
+//! What the `reshard` binary is made of, as a library, so that the Python package has the command too,
+//! and examples and tests can use its parts.
 //!
 //! `args` is what was typed; every file of `verbs` turns it into what it means and does it. Data goes to stdout through
 //! `printer`, all the rest to stderr; `failure` is how errors are told; the exit code is 0 when fine, 1 when something
@@ -22,4 +23,5 @@ mod verbs;
 mod version;
 
 pub use args::command;
-pub use verbs::main;
+pub use human::shell_word;
+pub use verbs::run;

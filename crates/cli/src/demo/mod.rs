@@ -7,6 +7,7 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::human::shell_word;
 use reshard::storage::{Address, Store, StoreOptions};
 use reshard::{Checkpoint, Error, Group, Result, SaveOptions, run_threads};
 use trainer::{Layout, Trainer};
@@ -22,8 +23,8 @@ struct Ending {
 }
 
 /// Runs the demo and leaves its checkpoint at `folder`, replacing one that an earlier run left. Returns whether the resumed
-/// run equals the one that never stopped.
-pub fn run(out: &mut dyn Write, folder: &Path) -> Result<bool> {
+/// run equals the one that never stopped. `program` is how the command was called: what is shown at the end can be pasted.
+pub fn run(out: &mut dyn Write, folder: &Path, program: &str) -> Result<bool> {
     let text = folder.to_str().ok_or_else(|| unprintable(folder))?;
     let address = Address::parse(text).map_err(|source| Error::Storage { doing: "opening the demo's folder".into(), source })?;
     let store = reshard::storage::open(&address, &StoreOptions::default())
@@ -71,12 +72,13 @@ pub fn run(out: &mut dyn Write, folder: &Path) -> Result<bool> {
     }
     say(String::new());
     say("The checkpoint is a torch.distributed.checkpoint folder. Try on it:".into());
+    let at = shell_word(text);
     for verb in ["inspect", "ls", "verify", "digest"] {
-        say(format!("  reshard {verb} {text}"));
+        say(format!("  {program} {verb} {at}"));
     }
-    say(format!("  reshard show {text} model.up.weight --slice 0:2,0:4"));
-    say(format!("  reshard convert {text} demo.safetensors --to safetensors --model-only"));
-    say(format!("  reshard report {text} -o report.html"));
+    say(format!("  {program} show {at} model.up.weight --slice 0:2,0:4"));
+    say(format!("  {program} convert {at} demo.safetensors --to safetensors --model-only --overwrite"));
+    say(format!("  {program} report {at} -o report.html"));
     Ok(equal)
 }
 
@@ -115,9 +117,9 @@ mod tests {
     fn the_resumed_run_equals_the_one_that_never_stopped() {
         let folder = tempfile::tempdir().unwrap();
         let mut out = Vec::new();
-        assert!(run(&mut out, &folder.path().join("ckpt")).unwrap(), "{}", String::from_utf8_lossy(&out));
+        assert!(run(&mut out, &folder.path().join("ckpt"), "reshard").unwrap(), "{}", String::from_utf8_lossy(&out));
         // Twice: an earlier demo is replaced.
-        assert!(run(&mut out, &folder.path().join("ckpt")).unwrap());
+        assert!(run(&mut out, &folder.path().join("ckpt"), "reshard").unwrap());
         assert!(!String::from_utf8(out).unwrap().contains("DIFFERENT"));
     }
 }

@@ -23,7 +23,7 @@ mod verify;
 pub(crate) use inspect::format_name;
 pub(crate) use show::place;
 
-use std::process::ExitCode;
+use std::ffi::OsString;
 
 use clap::Parser;
 use reshard::{Checkpoint, OpenOptions};
@@ -41,6 +41,7 @@ pub(crate) enum Outcome {
     Bad,
 }
 
+const FINE: u8 = 0;
 const BAD: u8 = 1;
 const COULD_NOT_RUN: u8 = 2;
 
@@ -50,13 +51,15 @@ pub(crate) struct Context {
     pub(crate) printer: Printer,
     /// How to open checkpoints.
     pub(crate) open: OpenOptions,
+    /// How this program was called, for commands that can be pasted.
+    pub(crate) program: String,
 }
 
 impl Context {
-    fn new(global: &GlobalArgs) -> Context {
+    fn new(global: &GlobalArgs, program: String) -> Context {
         let mut open = OpenOptions::default();
         open.store.follow_symlinks = global.follow_symlinks;
-        Context { printer: Printer::new(global.color, global.quiet), open }
+        Context { printer: Printer::new(global.color, global.quiet), open, program }
     }
 
     /// Opens a checkpoint.
@@ -71,37 +74,38 @@ impl Context {
     }
 }
 
-/// The whole program: parses what was typed, runs it, and gives the exit code.
-pub fn main() -> ExitCode {
-    if let Some(odd) = std::env::args_os().find(|argument| argument.to_str().is_none()) {
+/// The whole program: parses what was typed, runs it, and gives the exit code. `program` is what a shell would call it by.
+pub fn run(program: &str, arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    if let Some(odd) = arguments.iter().find(|argument| argument.to_str().is_none()) {
         let failure = Failure::new(format!("the argument {odd:?} is not valid UTF-8"))
             .hint("rename the file, or reach it through a link whose name is");
         Printer::new(ColorChoice::default(), false).failure(&failure);
-        return ExitCode::from(COULD_NOT_RUN);
+        return COULD_NOT_RUN;
     }
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::try_parse_from(std::iter::once(OsString::from("reshard")).chain(arguments)) {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version are data; a reader that left is no error.
             drop(error.print());
-            return if error.use_stderr() { ExitCode::from(COULD_NOT_RUN) } else { ExitCode::SUCCESS };
+            return if error.use_stderr() { COULD_NOT_RUN } else { FINE };
         }
     };
-    let mut context = Context::new(&cli.global);
-    let outcome = run(&mut context, cli.verb).and_then(|outcome| context.printer.finish().map(|()| outcome));
+    let mut context = Context::new(&cli.global, program.to_owned());
+    let outcome = run_verb(&mut context, cli.verb).and_then(|outcome| context.printer.finish().map(|()| outcome));
     match outcome {
-        Ok(Outcome::Fine) => ExitCode::SUCCESS,
-        Ok(Outcome::Bad) => ExitCode::from(BAD),
+        Ok(Outcome::Fine) => FINE,
+        Ok(Outcome::Bad) => BAD,
         // `reshard ls … | head` is a good way to use it.
-        Err(failure) if failure.reader_left() => ExitCode::SUCCESS,
+        Err(failure) if failure.reader_left() => FINE,
         Err(failure) => {
             context.printer.failure(&failure);
-            ExitCode::from(COULD_NOT_RUN)
+            COULD_NOT_RUN
         }
     }
 }
 
-fn run(context: &mut Context, verb: Verb) -> Result<Outcome> {
+fn run_verb(context: &mut Context, verb: Verb) -> Result<Outcome> {
     match verb {
         Verb::Inspect(args) => inspect::run(context, &args),
         Verb::Ls(args) => ls::run(context, &args),

@@ -6,6 +6,7 @@ mod broken;
 mod command;
 mod conversions;
 mod corpus;
+mod demo;
 mod interrupt;
 mod python;
 #[cfg(feature = "cloud")]
