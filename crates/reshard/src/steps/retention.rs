@@ -3,6 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use reshard_formats::Value;
+use reshard_storage::StorageError;
 use serde::Serialize;
 
 use super::remove::{checkpoint_files, leftovers, remove, under_way};
@@ -111,8 +112,9 @@ pub fn prune(folder: &str, retention: &Retention, dry_run: bool, options: &Steps
             }
             continue;
         }
-        // A job may have begun to save here again since the folder was looked at.
-        if under_way(&store, step, retention.grace)? {
+        // A job may have begun to save here again since the folder was looked at; while this holds the lock, none can.
+        let lock = if dry_run { Ok(None) } else { store.lock().map(Some) };
+        if matches!(lock, Err(StorageError::Busy { .. })) || under_way(&store, step, retention.grace)? {
             decision.keep = true;
             decision.why = vec!["a save is under way".to_owned()];
             continue;

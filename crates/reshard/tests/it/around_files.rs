@@ -392,6 +392,10 @@ fn a_step_that_is_being_saved_again_stays() {
     assert!(report.steps.iter().all(|d| d.keep), "{report:?}");
     sound(&folder.path().join("step-1"));
     rules.grace = Duration::ZERO;
+    let held = corpus::local(&folder.path().join("step-1"));
+    let lock = held.lock().unwrap();
+    assert!(prune(at, &rules, false, &StepsOptions::default()).unwrap().steps.iter().all(|d| d.keep));
+    drop(lock);
     prune(at, &rules, false, &StepsOptions::default()).unwrap();
     assert!(!folder.path().join("step-1").exists());
 }
