@@ -73,6 +73,7 @@ pub(super) fn compare(
     paths(checkpoint, gathered);
     sidecar_files(checkpoint, gathered);
     let edited = note(checkpoint, gathered)?;
+    one_save(checkpoint, named, indexes, edited, gathered);
     let empty = Vec::new();
     for (&file, index) in indexes {
         let name = checkpoint.file_name(file);
@@ -107,6 +108,24 @@ pub(super) fn compare(
         gathered.indexes += 1;
     }
     Ok(())
+}
+
+/// All files of a save have an index, and all that an edit took over are of one save; what an edit added is of none.
+fn one_save(checkpoint: &Checkpoint, named: &NamedByFile<'_>, indexes: &Indexes, edited: bool, gathered: &mut Gathered) {
+    let mut saved = indexes.iter().filter(|(_, index)| index.ranks > 0);
+    let Some((_, first)) = saved.next() else { return };
+    for (&file, index) in saved {
+        if index.save_id != first.save_id {
+            let what = format!("the file belongs to the save {}, and others to the save {}", index.save_id, first.save_id);
+            gathered.error(None, checkpoint.file_name(file), None, what);
+        }
+    }
+    for &file in named.keys().filter(|file| !edited && !indexes.contains_key(file)) {
+        if checkpoint.reader(file).is_ok() {
+            let what = "the file has no index at its end, and others of its save have one: it was cut off or changed";
+            gathered.error(None, checkpoint.file_name(file), None, what);
+        }
+    }
 }
 
 /// A key is its place in the tree, written with dots; torch's planner and ours make it so.
@@ -285,8 +304,9 @@ pub(crate) fn check_stored_twice(checkpoint: &Checkpoint, files: &BTreeSet<u32>)
     let mut gathered = Gathered::default();
     flaws(checkpoint, &mut gathered);
     if checkpoint.catalog().format == Format::Dcp {
+        let mut named = structure::named_records(checkpoint);
+        named.retain(|file, _| files.contains(file));
         let files: Vec<u32> = files.iter().copied().collect();
-        let named = structure::named_records(checkpoint);
         let indexes = indexes(checkpoint, &files, &mut gathered)?;
         compare(checkpoint, &named, &indexes, &mut gathered)?;
     }
