@@ -1,10 +1,10 @@
-"""Lightning's FSDP and ModelParallel strategies over the engine: Lightning's own folders, saved in the background.
+"""Lightning's ModelParallel strategy (FSDP2, tensor parallelism) over the engine: Lightning's own folders, saved in the background.
 
 ::
 
-    from reshard.integrations.lightning import FSDPStrategy
+    from reshard.integrations.lightning import ModelParallelStrategy
 
-    trainer = Trainer(strategy=FSDPStrategy(state_dict_type="sharded"), ...)
+    trainer = Trainer(strategy=ModelParallelStrategy(data_parallel_size=8), ...)
 
 A checkpoint counts when its ``.metadata`` is there; with ``background=True`` that is after ``save_checkpoint`` has returned, and before
 the next one, a load, or the end of the run.
@@ -103,20 +103,6 @@ class _OverTheEngine:
         """Waits for the last checkpoint."""
         self.settle()
         super().teardown()  # type: ignore[misc]
-
-
-class FSDPStrategy(_OverTheEngine, _theirs.FSDPStrategy):
-    """Lightning's ``FSDPStrategy``, saved and loaded by the engine when ``state_dict_type="sharded"``."""
-
-    _model_key = "model"
-
-    def __init__(self, *args: Any, background: bool = True, **kwargs: Any) -> None:
-        """
-        Args:
-            background: go on training while a checkpoint is written.
-        """
-        super().__init__(*args, **kwargs)
-        self.background = background
 
 
 class ModelParallelStrategy(_OverTheEngine, _theirs.ModelParallelStrategy):
