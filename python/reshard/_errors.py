@@ -107,7 +107,15 @@ class GroupError(ReshardError, RuntimeError):
 
 
 class InvalidInput(ReshardError, ValueError):
-    """The caller asked for something that makes no sense."""
+    """The caller's mistake: an argument that is not valid."""
+
+
+class ResourceExhausted(ReshardError, MemoryError):
+    """Memory, threads or another resource ran out."""
+
+
+class InternalError(ReshardError, RuntimeError):
+    """A bug in reshard. Please report it."""
 
 
 class Cancelled(ReshardError):

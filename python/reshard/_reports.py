@@ -134,7 +134,7 @@ class LoadReport(Report):
         reads: read requests.
         files: files touched.
         verified: records whose checksum was compared.
-        differences: what differs, when loading leniently; as in :class:`reshard.Mismatch`.
+        differences: what differs, with ``strict=False``; as in :class:`reshard.Mismatch`.
         casts: casts that were allowed, each a dict with ``key``, ``from``, ``to`` and ``narrowing``.
     """
 

@@ -157,7 +157,7 @@ impl Checkpoint {
         let mut target = Filled::new(buffer)?;
         let checkpoint = Arc::clone(&self.inner);
         let control = reshard::Control::new();
-        run(py, &control, move || checkpoint.read_into(&key, &region, target.bytes()))?.or_raise(py)
+        run(py, &control, move || checkpoint.read_bytes_into(&key, &region, target.bytes()))?.or_raise(py)
     }
 
     /// Reads a plain value; one that needs unpickling is an error that names its class.

@@ -4,7 +4,7 @@
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
-use reshard::{Difference, Error, ErrorKind};
+use reshard::{Caller, Difference, Error, ErrorKind};
 
 /// The exception of an error.
 pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
@@ -35,6 +35,8 @@ fn class_name(error: &Error) -> &'static str {
         ErrorKind::Group => "GroupError",
         ErrorKind::Invalid => "InvalidInput",
         ErrorKind::Cancelled => "Cancelled",
+        ErrorKind::Exhausted => "ResourceExhausted",
+        ErrorKind::Internal => "InternalError",
         _ => "ReshardError",
     }
 }
@@ -45,7 +47,7 @@ fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>>
     details.set_item("keys", error.keys())?;
     details.set_item("files", error.files())?;
     details.set_item("ranks", error.ranks())?;
-    details.set_item("hint", error.hint())?;
+    details.set_item("hint", error.hint_for(Caller::Python))?;
     match error {
         Error::Mismatch(mismatch) => details.set_item("differences", differences(py, &mismatch.differences)?)?,
         Error::Untrusted { class, .. } => details.set_item("class_name", class)?,
@@ -106,7 +108,7 @@ impl<T> Raise<T> for reshard::Result<T> {
     }
 }
 
-/// An error of this layer: what Python handed over makes no sense.
+/// An error of this layer: what Python handed over is not valid.
 pub(crate) fn invalid(py: Python<'_>, detail: impl Into<String>) -> PyErr {
     raised(py, &Error::Invalid { detail: detail.into() })
 }

@@ -49,7 +49,7 @@ pub(crate) fn load<'py>(
             Ok((checkpoint, state, options))
         });
         let (checkpoint, mut state, options) = together(group.as_ref(), ready)?;
-        let loaded = reshard::load(group.as_ref(), &checkpoint, &mut state, &options);
+        let loaded = reshard::load_with(group.as_ref(), &checkpoint, &mut state, &options);
         drop(owners);
         loaded
     })?;

@@ -50,7 +50,7 @@ pub(crate) fn run<T: Send + 'static>(
         let _ = sender.send(work());
     });
     if let Err(error) = spawned {
-        return Ok(Err(Error::Invalid { detail: format!("no thread could be started: {error}") }));
+        return Ok(Err(Error::Exhausted { detail: format!("no thread could be started: {error}") }));
     }
     let mut interrupted: Option<(PyErr, Instant)> = None;
     loop {
@@ -58,7 +58,7 @@ pub(crate) fn run<T: Send + 'static>(
         match received {
             Ok(result) => return interrupted.map_or(Ok(result), |(error, _)| Err(error)),
             Err(RecvTimeoutError::Disconnected) => {
-                return Ok(Err(Error::Invalid { detail: "the engine panicked; this is a bug in reshard".into() }));
+                return Ok(Err(Error::Internal { detail: "the engine panicked".into() }));
             }
             Err(RecvTimeoutError::Timeout) => {}
         }

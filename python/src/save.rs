@@ -71,7 +71,8 @@ impl SaveRequest<'_> {
 /// Saves.
 #[pyfunction]
 pub(crate) fn save<'py>(py: Python<'py>, request: SaveRequest<'py>) -> PyResult<Bound<'py, PyDict>> {
-    let report = request.run(py, |group, (state, store, options)| reshard::save(group.as_ref(), &state, &store, &options))?;
+    let report =
+        request.run(py, |group, (state, store, options)| reshard::save_with(group.as_ref(), &state, &store, &options))?;
     save_report(py, &report)
 }
 

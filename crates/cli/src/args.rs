@@ -31,14 +31,14 @@ Exit codes: 0 fine, 1 checked and found bad, 2 could not run. Data goes to stdou
 /// For every verb.
 #[derive(Debug, Args)]
 pub(crate) struct GlobalArgs {
-    /// When to paint the output
-    #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN", help_heading = "Everywhere")]
+    /// Color output
+    #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN", help_heading = "Global options")]
     pub(crate) color: ColorChoice,
-    /// Print only data and errors: no remarks, no progress bars
-    #[arg(short, long, global = true, help_heading = "Everywhere")]
+    /// Print only data and errors: no notes, no progress bars
+    #[arg(short, long, global = true, help_heading = "Global options")]
     pub(crate) quiet: bool,
-    /// Let symbolic links inside a checkpoint's folder lead outside of it (the Hugging Face cache is made of such links)
-    #[arg(long, global = true, help_heading = "Everywhere")]
+    /// Follow symbolic links that lead outside the checkpoint's folder (the Hugging Face cache uses such links)
+    #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) follow_symlinks: bool,
 }
 
@@ -73,7 +73,7 @@ pub(crate) struct JsonArg {
     pub(crate) json: bool,
 }
 
-/// One screen about a checkpoint: what is in it, how it is cut, who wrote it, whether it looks whole
+/// Summarize a checkpoint: contents, sharding, writer, and whether it looks complete
 #[derive(Debug, Args)]
 pub(crate) struct InspectArgs {
     /// The checkpoint
@@ -87,15 +87,15 @@ pub(crate) struct InspectArgs {
 pub(crate) struct LsArgs {
     /// The checkpoint
     pub(crate) path: String,
-    /// Only keys that fit: `*` any text, `?` one character, `[ab]`, `{a,b}`
+    /// Only keys matching GLOB: `*` any text, `?` one character, `[ab]`, `{a,b}`
     pub(crate) glob: Option<String>,
-    /// Show modules as a tree with sums
+    /// Show modules as a tree with totals
     #[arg(long)]
     pub(crate) tree: bool,
-    /// How deep the tree goes
+    /// Maximum depth of the tree
     #[arg(long, value_name = "LEVELS", requires = "tree")]
     pub(crate) depth: Option<usize>,
-    /// The order of keys
+    /// Sort keys
     #[arg(long, value_enum, default_value_t, value_name = "BY")]
     pub(crate) sort: SortBy,
     #[command(flatten)]
@@ -124,13 +124,13 @@ pub(crate) struct ShowArgs {
     /// Only this part, as in Python: `0:4,:`, `-1`, `...,0`
     #[arg(long, value_name = "SLICE", allow_hyphen_values = true)]
     pub(crate) slice: Option<String>,
-    /// No statistics: do not read more than the values that are printed
+    /// Skip statistics: read only the values that are printed
     #[arg(long)]
     pub(crate) values_only: bool,
-    /// Print every value of the slice, however many
+    /// Print every value of the slice
     #[arg(long)]
     pub(crate) all: bool,
-    /// List every chunk, however many
+    /// List every chunk
     #[arg(long)]
     pub(crate) chunks: bool,
     #[command(flatten)]
@@ -142,12 +142,12 @@ pub(crate) struct ShowArgs {
 pub(crate) struct DigestArgs {
     /// The checkpoint
     pub(crate) path: String,
-    /// Only keys that fit: `*` any text, `?` one character, `[ab]`, `{a,b}`
+    /// Only keys matching GLOB: `*` any text, `?` one character, `[ab]`, `{a,b}`
     pub(crate) glob: Option<String>,
-    /// Do not compare stored checksums on the way
+    /// Do not verify stored checksums while reading
     #[arg(long)]
     pub(crate) no_verify: bool,
-    /// Print JSON: what a digest always is
+    /// Print JSON, which a digest always is
     #[arg(long, hide = true)]
     pub(crate) json: bool,
 }
@@ -155,12 +155,12 @@ pub(crate) struct DigestArgs {
 /// Train a small model, save it on four ranks, resume it on three, and show that nothing was lost
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
-    /// The folder in which its checkpoint is left
+    /// Folder for the demo's checkpoint
     #[arg(short, long, value_name = "FOLDER", default_value = "demo-checkpoint")]
     pub(crate) output: std::path::PathBuf,
 }
 
-/// Print a script that completes commands in a shell
+/// Print a shell completion script
 #[derive(Debug, Args)]
 pub(crate) struct CompletionsArgs {
     /// The shell
@@ -168,7 +168,7 @@ pub(crate) struct CompletionsArgs {
     pub(crate) shell: clap_complete::Shell,
 }
 
-/// Print the manual page, or write one page a verb into a folder
+/// Print the manual page, or write one page per verb into a folder
 #[derive(Debug, Args)]
 #[command(hide = true)]
 pub(crate) struct ManArgs {

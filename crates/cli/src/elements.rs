@@ -1,7 +1,7 @@
 //! Elements of a tensor as numbers and text: a region is read through the engine's own casts.
 
 use reshard::layout::Region;
-use reshard::{CastPolicy, Checkpoint, DType, LoadLeaf, LoadOptions, LoadPiece, LoadState, LoadTensor, Scope, Solo, load};
+use reshard::{CastPolicy, Checkpoint, DType, LoadLeaf, LoadOptions, LoadPiece, LoadState, LoadTensor, Scope, Solo, load_with};
 use serde_json::Value as Json;
 
 use crate::failure::{Failure, Result};
@@ -75,7 +75,7 @@ pub(crate) fn read(checkpoint: &Checkpoint, key: &str, region: &Region) -> Resul
     let mut options = LoadOptions::default();
     options.cast = CastPolicy::Any;
     options.expected = Some(std::sync::Arc::new(|_| false));
-    load(&Solo, checkpoint, &mut state, &options)?;
+    load_with(&Solo, checkpoint, &mut state, &options)?;
     drop(state);
     Ok(decode(wide, &memory))
 }

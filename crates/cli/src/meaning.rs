@@ -10,7 +10,7 @@ use crate::failure::{Failure, Result};
 
 /// `5GB`, `512MiB`, `1_000_000`.
 pub(crate) fn size(text: &str) -> Result<u64> {
-    let wrong = || Failure::new(format!("{text:?} is no size")).hint("write it like 5GB, 512MiB or 1000000");
+    let wrong = || Failure::new(format!("invalid size {text:?}")).hint("write it like 5GB, 512MiB or 1000000");
     let plain: String = text.chars().filter(|c| *c != '_' && !c.is_whitespace()).collect();
     let cut = plain.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(plain.len());
     let (number, unit) = plain.split_at(cut);
@@ -36,7 +36,7 @@ pub(crate) fn size(text: &str) -> Result<u64> {
 
 /// `90s`, `30min`, `12h`, `7d`.
 pub(crate) fn age(text: &str) -> Result<Duration> {
-    let wrong = || Failure::new(format!("{text:?} is no age")).hint("write it like 90s, 30min, 12h or 7d");
+    let wrong = || Failure::new(format!("invalid age {text:?}")).hint("write it like 90s, 30min, 12h or 7d");
     let cut = text.find(|c: char| c.is_ascii_alphabetic()).ok_or_else(wrong)?;
     let (number, unit) = text.split_at(cut);
     let seconds = match unit {
@@ -123,8 +123,8 @@ pub(crate) fn target(
         _ => None,
     };
     let format = asked.or_else(named).or_else(like).ok_or_else(|| {
-        Failure::new(format!("the name {destination:?} does not tell the format to write"))
-            .hint("say it: --to dcp, --to safetensors or --to torch")
+        Failure::new(format!("cannot infer the format from the name {destination:?}"))
+            .hint("pass --to dcp, --to safetensors or --to torch")
     })?;
     if ranks == 0 {
         return Err(Failure::new("a checkpoint is saved by at least one rank"));

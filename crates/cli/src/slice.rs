@@ -30,12 +30,12 @@ impl Slice {
     /// Parses `0:4,:,-1` or `[..., 0]`.
     pub(crate) fn parse(text: &str) -> Result<Slice> {
         let wrong = |why: &str| {
-            Failure::new(format!("the slice {text:?} makes no sense: {why}"))
+            Failure::new(format!("invalid slice {text:?}: {why}"))
                 .hint("write it as in Python: `0:4,:`, `-1`, `...,0`; steps are not known")
         };
         let inner = text.trim();
         let inner = inner.strip_prefix('[').and_then(|inner| inner.strip_suffix(']')).unwrap_or(inner);
-        let number = |part: &str| part.trim().parse::<i64>().map_err(|_| wrong(&format!("{:?} is no whole number", part.trim())));
+        let number = |part: &str| part.trim().parse::<i64>().map_err(|_| wrong(&format!("{:?} is not an integer", part.trim())));
         let bound = |part: &str| if part.trim().is_empty() { Ok(None) } else { number(part).map(Some) };
         let mut items = Vec::new();
         for part in inner.split(',').map(str::trim) {
@@ -90,7 +90,7 @@ impl Slice {
                 kept.push(length);
             }
         }
-        let region = Region::new(&offsets, &sizes).map_err(|error| Failure::because("the slice makes no sense", &error))?;
+        let region = Region::new(&offsets, &sizes).map_err(|error| Failure::because("invalid slice", &error))?;
         Ok(Meaning { region, shape: kept })
     }
 }

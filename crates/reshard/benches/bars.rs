@@ -15,7 +15,8 @@ use reshard::layout::{ByteLayout, Dims, Region};
 use reshard::storage::{Address, Store, StoreOptions};
 use reshard::{
     AsyncSaver, Checkpoint, DType, Group, LoadLeaf, LoadOptions, LoadPiece, LoadState, LoadTensor, PlanCache, SaveLeaf,
-    SaveOptions, SavePiece, SaveState, SaveTensor, Scope, Solo, Source, Target, Verify, load, run_threads, save, simulate_plan,
+    SaveOptions, SavePiece, SaveState, SaveTensor, Scope, Solo, Source, Target, Verify, load_with, run_threads, save_with,
+    simulate_plan,
 };
 
 const ROUNDS: usize = 5;
@@ -119,7 +120,7 @@ fn large(dir: &Path, rows: &mut Vec<Row>) {
             let mut options = SaveOptions::default();
             options.sync = sync;
             let store = store_at(&ckpt);
-            row.ours.push(timed(|| save(&Solo, &state, &store, &options).expect("save")).0);
+            row.ours.push(timed(|| save_with(&Solo, &state, &store, &options).expect("save")).0);
         }
         rows.push(row);
     }
@@ -135,7 +136,7 @@ fn large(dir: &Path, rows: &mut Vec<Row>) {
             }
             let mut options = LoadOptions::default();
             options.verify = verify;
-            let (time, loaded) = timed(|| load(&Solo, &checkpoint, &mut state, &options).expect("load"));
+            let (time, loaded) = timed(|| load_with(&Solo, &checkpoint, &mut state, &options).expect("load"));
             row.note = format!("amplification {:.3}", loaded.report.read_amplification());
             row.ours.push(time);
         }
@@ -160,7 +161,7 @@ fn small(dir: &Path, rows: &mut Vec<Row>) {
             state.insert_whole(format!("layers.{i}.weight"), DType::Float32, &[256], tensor).expect("insert");
         }
         let store = store_at(&ckpt);
-        let (time, report) = timed(|| save(&Solo, &state, &store, &SaveOptions::default()).expect("save"));
+        let (time, report) = timed(|| save_with(&Solo, &state, &store, &SaveOptions::default()).expect("save"));
         save_row.ours.push(time);
         save_row.note = phases(&report.phases);
         save_row.limit.push(Duration::from_millis(60));
@@ -171,7 +172,7 @@ fn small(dir: &Path, rows: &mut Vec<Row>) {
             for (i, target) in targets.iter_mut().enumerate() {
                 state.insert_whole(format!("layers.{i}.weight"), DType::Float32, &[256], target).expect("insert");
             }
-            load(&Solo, &checkpoint, &mut state, &LoadOptions::default()).expect("load").report
+            load_with(&Solo, &checkpoint, &mut state, &LoadOptions::default()).expect("load").report
         });
         load_row.ours.push(time);
         load_row.note =
@@ -258,7 +259,7 @@ fn reshard_rows(dir: &Path, rows: &mut Vec<Row>) {
         }
         let mut options = SaveOptions::default();
         options.plan_cache = Some(Arc::clone(&cache)).filter(|_| group.rank() == 0);
-        save(&group, &state, &store, &options)
+        save_with(&group, &state, &store, &options)
     });
     saved.into_iter().for_each(|r| drop(r.expect("save")));
     let bytes: usize = COUNT * (shape[0] * shape[1] * 4) as usize;
@@ -282,7 +283,7 @@ fn reshard_rows(dir: &Path, rows: &mut Vec<Row>) {
                         let tensor = LoadTensor { dtype: DType::Float32, shape: Dims::from_slice(&shape), pieces: vec![piece] };
                         state.insert(format!("w{i}"), Scope::Shared, LoadLeaf::Tensor(tensor))?;
                     }
-                    Ok(load(&group, &checkpoint, &mut state, &LoadOptions::default())?.report)
+                    Ok(load_with(&group, &checkpoint, &mut state, &LoadOptions::default())?.report)
                 })
             });
             row.ours.push(time);

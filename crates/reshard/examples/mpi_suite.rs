@@ -17,7 +17,7 @@ use reshard::group::Mpi;
 use reshard::layout::Placement;
 use reshard::{
     Checkpoint, DType, ErrorKind, Group, LoadLeaf, LoadOptions, LoadState, LoadedValue, PlanCache, SaveLeaf, SaveOptions,
-    SaveState, Scope, Value, load, save,
+    SaveState, Scope, Value, load_with, save_with,
 };
 
 type Case = (&'static str, fn(&Mpi, &Path));
@@ -56,7 +56,7 @@ fn save_under(group: &Mpi, cut: &Cut, path: &Path, options: &SaveOptions) -> res
     }
     state.insert_value("step", Value::from(7))?;
     state.insert("rng", None, Scope::PerRank, SaveLeaf::Value(Value::from(rank as i64 * 100)))?;
-    save(group, &state, &store_at(path), options)
+    save_with(group, &state, &store_at(path), options)
 }
 
 fn load_under(group: &Mpi, cut: &Cut, path: &Path) -> reshard::Result<()> {
@@ -73,7 +73,7 @@ fn load_under(group: &Mpi, cut: &Cut, path: &Path) -> reshard::Result<()> {
     }
     state.insert_value("step")?;
     state.insert("rng", Scope::PerRank, LoadLeaf::Value)?;
-    let loaded = load(group, &checkpoint, &mut state, &LoadOptions::default())?;
+    let loaded = load_with(group, &checkpoint, &mut state, &LoadOptions::default())?;
     drop(state);
     assert_eq!(loaded.values["step"], LoadedValue::Plain(Value::from(7)));
     assert_eq!(loaded.values["rng"], LoadedValue::Plain(Value::from(rank as i64 * 100)));

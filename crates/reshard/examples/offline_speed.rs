@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use reshard::storage::{Address, StoreOptions};
 use reshard::{
     Checkpoint, ConvertOptions, ConvertTarget, DType, Destination, DigestOptions, SaveOptions, SaveState, Solo, VerifyOptions,
-    convert, digest, save, verify,
+    convert, digest, save_with, verify,
 };
 use sha2::{Digest as _, Sha256};
 use twox_hash::XxHash3_64;
@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             state.insert_whole(format!("model.layer{i}.weight"), DType::Float32, &[size as u64 / 4096, 1024], &memory)?;
         }
         let store = reshard::storage::open(&Address::local(source.clone()), &StoreOptions::default())?;
-        save(&Solo, &state, &store, &SaveOptions::default())?;
+        save_with(&Solo, &state, &store, &SaveOptions::default())?;
     }
     let file = source.join("__0_0.distcp");
     let bytes = std::fs::metadata(&file)?.len();

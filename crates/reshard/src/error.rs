@@ -33,8 +33,12 @@ pub enum ErrorKind {
     Storage,
     /// Ranks could not talk to each other.
     Group,
-    /// The caller asked for something that makes no sense.
+    /// The caller asked for something that cannot be done.
     Invalid,
+    /// Memory, threads or another resource of this machine ran out.
+    Exhausted,
+    /// A bug in reshard.
+    Internal,
     /// The caller cancelled it.
     Cancelled,
 }
@@ -70,7 +74,7 @@ pub enum Error {
         near: Vec<String>,
     },
     /// A checkpoint lies there and overwriting was not asked for.
-    #[error("{path} already holds a checkpoint; choose another path, or allow overwriting")]
+    #[error("{path} already holds a checkpoint")]
     AlreadyExists {
         /// The address.
         path: String,
@@ -109,9 +113,7 @@ pub enum Error {
     #[error("{0}")]
     Mismatch(Box<Mismatch>),
     /// A value that only unpickling could bring back.
-    #[error(
-        "the value of {key:?} in {path} is a pickled {class}, which reading would have to run; allow pickle only for files you trust"
-    )]
+    #[error("the value of {key:?} in {path} is a pickled {class}: loading it would execute code")]
     Untrusted {
         /// The address.
         path: String,
@@ -158,10 +160,22 @@ pub enum Error {
         /// What failed where; never empty, sorted by rank.
         failures: Vec<RankFailure>,
     },
-    /// The caller's input makes no sense.
+    /// The caller's mistake: input that is not valid.
     #[error("{detail}")]
     Invalid {
         /// What is wrong and what to do.
+        detail: String,
+    },
+    /// Memory, threads or another resource ran out, or a limit of the format was reached.
+    #[error("{detail}")]
+    Exhausted {
+        /// What ran out, and for what.
+        detail: String,
+    },
+    /// A bug in reshard: ranks or steps that do not agree with each other. Please report it.
+    #[error("{detail}; this is a bug in reshard")]
+    Internal {
+        /// What should never have happened.
         detail: String,
     },
     /// The caller cancelled the work.
@@ -202,6 +216,8 @@ impl Error {
             Error::Group { .. } => ErrorKind::Group,
             Error::Remote { failures } => failures.first().map_or(ErrorKind::Group, |f| f.kind),
             Error::Invalid { .. } | Error::Several { .. } => ErrorKind::Invalid,
+            Error::Exhausted { .. } => ErrorKind::Exhausted,
+            Error::Internal { .. } => ErrorKind::Internal,
             Error::Cancelled { .. } => ErrorKind::Cancelled,
         }
     }
@@ -235,22 +251,27 @@ impl Error {
         }
     }
 
-    /// What to do about it, in one sentence, where there is something to say.
+    /// What to do about it, in one sentence, where there is something to say; in the words of the Rust library.
     pub fn hint(&self) -> Option<String> {
+        self.hint_for(Caller::Rust)
+    }
+
+    /// What to do about it, in the words of whoever called: the options that they have, by the names that they know.
+    pub fn hint_for(&self, caller: Caller) -> Option<String> {
         let text = match self {
             Error::Storage { source, .. } => match source {
-                StorageError::NoSpace { .. } => "free some space or write elsewhere; what was there before is as it was",
+                StorageError::NoSpace { .. } => "free some space or choose another path; what was there before is unchanged",
                 StorageError::PermissionDenied { .. } => "check the permissions of the path, or the credentials for the store",
                 StorageError::NotFound { .. } => ADDRESS,
                 _ => return None,
             },
             Error::Remote { failures } => match failures.first()? {
                 // A key that is not there is no matter of the address.
-                RankFailure { kind: ErrorKind::NotFound, keys, .. } if !keys.is_empty() => KEYS,
-                failure => kind_hint(failure.kind)?,
+                RankFailure { kind: ErrorKind::NotFound, keys, .. } if !keys.is_empty() => keys_hint(caller),
+                failure => kind_hint(failure.kind, caller)?,
             },
-            Error::NoSuchKey { .. } => KEYS,
-            _ => kind_hint(self.kind())?,
+            Error::NoSuchKey { .. } => keys_hint(caller),
+            _ => kind_hint(self.kind(), caller)?,
         };
         Some(text.to_owned())
     }
@@ -270,6 +291,14 @@ impl Error {
 
     pub(crate) fn invalid(detail: impl Into<String>) -> Error {
         Error::Invalid { detail: detail.into() }
+    }
+
+    pub(crate) fn exhausted(detail: impl Into<String>) -> Error {
+        Error::Exhausted { detail: detail.into() }
+    }
+
+    pub(crate) fn internal(detail: impl Into<String>) -> Error {
+        Error::Internal { detail: detail.into() }
     }
 
     pub(crate) fn format(
@@ -294,21 +323,57 @@ impl From<MetadataError> for Error {
     }
 }
 
-const ADDRESS: &str = "check the address; a DCP folder holds a `.metadata` file";
-const KEYS: &str = "`reshard ls` lists the keys that there are; a rename map loads under other names";
+/// Who reads a hint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Caller {
+    /// A program that uses the Rust library.
+    Rust,
+    /// A program that uses the Python package.
+    Python,
+    /// A person at the command line.
+    Command,
+}
 
-fn kind_hint(kind: ErrorKind) -> Option<&'static str> {
-    Some(match kind {
-        ErrorKind::NotFound => ADDRESS,
-        ErrorKind::AlreadyExists => "pass overwrite to replace it; the old one stays until the new one is complete",
-        ErrorKind::Incomplete => {
+const ADDRESS: &str = "check the path; a DCP folder holds a `.metadata` file";
+
+fn keys_hint(caller: Caller) -> &'static str {
+    match caller {
+        Caller::Rust => "`Checkpoint::catalog` lists the keys; a `KeyMap` loads them under other names",
+        Caller::Python => "`reshard.open(path).keys()` lists the keys; `rename=` loads them under other names",
+        Caller::Command => "`reshard ls` lists the keys; `--rename` changes their names",
+    }
+}
+
+fn kind_hint(kind: ErrorKind, caller: Caller) -> Option<&'static str> {
+    Some(match (kind, caller) {
+        (ErrorKind::NotFound, _) => ADDRESS,
+        (ErrorKind::AlreadyExists, Caller::Rust) => {
+            "set `overwrite` to replace it; the old checkpoint stays until the new one is complete"
+        }
+        (ErrorKind::AlreadyExists, Caller::Python) => {
+            "pass overwrite=True to replace it; the old checkpoint stays until the new one is complete"
+        }
+        (ErrorKind::AlreadyExists, Caller::Command) => {
+            "pass --overwrite to replace it; the old checkpoint stays until the new one is complete"
+        }
+        (ErrorKind::Incomplete, _) => {
             "`reshard recover` rebuilds `.metadata` from data files; `reshard latest` finds the newest complete one"
         }
-        ErrorKind::Corrupt => "`reshard verify` lists everything that is damaged",
-        ErrorKind::Mismatch => "load leniently for a report instead, or map names with a rename",
-        ErrorKind::Untrusted => "allow pickle only if you trust whoever wrote the file",
-        ErrorKind::Group => "look at the log of the rank that is named: it failed, left, or is still busy with something else",
-        ErrorKind::Storage | ErrorKind::Invalid | ErrorKind::Cancelled => return None,
+        (ErrorKind::Corrupt, _) => "`reshard verify` lists everything that is damaged",
+        (ErrorKind::Mismatch, Caller::Rust) => "load without strictness for a report instead, or map names with a `KeyMap`",
+        (ErrorKind::Mismatch, Caller::Python) => {
+            "pass strict=False for a report instead, cast=\"any\" for other dtypes, or rename= for other names"
+        }
+        (ErrorKind::Mismatch, Caller::Command) => "`reshard diff` shows every difference; `--rename` changes names",
+        (ErrorKind::Untrusted, Caller::Rust) => "read it as opaque bytes; only unpickling could bring the object back",
+        (ErrorKind::Untrusted, Caller::Python) => "pass allow_pickle=True only if you trust whoever wrote the file",
+        (ErrorKind::Untrusted, Caller::Command) => "leave such values out with --skip-opaque; the command never executes code",
+        (ErrorKind::Group, _) => {
+            "look at the log of the rank that is named: it failed, left, or is still busy with something else"
+        }
+        (ErrorKind::Storage | ErrorKind::Invalid | ErrorKind::Cancelled | ErrorKind::Exhausted | ErrorKind::Internal, _) => {
+            return None;
+        }
     })
 }
 
@@ -371,10 +436,10 @@ mod tests {
     #[test]
     fn hints_speak_of_what_is_missing() {
         let key = Error::NoSuchKey { key: "k".into(), path: "p".into(), near: Vec::new() };
-        let path = Error::NotFound { path: "p".into(), detail: "there is nothing".into() };
-        assert!(key.hint().unwrap().contains("reshard ls") && !key.hint().unwrap().contains("address"));
-        assert!(path.hint().unwrap().contains("address"));
-        for (error, word) in [(&key, "reshard ls"), (&path, "address")] {
+        let path = Error::NotFound { path: "p".into(), detail: "it is empty".into() };
+        assert!(key.hint().unwrap().contains("lists the keys") && !key.hint().unwrap().contains("path"));
+        assert!(path.hint().unwrap().contains("path"));
+        for (error, word) in [(&key, "lists the keys"), (&path, "path")] {
             let remote = Error::Remote { failures: error.to_failures(3) };
             assert!(remote.kind() == ErrorKind::NotFound && remote.hint().unwrap().contains(word), "{remote}");
         }

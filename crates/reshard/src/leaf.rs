@@ -83,6 +83,8 @@ pub enum SaveLeaf<'a> {
 #[derive(Debug, Clone, Default)]
 pub struct SaveState<'a> {
     pub(crate) leaves: IndexMap<String, SaveEntry<'a>>,
+    /// Whose state it is, for shards.
+    pub(crate) rank: usize,
 }
 
 #[derive(Debug, Clone)]
@@ -200,6 +202,8 @@ pub enum LoadLeaf<'a> {
 #[derive(Debug, Default)]
 pub struct LoadState<'a> {
     pub(crate) leaves: IndexMap<String, LoadEntry<'a>>,
+    /// Who wants it, for shards.
+    pub(crate) rank: usize,
 }
 
 #[derive(Debug)]

@@ -3,6 +3,33 @@
 //! A group of ranks [`save()`]s a state dict of sharded tensors and plain values; any other group [`load()`]s it in any
 //! other layout. [`Checkpoint`] opens what is on disk — a DCP folder, safetensors, a `torch.save` file — lists its keys
 //! and reads any slice. Nothing here runs code from a file.
+//!
+//! Four ranks save rows, three ranks load columns, and one process reads a slice:
+//!
+//! ```
+//! use reshard::layout::{Mesh, Placement::Shard};
+//! use reshard::{Checkpoint, LoadState, SaveState, load, run_threads, save};
+//!
+//! let path = "memory://rows-and-columns"; // or a folder, s3://bucket/step-100, gs://…, az://…
+//! run_threads(4, |group| {
+//!     let rows = [1.0f32; 2 * 6]; // this rank's rows of a matrix of 8 × 6
+//!     let mut state = SaveState::of(&group);
+//!     state.shard("matrix", &Mesh::new(&[4])?, &[Shard(0)], &[8, 6], &rows)?;
+//!     save(&group, path, &state)
+//! });
+//! run_threads(3, |group| {
+//!     let mut columns = [0.0f32; 8 * 2];
+//!     let mut state = LoadState::of(&group);
+//!     state.shard("matrix", &Mesh::new(&[3])?, &[Shard(1)], &[8, 6], &mut columns)?;
+//!     load(&group, path, &mut state)
+//! });
+//! assert_eq!(Checkpoint::open(path)?.read_slice::<f32>("matrix", &[0..1, 2..4])?, [1.0, 1.0]);
+//! # Ok::<(), reshard::Error>(())
+//! ```
+//!
+//! [`save_with`] and [`load_with`] take a store and options. Below them, [`SavePiece`] and [`LoadPiece`] are regions in
+//! memory of any layout, also of a device ([`DeviceMemory`]). [`convert`], [`relayout`], [`merge()`], [`edit()`],
+//! [`diff`](diff()), [`verify`](verify()) and [`recover`](recover()) are what the command line does.
 #![deny(unsafe_code)]
 
 mod cast;
@@ -38,6 +65,7 @@ mod steps;
 mod stream;
 #[cfg(feature = "trace")]
 mod trace;
+mod typed;
 mod verify;
 mod workers;
 
@@ -50,10 +78,10 @@ pub use convert::{ConvertOptions, ConvertReport, Destination, Target as ConvertT
 pub use diff::{DiffOptions, DiffReport, Differing, KeyDifference, Tolerance, ValueDifference, diff};
 pub use digest::{Digest, DigestEntry, DigestOptions, digest};
 pub use edit::{EditOptions, EditReport, edit, setting_path};
-pub use error::{Error, ErrorKind, RankFailure, Result};
+pub use error::{Caller, Error, ErrorKind, RankFailure, Result};
 pub use group::{Group, Solo, Threads, run_threads};
 pub use leaf::{LoadLeaf, LoadPiece, LoadState, LoadTensor, SaveLeaf, SavePiece, SaveState, SaveTensor, Scope};
-pub use load::{Cast, CastPolicy, KeyFilter, KeyMap, LoadOptions, LoadReport, Loaded, Strictness, Verify, load};
+pub use load::{Cast, CastPolicy, KeyFilter, KeyMap, LoadOptions, LoadReport, Loaded, Strictness, Verify, load, load_with};
 pub use memory::{DeviceMemory, DeviceMemoryMut, Source, StridedBox, Target};
 pub use merge::{MergeReport, merge};
 pub use mismatch::{Difference, Mismatch};
@@ -67,11 +95,12 @@ pub use reshard_formats::{DType, KeyPath, PathSegment, Value};
 pub use reshard_layout as layout;
 pub use reshard_state as state;
 pub use reshard_storage as storage;
-pub use save::{AsyncSaver, SaveHandle, SaveOptions, save};
+pub use save::{AsyncSaver, SaveHandle, SaveOptions, save, save_with};
 pub use select::{CastRules, Glob, Part, Rename, Selection};
 pub use staging::StagingPool;
 pub use stats::{StatsOptions, TensorStats, element_text, stats};
 pub use steps::{Best, Decision, PruneReport, Retention, Step, StepState, StepsMemory, StepsOptions, best, latest, prune, steps};
 #[cfg(feature = "trace")]
 pub use trace::ChromeTrace;
+pub use typed::Element;
 pub use verify::{Finding, Severity, VerifyOptions, VerifyReport, verify, verify_path, verify_store};

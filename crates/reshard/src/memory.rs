@@ -2,7 +2,7 @@
 //!
 //! A state dict's tensors live in the caller's memory (a Rust slice, a torch tensor) and are read and written by many
 //! threads at once. [`Source`] and [`Target`] carry a pointer, a length and the borrow that keeps the memory alive. Memory
-//! that the CPU cannot read is an [`DeviceMemory`].
+//! that the CPU cannot read is a [`DeviceMemory`].
 #![allow(unsafe_code)]
 
 use std::fmt::Debug;
@@ -49,7 +49,7 @@ pub struct Source<'a> {
 #[derive(Debug, Clone)]
 enum Place<'a> {
     Here(*const u8, PhantomData<&'a [u8]>),
-    DeviceMemory(Arc<dyn DeviceMemory>),
+    Device(Arc<dyn DeviceMemory>),
 }
 
 // SAFETY: a Source is a shared borrow of plain bytes; the constructors demand that nobody writes them for 'a. What lies
@@ -66,7 +66,7 @@ impl<'a> Source<'a> {
 
     /// Memory that is read only when its content is about to be written or staged, so that nothing has to be copied ahead.
     pub fn device(length: usize, memory: Arc<dyn DeviceMemory>) -> Source<'a> {
-        Source { length, place: Place::DeviceMemory(memory) }
+        Source { length, place: Place::Device(memory) }
     }
 
     /// Memory of a foreign owner.
@@ -103,7 +103,7 @@ impl<'a> Source<'a> {
         match self.place {
             // SAFETY: the constructors' contract: valid for reads and unwritten for 'a; non-null when empty.
             Place::Here(pointer, _) => Some(unsafe { std::slice::from_raw_parts(pointer, self.length) }),
-            Place::DeviceMemory(_) => None,
+            Place::Device(_) => None,
         }
     }
 
@@ -113,7 +113,7 @@ impl<'a> Source<'a> {
         let end = start.and_then(|start| start.checked_add(into.len())).filter(|&end| end <= self.length);
         let (Some(start), Some(end)) = (start, end) else { return Err(outside()) };
         match (&self.place, self.bytes()) {
-            (Place::DeviceMemory(memory), _) => memory
+            (Place::Device(memory), _) => memory
                 .read(offset, into)
                 .map_err(|detail| Error::invalid(format!("a tensor's memory could not be read: {detail}"))),
             (Place::Here(..), bytes) => {
@@ -126,7 +126,7 @@ impl<'a> Source<'a> {
 
 /// What a piece is that its memory does not hold.
 pub(crate) fn outside() -> Error {
-    Error::invalid("a piece reaches outside its memory")
+    Error::internal("a piece reaches outside its memory")
 }
 
 /// Memory to load into, borrowed for `'a`.
@@ -139,7 +139,7 @@ pub struct Target<'a> {
 #[derive(Debug)]
 enum PlaceMut<'a> {
     Here(*mut u8, PhantomData<&'a mut [u8]>),
-    DeviceMemory(Arc<dyn DeviceMemoryMut>),
+    Device(Arc<dyn DeviceMemoryMut>),
 }
 
 // SAFETY: a Target is an exclusive borrow of plain bytes, which may move between threads. Device memory is itself Send.
@@ -156,7 +156,7 @@ impl<'a> Target<'a> {
 
     /// Memory that is written when content for it has been read, a bounded part at a time.
     pub fn device(length: usize, memory: Arc<dyn DeviceMemoryMut>) -> Target<'a> {
-        Target { length, place: PlaceMut::DeviceMemory(memory) }
+        Target { length, place: PlaceMut::Device(memory) }
     }
 
     /// Memory of a foreign owner.
@@ -168,6 +168,12 @@ impl<'a> Target<'a> {
     pub unsafe fn from_raw(pointer: *mut u8, length: usize) -> Target<'a> {
         let pointer = if length == 0 { std::ptr::NonNull::<u8>::dangling().as_ptr() } else { pointer };
         Target { length, place: PlaceMut::Here(pointer, PhantomData) }
+    }
+
+    /// Several targets in one memory, for layouts that share no byte: the regions of one shard in its local tensor.
+    pub(crate) fn disjoint(bytes: &'a mut [u8], count: usize) -> Vec<Target<'a>> {
+        let (pointer, length) = (bytes.as_mut_ptr(), bytes.len());
+        (0..count).map(|_| Target { length, place: PlaceMut::Here(pointer, PhantomData) }).collect()
     }
 
     /// How many bytes there are.
@@ -184,7 +190,7 @@ impl<'a> Target<'a> {
     pub(crate) fn address(&self) -> usize {
         match &self.place {
             PlaceMut::Here(pointer, _) => *pointer as usize,
-            PlaceMut::DeviceMemory(memory) => memory.address(),
+            PlaceMut::Device(memory) => memory.address(),
         }
     }
 
@@ -192,7 +198,7 @@ impl<'a> Target<'a> {
     pub(crate) fn away(&self) -> Option<&dyn DeviceMemoryMut> {
         match &self.place {
             PlaceMut::Here(..) => None,
-            PlaceMut::DeviceMemory(memory) => Some(memory.as_ref()),
+            PlaceMut::Device(memory) => Some(memory.as_ref()),
         }
     }
 
@@ -216,4 +222,38 @@ impl<'a> Target<'a> {
 /// Cuts a copy into parts.
 pub(crate) fn split_for_copy<'s, 't>(source: &'s [u8], target: &'t mut [u8], part: usize) -> Vec<(&'s [u8], &'t mut [u8])> {
     source.chunks(part).zip(target.chunks_mut(part)).collect()
+}
+
+/// Numbers that are nothing but their bytes.
+///
+/// # Safety
+/// The type has no padding, and every pattern of bits is a value of it.
+#[allow(private_bounds)]
+pub unsafe trait Plain: Copy + Send + Sync + 'static + Sealed {}
+
+/// Which types are plain is for this crate to say.
+trait Sealed {}
+
+macro_rules! plain {
+    ($($type:ty)*) => {
+        $(
+            impl Sealed for $type {}
+            // SAFETY: an integer or a float, or a transparent wrapper of one: no padding, no invalid pattern.
+            unsafe impl Plain for $type {}
+        )*
+    };
+}
+
+plain!(u8 u16 u32 u64 i8 i16 i32 i64 f32 f64 half::f16 half::bf16 float8::F8E4M3 float8::F8E5M2);
+
+/// The bytes of numbers.
+pub(crate) fn as_bytes<T: Plain>(values: &[T]) -> &[u8] {
+    // SAFETY: a plain type has no padding, so every byte is initialised; the slice is borrowed for as long.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}
+
+/// The bytes of numbers, to be written.
+pub(crate) fn as_bytes_mut<T: Plain>(values: &mut [T]) -> &mut [u8] {
+    // SAFETY: as above, and whatever is written is a value, because every pattern of bits is.
+    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
 }

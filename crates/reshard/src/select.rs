@@ -46,7 +46,7 @@ pub struct Rename {
 impl Rename {
     /// A rename of everything that `regex` matches, anywhere in a key.
     pub fn new(regex: &str, template: &str) -> Result<Rename> {
-        let regex = Regex::new(regex).map_err(|e| Error::invalid(format!("{regex:?} is no regular expression: {e}")))?;
+        let regex = Regex::new(regex).map_err(|e| Error::invalid(format!("invalid regular expression {regex:?}: {e}")))?;
         Ok(Rename { regex, template: template.to_owned() })
     }
 
@@ -259,8 +259,7 @@ impl CastRules {
             "f8e5m2" | "e5m2" => "float8_e5m2",
             other => other,
         };
-        let dtype =
-            DType::from_name(long).ok_or_else(|| Error::invalid(format!("{name:?} is no element type that is known here")))?;
+        let dtype = DType::from_name(long).ok_or_else(|| Error::invalid(format!("unknown dtype {name:?}")))?;
         self.add(pattern, dtype)
     }
 

@@ -41,8 +41,8 @@ impl StagingPool {
         }
         // Too small: let go of it before making a larger one, so that both never exist at once.
         *free = None;
-        let length = usize::try_from(bytes.max(1)).map_err(|_| Error::invalid("the state does not fit into memory"))?;
-        let memory = MmapMut::map_anon(length).map_err(|e| Error::invalid(format!("no memory to stage {bytes} bytes: {e}")))?;
+        let length = usize::try_from(bytes.max(1)).map_err(|_| Error::exhausted("the state does not fit into memory"))?;
+        let memory = MmapMut::map_anon(length).map_err(|e| Error::exhausted(format!("no memory to stage {bytes} bytes: {e}")))?;
         // Fewer page faults where the system has huge pages; without them it is merely slower once.
         #[cfg(target_os = "linux")]
         let _ = memory.advise(memmap2::Advice::HugePage);

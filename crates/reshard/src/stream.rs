@@ -71,13 +71,13 @@ impl<'c> TensorStream<'c> {
 
     fn overlap(&mut self, chunk: usize, overlap: &Region, wanted: &Region, target: &mut [u8]) -> Result<()> {
         let Some(stored) = self.tensor.chunks.get(chunk) else {
-            return Err(Error::invalid(format!("{:?} has no chunk {chunk}", self.key)));
+            return Err(Error::internal(format!("{:?} has no chunk {chunk}", self.key)));
         };
         if !self.open.contains_key(&chunk) {
             let opened = self.open_chunk(chunk)?;
             self.open.insert(chunk, opened);
         }
-        let Some(open) = self.open.get_mut(&chunk) else { return Err(Error::invalid("a chunk was lost")) };
+        let Some(open) = self.open.get_mut(&chunk) else { return Err(Error::internal("a chunk was lost")) };
         let (checkpoint, key) = (self.checkpoint, self.key);
         let element = self.tensor.dtype.size();
         let length = overlap.volume() * element;
@@ -261,5 +261,5 @@ fn uncovered(checkpoint: &Checkpoint, key: &str, detail: String) -> Error {
 }
 
 fn outside() -> Error {
-    Error::invalid("a planned read reaches outside its buffer")
+    Error::internal("a planned read reaches outside its buffer")
 }

@@ -69,7 +69,7 @@ impl Workers {
     pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
         match &self.pool {
             Ok(pool) => Ok(pool.install(work)),
-            Err(detail) => Err(Error::invalid(format!("no threads could be started: {detail}"))),
+            Err(detail) => Err(Error::exhausted(format!("no threads could be started: {detail}"))),
         }
     }
 }

@@ -14,16 +14,17 @@ pub(crate) enum FormatArg {
     /// Safetensors: one file, or several with an index
     Safetensors,
     /// One torch.save file
+    #[value(alias = "pt")]
     Torch,
 }
 
 /// Other names for keys.
 #[derive(Debug, Default, Args)]
 pub(crate) struct RenameArgs {
-    /// Rename keys: what REGEX matches becomes TEMPLATE, `$1` its first group (repeatable, one after the other)
+    /// Rename keys: replace what REGEX matches with TEMPLATE; `$1` is the first group (repeatable, applied in order)
     #[arg(long, value_name = "REGEX=TEMPLATE")]
     pub(crate) rename: Vec<String>,
-    /// Renames from a file, one a line; `#` starts a comment
+    /// Read renames from FILE, one per line; `#` starts a comment
     #[arg(long, value_name = "FILE")]
     pub(crate) rename_file: Option<PathBuf>,
 }
@@ -32,10 +33,10 @@ pub(crate) struct RenameArgs {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Keys")]
 pub(crate) struct KeyArgs {
-    /// Only keys that fit (repeatable)
+    /// Only keys matching GLOB (repeatable)
     #[arg(long, value_name = "GLOB")]
     pub(crate) include: Vec<String>,
-    /// No keys that fit (repeatable)
+    /// Skip keys matching GLOB (repeatable)
     #[arg(long, value_name = "GLOB")]
     pub(crate) exclude: Vec<String>,
     /// Only the model
@@ -44,10 +45,10 @@ pub(crate) struct KeyArgs {
     /// Only the optimizer
     #[arg(long)]
     pub(crate) optimizer_only: bool,
-    /// Only keys that start with this, and without it
+    /// Only keys that start with PREFIX, which is removed
     #[arg(long, value_name = "PREFIX")]
     pub(crate) prefix: Option<String>,
-    /// Put this before every key
+    /// Add PREFIX to every key
     #[arg(long, value_name = "PREFIX")]
     pub(crate) add_prefix: Option<String>,
     #[command(flatten)]
@@ -58,16 +59,16 @@ pub(crate) struct KeyArgs {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Writing")]
 pub(crate) struct WriteArgs {
-    /// Replace what is there; the old stays until the new is complete
+    /// Replace an existing checkpoint; the old one stays until the new one is complete
     #[arg(long)]
     pub(crate) overwrite: bool,
-    /// Do not compare the source's checksums on the way
+    /// Do not verify the source's checksums while reading
     #[arg(long)]
     pub(crate) no_verify: bool,
-    /// Do not wait until everything is on the disk
+    /// Do not sync to disk before finishing
     #[arg(long)]
     pub(crate) no_sync: bool,
-    /// Leave out pickled objects that the target cannot carry, instead of failing
+    /// Skip pickled objects that the target format cannot hold, instead of failing
     #[arg(long)]
     pub(crate) skip_opaque: bool,
 }
@@ -75,7 +76,7 @@ pub(crate) struct WriteArgs {
 /// What of a checkpoint is written again, and how.
 #[derive(Debug, Default, Args)]
 pub(crate) struct RewriteArgs {
-    /// Cast floating-point tensors: `bf16`, or `GLOB=fp32` for some (repeatable, the first that fits decides)
+    /// Cast floating-point tensors: `bf16`, or `GLOB=fp32` for some (repeatable, the first match wins)
     #[arg(long, value_name = "[GLOB=]DTYPE")]
     pub(crate) cast: Vec<String>,
     #[command(flatten)]
@@ -84,20 +85,20 @@ pub(crate) struct RewriteArgs {
     pub(crate) write: WriteArgs,
 }
 
-/// Turn a checkpoint into another format
+/// Convert a checkpoint to another format
 #[derive(Debug, Args)]
 pub(crate) struct ConvertArgs {
     /// The checkpoint
     pub(crate) source: String,
     /// The folder or file to write
     pub(crate) destination: String,
-    /// The format; told by the name for .safetensors and .pt
+    /// Output format; inferred from the name for .safetensors and .pt
     #[arg(long, value_enum)]
     pub(crate) to: Option<FormatArg>,
-    /// DCP: as so many ranks would have saved it
+    /// DCP: shard as if N ranks had saved it
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) ranks: usize,
-    /// Safetensors: a new file before one exceeds this, such as 5GB
+    /// Safetensors: maximum size of one file, such as 5GB
     #[arg(long, value_name = "SIZE")]
     pub(crate) max_shard_size: Option<String>,
     #[command(flatten)]
@@ -106,7 +107,7 @@ pub(crate) struct ConvertArgs {
     pub(crate) output: JsonArg,
 }
 
-/// Cut a checkpoint anew for a mesh of ranks, so that a later load reads whole files
+/// Reshard a checkpoint for a device mesh, so that each rank later reads whole files
 #[derive(Debug, Args)]
 pub(crate) struct RelayoutArgs {
     /// The checkpoint
@@ -124,16 +125,16 @@ pub(crate) struct RelayoutArgs {
 /// A mesh and how tensors lie on it.
 #[derive(Debug, Args)]
 pub(crate) struct LayoutArgs {
-    /// The mesh of ranks: `dp=4,tp=2`, or `4,2`
+    /// The device mesh: `dp=4,tp=2`, or `4,2`
     #[arg(long)]
     pub(crate) mesh: String,
-    /// How tensors that fit are cut, one placement for each dimension of the mesh: `GLOB=S(0),R` (repeatable, the
-    /// first that fits decides; a tensor that none fits is replicated)
+    /// Placements of tensors matching GLOB, one per mesh dimension: `GLOB=S(0),R` (repeatable, the first match wins;
+    /// a tensor that matches no rule is replicated)
     #[arg(long, value_name = "GLOB=PLACEMENTS")]
     pub(crate) rule: Vec<String>,
 }
 
-/// What loading a checkpoint on a mesh would read: a dry run from metadata alone
+/// Estimate what loading a checkpoint on a device mesh would read, from metadata alone
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
     /// The checkpoint
@@ -142,7 +143,7 @@ pub(crate) struct PlanArgs {
     pub(crate) layout: LayoutArgs,
     #[command(flatten)]
     pub(crate) keys: KeyArgs,
-    /// List every rank, however many
+    /// List every rank
     #[arg(long)]
     pub(crate) all: bool,
     #[command(flatten)]
@@ -158,13 +159,13 @@ pub(crate) struct MergeArgs {
     /// The folder or file to write
     #[arg(short, long, value_name = "PATH")]
     pub(crate) output: String,
-    /// A weight for each checkpoint, such as 0.7,0.3; they are divided by their sum
+    /// One weight per checkpoint, such as 0.7,0.3; normalized by their sum
     #[arg(long, value_delimiter = ',', allow_hyphen_values = true)]
     pub(crate) weights: Vec<f64>,
-    /// The format; told by the name for .safetensors and .pt, else that of the first
+    /// Output format; inferred from the name for .safetensors and .pt, else that of the first checkpoint
     #[arg(long, value_enum)]
     pub(crate) to: Option<FormatArg>,
-    /// DCP: as so many ranks would have saved it
+    /// DCP: shard as if N ranks had saved it
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) ranks: usize,
     #[command(flatten)]
@@ -175,7 +176,7 @@ pub(crate) struct MergeArgs {
     pub(crate) json: JsonArg,
 }
 
-/// Drop or rename keys and set plain values in a new DCP checkpoint, whose data files are linked and not copied
+/// Drop or rename keys and set plain values in a new DCP checkpoint; data files are linked, not copied
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("change").args(["drop", "rename", "rename_file", "set"]).required(true).multiple(true))]
 pub(crate) struct EditArgs {
@@ -183,7 +184,7 @@ pub(crate) struct EditArgs {
     pub(crate) source: String,
     /// The folder to write
     pub(crate) destination: String,
-    /// Leave out keys that fit (repeatable)
+    /// Drop keys matching GLOB (repeatable)
     #[arg(long, value_name = "GLOB")]
     pub(crate) drop: Vec<String>,
     #[command(flatten)]
@@ -200,23 +201,23 @@ pub(crate) struct EditArgs {
 pub(crate) struct RecoverArgs {
     /// The DCP folder
     pub(crate) path: String,
-    /// Only say what would be recovered
+    /// Show what would be recovered without writing
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Also replace a .metadata that can be read
+    /// Replace a .metadata that is readable, too
     #[arg(long)]
     pub(crate) replace: bool,
-    /// Accept a save of which some ranks left no file at all: a rank that had nothing to write leaves none
+    /// Accept a save for which some ranks left no file: a rank with nothing to write leaves none
     #[arg(long)]
     pub(crate) accept_absent_ranks: bool,
-    /// Bring back the checkpoint as it was before an edit of which nothing is known any more
+    /// Restore the checkpoint as it was before an edit whose record is lost
     #[arg(long)]
     pub(crate) undo_edits: bool,
     #[command(flatten)]
     pub(crate) output: JsonArg,
 }
 
-/// Remove steps that no rule keeps, and leftovers of saves that were killed; the newest complete step always stays
+/// Remove steps that no rule keeps, and leftovers of interrupted saves; the newest complete step always stays
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("rule").args(["keep_last", "keep_every", "keep_best", "keep_younger", "leftovers_only"]).required(true).multiple(true))]
 pub(crate) struct PruneArgs {
@@ -228,7 +229,7 @@ pub(crate) struct PruneArgs {
     /// Keep steps whose number is a multiple of N
     #[arg(long, value_name = "N")]
     pub(crate) keep_every: Option<u64>,
-    /// Keep the best by a number that each checkpoint holds: `metrics.loss:min:3`
+    /// Keep the best N by a metric stored in each checkpoint: `metrics.loss:min:3`
     #[arg(long, value_name = "KEY:min|max[:N]")]
     pub(crate) keep_best: Option<String>,
     /// Keep steps younger than this: `12h`, `7d`
@@ -237,16 +238,16 @@ pub(crate) struct PruneArgs {
     /// Keep all complete steps
     #[arg(long, conflicts_with_all = ["keep_last", "keep_every", "keep_best", "keep_younger"])]
     pub(crate) leftovers_only: bool,
-    /// Leftovers changed within this time may belong to a save under way and stay
+    /// Keep leftovers newer than this; they may belong to a save in progress
     #[arg(long, value_name = "AGE", default_value = "1h")]
     pub(crate) grace: String,
-    /// Also remove incomplete steps newer than the newest complete one: only when no job saves here
+    /// Also remove incomplete steps newer than the newest complete one; only when no job is saving here
     #[arg(long)]
     pub(crate) abandoned: bool,
-    /// Read all data and compare checksums before calling a step complete
+    /// Read all data and verify checksums before treating a step as complete
     #[arg(long)]
     pub(crate) deep: bool,
-    /// Only say what would be removed
+    /// Show what would be removed without removing it
     #[arg(long)]
     pub(crate) dry_run: bool,
     #[command(flatten)]

@@ -10,14 +10,14 @@ use super::JsonArg;
 pub(crate) struct VerifyArgs {
     /// The checkpoint
     pub(crate) path: String,
-    /// Only structure, sizes and coverage: read no data
+    /// Check structure, sizes and coverage only; read no data
     #[arg(long)]
     pub(crate) quick: bool,
     #[command(flatten)]
     pub(crate) output: JsonArg,
 }
 
-/// Compare two checkpoints, whatever their formats and layouts
+/// Compare two checkpoints of any format and sharding
 #[derive(Debug, Args)]
 #[command(after_help = "Exit code: 0 when the same, 1 when different, 2 when they could not be compared.")]
 pub(crate) struct DiffArgs {
@@ -25,44 +25,44 @@ pub(crate) struct DiffArgs {
     pub(crate) first: String,
     /// The second checkpoint
     pub(crate) second: String,
-    /// Elements this close count as the same: |a − b| ≤ T + T·|b|
+    /// Treat elements as equal when |a − b| ≤ T + T·|b|
     #[arg(long, value_name = "T", conflicts_with_all = ["absolute", "relative"])]
     pub(crate) tolerance: Option<f64>,
-    /// Like --tolerance, for the distance alone
-    #[arg(long, value_name = "T")]
+    /// Absolute tolerance: |a − b| ≤ T
+    #[arg(long, alias = "atol", value_name = "T")]
     pub(crate) absolute: Option<f64>,
-    /// Like --tolerance, for the distance as a share of b alone
-    #[arg(long, value_name = "T")]
+    /// Relative tolerance: |a − b| ≤ T·|b|
+    #[arg(long, alias = "rtol", value_name = "T")]
     pub(crate) relative: Option<f64>,
-    /// Only keys, dtypes and shapes: read no tensors
+    /// Compare keys, dtypes and shapes only; read no tensors
     #[arg(long)]
     pub(crate) shapes_only: bool,
-    /// Only keys that fit (repeatable)
+    /// Only keys matching GLOB (repeatable)
     #[arg(long, value_name = "GLOB")]
     pub(crate) include: Vec<String>,
-    /// No keys that fit (repeatable)
+    /// Skip keys matching GLOB (repeatable)
     #[arg(long, value_name = "GLOB")]
     pub(crate) exclude: Vec<String>,
     /// Rename keys of the first before comparing (repeatable)
     #[arg(long, value_name = "REGEX=TEMPLATE")]
     pub(crate) rename: Vec<String>,
-    /// List every difference, however many
+    /// List every difference
     #[arg(long)]
     pub(crate) all: bool,
     #[command(flatten)]
     pub(crate) output: JsonArg,
 }
 
-/// Print the newest checkpoint of a folder of steps that is complete
+/// Print the newest complete checkpoint in a folder of steps
 #[derive(Debug, Args)]
 #[command(after_help = "Exit code: 0 when there is one, 1 when there is none.")]
 pub(crate) struct LatestArgs {
     /// The folder that holds a folder for each step
     pub(crate) folder: String,
-    /// Read all data and compare checksums before calling a checkpoint complete
+    /// Read all data and verify checksums before treating a checkpoint as complete
     #[arg(long)]
     pub(crate) deep: bool,
-    /// List every step and what it is worth
+    /// List every step and its state
     #[arg(long)]
     pub(crate) all: bool,
     #[command(flatten)]
@@ -74,12 +74,12 @@ pub(crate) struct LatestArgs {
 pub(crate) struct PageArgs {
     /// The checkpoint
     pub(crate) path: String,
-    /// Another one to compare it with
+    /// A second checkpoint to compare with
     pub(crate) other: Option<String>,
-    /// Verify everything for the health shown, not only what metadata tells
+    /// Verify all data for the health shown, not only metadata
     #[arg(long)]
     pub(crate) verify: bool,
-    /// When comparing: elements this close count as the same
+    /// When comparing: tolerance for equal elements
     #[arg(long, value_name = "T", requires = "other")]
     pub(crate) tolerance: Option<f64>,
     /// When comparing: only keys, dtypes and shapes
@@ -87,7 +87,7 @@ pub(crate) struct PageArgs {
     pub(crate) shapes_only: bool,
 }
 
-/// Write one self-contained page about a checkpoint, or about two and what differs
+/// Write a self-contained HTML page about a checkpoint, or about two and their differences
 #[derive(Debug, Args)]
 pub(crate) struct ReportArgs {
     #[command(flatten)]
@@ -100,15 +100,15 @@ pub(crate) struct ReportArgs {
     pub(crate) histograms: bool,
 }
 
-/// Show the report live on loopback, with tensors loaded when asked for
+/// Serve the report on loopback, loading tensors on demand
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) page: PageArgs,
-    /// The port; 0 takes any that is free
+    /// The port; 0 picks a free one
     #[arg(long, default_value_t = 0)]
     pub(crate) port: u16,
-    /// Stop when standard input ends, so that whoever started it cannot leave it behind
+    /// Stop when standard input closes
     #[arg(long)]
     pub(crate) until_stdin_ends: bool,
 }

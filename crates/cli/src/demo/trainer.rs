@@ -9,7 +9,7 @@ use reshard::layout::{Dims, Mesh, Placement, Region, local_regions};
 use reshard::storage::Store;
 use reshard::{
     Checkpoint, DType, Error, Group, KeyPath, LoadLeaf, LoadOptions, LoadPiece, LoadState, LoadTensor, LoadedValue, PathSegment,
-    Result, SaveLeaf, SaveOptions, SavePiece, SaveReport, SaveState, SaveTensor, Scope, Value, load, save,
+    Result, SaveLeaf, SaveOptions, SavePiece, SaveReport, SaveState, SaveTensor, Scope, Value, load_with, save_with,
 };
 
 use super::arithmetic::{Exact, noise};
@@ -244,7 +244,7 @@ impl<'g, G: Group> Trainer<'g, G> {
             state.insert(dotted(&path), Some(path), Scope::Shared, SaveLeaf::Value(value))?;
         }
         state.insert_value("step", Value::from(self.step as i64))?;
-        save(self.group, &state, store, options)
+        save_with(self.group, &state, store, options)
     }
 
     /// Loads this rank's pieces, whatever layout they were saved in.
@@ -276,7 +276,7 @@ impl<'g, G: Group> Trainer<'g, G> {
             state.insert_value(dotted(&path))?;
         }
         state.insert_value("step")?;
-        let loaded = load(self.group, checkpoint, &mut state, &LoadOptions::default())?;
+        let loaded = load_with(self.group, checkpoint, &mut state, &LoadOptions::default())?;
         drop(state);
         for (path, value) in settings() {
             if loaded.values.get(&dotted(&path)) != Some(&LoadedValue::Plain(value)) {

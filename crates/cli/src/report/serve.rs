@@ -213,7 +213,7 @@ impl Shared {
                     Err(message) => Answer::error(404, &message),
                 },
             },
-            _ => Answer::error(404, "there is nothing here"),
+            _ => Answer::error(404, "not found"),
         };
         if body { answer } else { answer.without_body() }
     }

@@ -73,11 +73,11 @@ impl Health {
         self.troubles.sort_by_key(|trouble| !trouble.bad);
         self.checked = if known {
             format!(
-                "tensors are tiled exactly, {} there and long enough",
+                "every element is stored exactly once, {} there and long enough",
                 if files.len() == 1 { "the file is" } else { "all files are" }
             )
         } else {
-            "tensors are tiled exactly".to_owned()
+            "every element is stored exactly once".to_owned()
         };
     }
 }

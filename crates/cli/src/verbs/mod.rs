@@ -66,7 +66,7 @@ impl Context {
     pub(crate) fn open(&self, path: &str) -> Result<Checkpoint> {
         Checkpoint::open_with(path, &self.open).map_err(|error| match std::path::Path::new(path).is_file() {
             true if matches!(error, reshard::Error::Storage { .. }) => {
-                Failure::because(format!("{path} is no file that is known here"), &error)
+                Failure::because(format!("{path}: unrecognized file type"), &error)
                     .hint("a checkpoint in one file ends in .safetensors, .pt, .pth, .bin or .ckpt")
             }
             _ => Failure::from(error),

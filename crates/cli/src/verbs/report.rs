@@ -37,7 +37,7 @@ pub(super) fn compared(context: &Context, args: &PageArgs) -> Result<Option<Comp
 
 /// The old page stays until the new one is complete.
 fn write(path: &Path, page: &[u8]) -> std::io::Result<()> {
-    let name = path.file_name().ok_or_else(|| std::io::Error::other("that is no file name"))?;
+    let name = path.file_name().ok_or_else(|| std::io::Error::other("not a file name"))?;
     let mut staged_name = std::ffi::OsString::from(".");
     staged_name.push(name);
     staged_name.push(format!(".{}.part", std::process::id()));

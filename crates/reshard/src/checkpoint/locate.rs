@@ -42,7 +42,7 @@ impl Checkpoint {
     /// Finds the bytes of a chunk.
     pub(crate) fn locate(&self, key: &str, tensor: &CatalogTensor, chunk: usize) -> Result<Located> {
         let Some(stored) = tensor.chunks.get(chunk) else {
-            return Err(Error::invalid(format!("{key:?} has no chunk {chunk}")));
+            return Err(Error::internal(format!("{key:?} has no chunk {chunk}")));
         };
         let file = stored.file;
         let (offset, length) = match &stored.place {

@@ -107,7 +107,7 @@ impl Checkpoint {
     /// An open file of the checkpoint.
     pub(crate) fn reader(&self, file: u32) -> Result<&Arc<dyn Reader>> {
         let (Some(name), Some(cell)) = (self.catalog.files.get(file as usize), self.readers.get(file as usize)) else {
-            return Err(Error::invalid(format!("{} has no file number {file}", self.path)));
+            return Err(Error::internal(format!("{} has no file number {file}", self.path)));
         };
         if let Some(reader) = cell.get() {
             return Ok(reader);

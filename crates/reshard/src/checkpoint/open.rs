@@ -66,11 +66,8 @@ impl Checkpoint {
             let detail = "there are data files but no .metadata: the save was never finished, or .metadata was lost".into();
             return Err(Error::Incomplete { path, detail });
         }
-        let detail = match files.is_empty() {
-            true => "there is nothing",
-            false => "no .metadata, no safetensors file and no single .pt file",
-        };
-        Err(Error::NotFound { path, detail: detail.into() })
+        let names: Vec<&str> = files.iter().map(|file| file.path.as_str()).collect();
+        Err(Error::NotFound { path, detail: why_not_found(store.as_ref(), &names) })
     }
 
     /// Opens one file of a store.
@@ -115,4 +112,24 @@ pub(crate) fn is_safetensors(name: &str) -> bool {
 
 pub(crate) fn is_torch(name: &str) -> bool {
     [".pt", ".pth", ".bin", ".ckpt"].iter().any(|suffix| name.ends_with(suffix))
+}
+
+/// Why a folder is no checkpoint: it does not exist, it is empty, or what it holds instead.
+fn why_not_found(store: &dyn Store, names: &[&str]) -> String {
+    if names.is_empty() {
+        let missing = store.local_root().is_some_and(|root| !root.exists());
+        return if missing { "it does not exist" } else { "it is empty" }.to_owned();
+    }
+    // A common slip: the folder above the checkpoint.
+    let below: BTreeSet<&str> = names
+        .iter()
+        .filter_map(|name| name.split_once('/'))
+        .filter(|(_, file)| *file == METADATA_FILE || (!file.contains('/') && is_safetensors(file)))
+        .map(|(folder, _)| folder)
+        .collect();
+    match below.into_iter().collect::<Vec<_>>()[..] {
+        [] => "no .metadata, no safetensors file and no single .pt file".to_owned(),
+        [only] => format!("it holds a checkpoint one level below: {only}"),
+        [first, .., last] => format!("it holds checkpoints one level below: from {first} to {last}"),
+    }
 }

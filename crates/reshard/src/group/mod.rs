@@ -43,7 +43,7 @@ pub trait Group: Send + Sync {
         if root < all.len() {
             Ok(all.swap_remove(root))
         } else {
-            Err(Error::invalid(format!("root {root} is not a rank of a group of {}", self.size())))
+            Err(Error::internal(format!("root {root} is not a rank of a group of {}", self.size())))
         }
     }
 
@@ -58,7 +58,7 @@ pub trait Group: Send + Sync {
         if self.rank() < parts.len() {
             Ok(parts.swap_remove(self.rank()))
         } else {
-            Err(Error::invalid(format!("the root scattered {} parts to {} ranks", parts.len(), self.size())))
+            Err(Error::internal(format!("the root scattered {} parts to {} ranks", parts.len(), self.size())))
         }
     }
 
@@ -138,7 +138,7 @@ where
 {
     if group.size() == 1 {
         let mut answers = answer(vec![local?])?;
-        return answers.pop().ok_or_else(|| Error::invalid("the planning rank has no answer for itself"));
+        return answers.pop().ok_or_else(|| Error::internal("the planning rank has no answer for itself"));
     }
     let bytes = at_root(group, local.and_then(|local| encode(&local)), |all| {
         let all = all.iter().map(|bytes| decode(bytes)).collect::<Result<Vec<T>>>()?;
@@ -157,7 +157,7 @@ pub(crate) fn together<T>(group: &dyn Group, result: Result<T>) -> Result<T> {
         Err(error) => (None, Err(error)),
     };
     agree(group, local)?;
-    value.ok_or_else(|| Error::invalid("a rank failed without an error"))
+    value.ok_or_else(|| Error::internal("a rank failed without an error"))
 }
 
 /// Every rank gives its bytes or its error; every rank gets everyone's bytes, or everyone's errors.

@@ -72,7 +72,7 @@ impl Mpi {
     fn check_root(&self, root: usize) -> Result<()> {
         match root < self.size {
             true => Ok(()),
-            false => Err(Error::invalid(format!("root {root} is not a rank of a group of {}", self.size))),
+            false => Err(Error::internal(format!("root {root} is not a rank of a group of {}", self.size))),
         }
     }
 

@@ -8,7 +8,7 @@ use crate::leaf::LoadPiece;
 use crate::memory::StridedBox;
 
 pub(super) fn outside() -> Error {
-    Error::invalid("a planned read reaches outside its memory")
+    Error::internal("a planned read reaches outside its memory")
 }
 
 /// Copies bytes to their place in a piece's memory, which is here.

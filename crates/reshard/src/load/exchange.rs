@@ -129,7 +129,7 @@ impl Exchange {
                 let at = &mut cursors[shared.reader];
                 let bytes = all[shared.reader].get(*at..*at + shared.bytes() as usize);
                 *at += shared.bytes() as usize;
-                let bytes = bytes.ok_or_else(|| Error::invalid(format!("rank {} sent too little", shared.reader)))?;
+                let bytes = bytes.ok_or_else(|| Error::internal(format!("rank {} sent too little", shared.reader)))?;
                 if shared.reader != group.rank() {
                     for piece in &shared.mine {
                         shared.unpack(piece_of(state, *piece)?, bytes)?;
@@ -149,7 +149,7 @@ impl Shared {
 
     fn pack(&self, state: &LoadState<'_>, out: &mut Vec<u8>) -> Result<()> {
         let Some(&first) = self.mine.first() else {
-            return Err(Error::invalid("a rank is to pass on what it does not want"));
+            return Err(Error::internal("a rank is to pass on what it does not want"));
         };
         let piece = piece_of(state, first)?;
         let start = out.len();
@@ -165,6 +165,6 @@ impl Shared {
 fn piece_of<'s, 'a>(state: &'s LoadState<'a>, (wanted, piece): (u32, u32)) -> Result<&'s LoadPiece<'a>> {
     match state.leaves.get_index(wanted as usize).map(|(_, entry)| &entry.leaf) {
         Some(LoadLeaf::Tensor(tensor)) if (piece as usize) < tensor.pieces.len() => Ok(&tensor.pieces[piece as usize]),
-        _ => Err(Error::invalid("the exchange names a piece that is not wanted")),
+        _ => Err(Error::internal("the exchange names a piece that is not wanted")),
     }
 }

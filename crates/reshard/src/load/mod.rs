@@ -15,6 +15,7 @@ use std::sync::Arc;
 use indexmap::IndexMap;
 pub use options::{CastPolicy, KeyFilter, KeyMap, LoadOptions, Strictness, Verify};
 use rayon::prelude::*;
+use reshard_formats::DType;
 pub use resolve::Cast;
 use resolve::Resolved;
 use serde::Serialize;
@@ -83,9 +84,15 @@ impl LoadReport {
     }
 }
 
+/// Loads what this rank wants from a path, as [`load_with`] does with its defaults: strict, without casts, with checksums.
+pub fn load(group: &dyn Group, path: &str, state: &mut LoadState<'_>) -> Result<Loaded> {
+    let checkpoint = together(group, Checkpoint::open(path))?;
+    load_with(group, &checkpoint, state, &LoadOptions::default())
+}
+
 /// Loads what this rank wants. Every rank of the group calls it; each may want something else. An error on any rank, also
 /// a difference found before reading, is an error on every rank.
-pub fn load(group: &dyn Group, checkpoint: &Checkpoint, state: &mut LoadState<'_>, options: &LoadOptions) -> Result<Loaded> {
+pub fn load_with(group: &dyn Group, checkpoint: &Checkpoint, state: &mut LoadState<'_>, options: &LoadOptions) -> Result<Loaded> {
     let span = tracing::info_span!("load", rank = group.rank(), path = checkpoint.path());
     let _entered = span.enter();
     let mut clock = PhaseClock::new();
@@ -186,30 +193,35 @@ fn read_values(
 
 impl Checkpoint {
     /// Reads a region of a tensor, packed in row-major order.
-    pub fn read(&self, key: &str, region: &reshard_layout::Region) -> Result<Vec<u8>> {
+    pub fn read_bytes(&self, key: &str, region: &reshard_layout::Region) -> Result<Vec<u8>> {
         let tensor = self.tensor(key)?;
         let bytes = region.volume().checked_mul(tensor.dtype.size()).and_then(|n| usize::try_from(n).ok());
-        let bytes = bytes.ok_or_else(|| Error::invalid(format!("{region} of {key:?} does not fit into memory")))?;
+        let bytes = bytes.ok_or_else(|| Error::exhausted(format!("{region} of {key:?} does not fit into memory")))?;
         region.check_inside(&tensor.shape)?;
         let mut memory = vec![0; bytes];
-        self.read_into(key, region, &mut memory)?;
+        self.read_bytes_into(key, region, &mut memory)?;
         Ok(memory)
     }
 
     /// Reads a region of a tensor into memory, packed in row-major order.
-    pub fn read_into(&self, key: &str, region: &reshard_layout::Region, memory: &mut [u8]) -> Result<()> {
-        let tensor = self.tensor(key)?;
-        let piece = crate::leaf::LoadPiece::contiguous(region.clone(), tensor.dtype, memory)?;
-        let wanted = crate::leaf::LoadTensor { dtype: tensor.dtype, shape: tensor.shape.clone(), pieces: vec![piece] };
+    pub fn read_bytes_into(&self, key: &str, region: &reshard_layout::Region, memory: &mut [u8]) -> Result<()> {
+        self.read_region(key, self.tensor(key)?.dtype, region, memory)
+    }
+
+    /// Reads a region of a tensor that must have the given dtype.
+    pub(crate) fn read_region(&self, key: &str, dtype: DType, region: &reshard_layout::Region, memory: &mut [u8]) -> Result<()> {
+        let piece = crate::leaf::LoadPiece::contiguous(region.clone(), dtype, memory)?;
+        let shape = self.tensor(key)?.shape.clone();
+        let wanted = crate::leaf::LoadTensor { dtype, shape, pieces: vec![piece] };
         let mut state = LoadState::new();
         state.insert(key, crate::leaf::Scope::Shared, crate::leaf::LoadLeaf::Tensor(wanted))?;
         let options = LoadOptions { expected: Some(Arc::new(|_| false)), ..LoadOptions::default() };
-        load(&crate::group::Solo, self, &mut state, &options).map(drop)
+        load_with(&crate::group::Solo, self, &mut state, &options).map(drop)
     }
 
     /// Reads a whole tensor, packed in row-major order.
     pub fn read_whole(&self, key: &str) -> Result<Vec<u8>> {
         let shape = self.tensor(key)?.shape.clone();
-        self.read(key, &reshard_layout::Region::whole(&shape)?)
+        self.read_bytes(key, &reshard_layout::Region::whole(&shape)?)
     }
 }

@@ -102,7 +102,7 @@ impl<'a> Job<'_, 'a> {
             Some(LoadLeaf::Tensor(tensor)) if (piece as usize) < tensor.pieces.len() => {
                 Ok((&tensor.pieces[piece as usize], tensor.dtype))
             }
-            _ => Err(Error::invalid("the plan names a piece that is not wanted")),
+            _ => Err(Error::internal("the plan names a piece that is not wanted")),
         }
     }
 

@@ -61,7 +61,7 @@ pub(crate) fn lay_out<'a>(
         let (data_offset, data_length, length) = sizes.of(dtype, requires_grad, shape)?;
         let file = (0..ends.len()).min_by_key(|&f| (ends[f], f)).unwrap_or(0);
         let offset = ends[file];
-        ends[file] = offset.checked_add(length).ok_or_else(|| Error::invalid("a data file would exceed 2^64 bytes"))?;
+        ends[file] = offset.checked_add(length).ok_or_else(|| Error::exhausted("a data file would exceed 2^64 bytes"))?;
         placed.push(Placed { file: file as u32, offset, length, data_offset, data_length });
     }
     Ok((placed, ends))

@@ -188,7 +188,7 @@ impl Keys {
     /// Every piece and value of every rank, with the position of its key.
     fn each<'p>(&self, ranks: &'p [RankPlan], mut each: impl FnMut(usize, Held<'p>)) -> Result<()> {
         for (rank, (plan, positions)) in ranks.iter().zip(&self.positions).enumerate() {
-            let early = || Error::invalid(format!("the plan of rank {rank} ends early"));
+            let early = || Error::internal(format!("the plan of rank {rank} ends early"));
             let rank_id = id(rank)?;
             let mut numbers = plan.holdings.numbers.as_slice();
             let mut counts = plan.holdings.counts.iter();
@@ -291,7 +291,7 @@ fn assign(table: Arc<Vec<TableEntry>>, items: Vec<Item>, holders: &[Held<'_>], r
     let mut winner: Vec<usize> = vec![0; items.len()];
     for (i, item) in items.iter().enumerate() {
         match &holders[item.holders.clone()] {
-            [] => return Err(Error::invalid("a planned item has no holder")),
+            [] => return Err(Error::internal("a planned item has no holder")),
             [only] => {
                 loads[only.rank as usize] += item.bytes;
                 winner[i] = item.holders.start;
@@ -322,5 +322,5 @@ fn assign(table: Arc<Vec<TableEntry>>, items: Vec<Item>, holders: &[Held<'_>], r
 }
 
 fn id(position: usize) -> Result<u32> {
-    u32::try_from(position).map_err(|_| Error::invalid("more than 4 billion keys or ranks"))
+    u32::try_from(position).map_err(|_| Error::exhausted("more than 4 billion keys or ranks"))
 }

@@ -67,7 +67,7 @@ impl LocalPlan {
             let tensor = match &entry.leaf {
                 SaveLeaf::Tensor(tensor) => {
                     let count = u32::try_from(tensor.pieces.len())
-                        .map_err(|_| Error::invalid(format!("{key:?} has too many pieces on rank {rank}")))?;
+                        .map_err(|_| Error::exhausted(format!("{key:?} has too many pieces on rank {rank}")))?;
                     holdings.counts.push(count);
                     for piece in &tensor.pieces {
                         holdings.numbers.extend_from_slice(piece.region.offsets());
@@ -164,7 +164,7 @@ pub(crate) fn dtype_code(dtype: DType) -> Result<u8> {
 }
 
 pub(crate) fn dtype_of(code: u8) -> Result<DType> {
-    DType::ALL.get(usize::from(code)).copied().ok_or_else(|| Error::invalid(format!("unknown dtype code {code}")))
+    DType::ALL.get(usize::from(code)).copied().ok_or_else(|| Error::internal(format!("unknown dtype code {code}")))
 }
 
 /// A region from its offsets and sizes.

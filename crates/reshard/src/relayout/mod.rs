@@ -62,7 +62,7 @@ impl Layout {
                     .filter_map(|&r| usize::try_from(r).ok())
                     .filter(|&r| r < loads.len())
                     .min_by_key(|&r| (loads[r], r));
-                let rank = least.ok_or_else(|| Error::invalid(format!("no rank holds {region} of {:?}", tensor.key)))?;
+                let rank = least.ok_or_else(|| Error::internal(format!("no rank holds {region} of {:?}", tensor.key)))?;
                 loads[rank] += region.volume().saturating_mul(tensor.dtype.size()).max(1);
                 pieces.push(RankPiece { rank, tensor: i, region });
                 wrote = true;

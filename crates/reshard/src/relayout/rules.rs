@@ -19,8 +19,7 @@ pub struct LayoutRule {
 impl LayoutRule {
     /// Parses `GLOB=S(0),S(1),R`.
     pub fn parse(text: &str) -> Result<LayoutRule> {
-        let invalid =
-            |why: String| Error::invalid(format!("the rule {text:?} makes no sense: {why}; a rule is like 'GLOB=S(0),R'"));
+        let invalid = |why: String| Error::invalid(format!("invalid rule {text:?}: {why}; a rule is like 'GLOB=S(0),R'"));
         let (pattern, placements) = text.rsplit_once('=').ok_or_else(|| invalid("it has no `=`".into()))?;
         let placements = placements
             .split(',')
@@ -72,7 +71,7 @@ impl Layout {
 
     /// Parses a mesh like `dp=4,tp=2` (or `4,2`) and rules like `GLOB=S(0),R`.
     pub fn parse<S: AsRef<str>>(mesh: &str, rules: &[S]) -> Result<Layout> {
-        let invalid = |why: &str| Error::invalid(format!("the mesh {mesh:?} makes no sense: {why}; a mesh is like 'dp=4,tp=2'"));
+        let invalid = |why: &str| Error::invalid(format!("invalid mesh {mesh:?}: {why}; a mesh is like 'dp=4,tp=2'"));
         let mut sizes = Vec::new();
         let mut names: Vec<String> = Vec::new();
         for (i, word) in mesh.split(',').enumerate() {
@@ -80,7 +79,7 @@ impl Layout {
                 .trim()
                 .split_once('=')
                 .map_or_else(|| (format!("dim{i}"), word.trim()), |(n, s)| (n.trim().to_owned(), s.trim()));
-            sizes.push(size.parse::<u64>().map_err(|_| invalid(&format!("{size:?} is no number")))?);
+            sizes.push(size.parse::<u64>().map_err(|_| invalid(&format!("{size:?} is not a number")))?);
             names.push(name);
         }
         let mesh = Mesh::new(&sizes).and_then(|m| m.named(&names)).map_err(|e| invalid(&e.to_string()))?;

@@ -105,7 +105,7 @@ impl AsyncSaver {
         };
         let spawned = std::thread::Builder::new().name("reshard-save".into()).spawn(work);
         if let Err(error) = spawned {
-            let failure = Error::invalid(format!("no thread for a background save: {error}"));
+            let failure = Error::exhausted(format!("no thread for a background save: {error}"));
             handle.shared.set(State::Failed(failure));
         }
         Ok(handle)
@@ -166,7 +166,7 @@ impl SaveHandle {
                 };
                 match std::mem::replace(failed, State::Told(told)) {
                     State::Failed(error) => Err(error),
-                    _ => Err(Error::invalid("a background save ended without a result")),
+                    _ => Err(Error::internal("a background save ended without a result")),
                 }
             }
         }
@@ -207,7 +207,7 @@ struct Unwinding<'s>(&'s Shared);
 
 impl Drop for Unwinding<'_> {
     fn drop(&mut self) {
-        self.0.set(State::Failed(Error::invalid("the background save panicked; nothing was published")));
+        self.0.set(State::Failed(Error::internal("the background save panicked; nothing was published")));
     }
 }
 

@@ -50,12 +50,12 @@ pub(crate) fn jobs<'a>(state: &SaveState<'a>, prepared: &Prepared, files: u32) -
     let mut values = Vec::new();
     for assigned in prepared.plan.assigned() {
         let Some((key, entry)) = state.leaves.get_index(assigned.local as usize) else {
-            return Err(Error::invalid("the plan names a key that this rank does not have"));
+            return Err(Error::internal("the plan names a key that this rank does not have"));
         };
         match (&entry.leaf, &assigned.region) {
             (SaveLeaf::Tensor(tensor), Some(region)) => {
                 let Some(piece) = tensor.pieces.get(assigned.piece as usize) else {
-                    return Err(Error::invalid(format!("the plan names a piece of {key:?} that this rank does not have")));
+                    return Err(Error::internal(format!("the plan names a piece of {key:?} that this rank does not have")));
                 };
                 tensors.push(TensorJob {
                     local: assigned.local,
@@ -72,7 +72,7 @@ pub(crate) fn jobs<'a>(state: &SaveState<'a>, prepared: &Prepared, files: u32) -
             (SaveLeaf::Value(_) | SaveLeaf::Record(_), None) => {
                 values.push(ValueJob { local: assigned.local, bytes: value_bytes(key, &entry.leaf)? });
             }
-            _ => return Err(Error::invalid(format!("the plan and the state disagree on {key:?}"))),
+            _ => return Err(Error::internal(format!("the plan and the state disagree on {key:?}"))),
         }
     }
     let shapes = tensors.iter().map(|t| (t.dtype, t.requires_grad, t.sizes.as_slice()));

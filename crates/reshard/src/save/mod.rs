@@ -15,19 +15,39 @@ use std::sync::Arc;
 
 pub use background::{AsyncSaver, SaveHandle};
 pub use options::SaveOptions;
-use reshard_storage::Store;
+use reshard_storage::{Address, Store, StoreOptions};
 
-use crate::error::Result;
-use crate::group::Group;
+use crate::error::{Result, StorageContext};
+use crate::group::{Group, together};
 use crate::leaf::SaveState;
 use crate::report::{PhaseClock, SaveReport};
 use crate::workers::Workers;
+
+/// Saves a state dict to a path, as [`save_with`] does with its defaults: synced, with checksums, refusing to overwrite.
+///
+/// ```
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let path = folder.path().join("step-100").to_str().unwrap().to_owned();
+/// let weight = [1.0f32, 2.0, 3.0, 4.0];
+/// let mut state = reshard::SaveState::new();
+/// state.tensor("model.weight", &[2, 2], &weight)?;
+/// state.value("step", 100)?;
+/// reshard::save(&reshard::Solo, &path, &state)?;
+/// assert_eq!(reshard::Checkpoint::open(&path)?.read::<f32>("model.weight")?, weight);
+/// # Ok::<(), reshard::Error>(())
+/// ```
+pub fn save(group: &dyn Group, path: &str, state: &SaveState<'_>) -> Result<SaveReport> {
+    let store = Address::parse(path).and_then(|address| reshard_storage::open(&address, &StoreOptions::default()));
+    // A rank that cannot open its path must not leave the others waiting.
+    let store = together(group, store.doing(|| format!("opening {path}")))?;
+    save_with(group, state, &store, &SaveOptions::default())
+}
 
 /// Saves a state dict that the ranks of `group` hold together. Every rank calls it with its own pieces.
 ///
 /// When it returns, the checkpoint is complete and durable; when it fails, on any rank, every rank gets the error and what
 /// lay at the path before is still there, untouched.
-pub fn save(group: &dyn Group, state: &SaveState<'_>, store: &Arc<dyn Store>, options: &SaveOptions) -> Result<SaveReport> {
+pub fn save_with(group: &dyn Group, state: &SaveState<'_>, store: &Arc<dyn Store>, options: &SaveOptions) -> Result<SaveReport> {
     let span = tracing::info_span!("save", rank = group.rank(), path = store.describe());
     let _entered = span.enter();
     let mut clock = PhaseClock::new();

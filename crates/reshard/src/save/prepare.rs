@@ -185,7 +185,7 @@ fn rank_plans(parts: Vec<Part>) -> Result<Vec<RankPlan>> {
         let table = match (part.table, &first) {
             (Some(table), _) => table,
             (None, Some(first)) => Arc::clone(first),
-            (None, None) => return Err(Error::invalid(format!("rank {rank} sent no table"))),
+            (None, None) => return Err(Error::internal(format!("rank {rank} sent no table"))),
         };
         first.get_or_insert_with(|| Arc::clone(&table));
         plans.push(RankPlan { table, holdings: part.holdings, contents: part.contents });
@@ -210,7 +210,7 @@ impl Told {
         self.list
             .into_iter()
             .map(|a| {
-                let unknown = || Error::invalid("the planning rank names a piece that this rank does not hold");
+                let unknown = || Error::internal("the planning rank names a piece that this rank does not hold");
                 let (whole, region) = match a.kind {
                     WireKind::Value => (true, None),
                     WireKind::WholePiece => (true, Some(region_of(pieces.get(a.local, a.piece).ok_or_else(unknown)?)?)),

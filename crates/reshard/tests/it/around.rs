@@ -7,7 +7,7 @@ use reshard::layout::{ByteLayout, Dims, Placement, Region};
 use reshard::{
     AsyncSaver, CastPolicy, Checkpoint, ChromeTrace, DType, DeviceMemory, DeviceMemoryMut, Difference, Error, ErrorKind, Group,
     LoadLeaf, LoadOptions, LoadPiece, LoadState, LoadTensor, LoadedValue, PlanCache, SaveLeaf, SaveOptions, SavePiece, SaveState,
-    SaveTensor, Scope, Solo, Source, Strictness, StridedBox, Target, Value, load, run_threads, save,
+    SaveTensor, Scope, Solo, Source, Strictness, StridedBox, Target, Value, load_with, run_threads, save_with,
 };
 
 use crate::layouts::{Cut, Memory, Whole, add_to_load, add_to_save, held, store_at};
@@ -21,7 +21,7 @@ fn save_whole(wholes: &[Whole], path: &std::path::Path) {
         let tensor = SaveTensor { dtype: whole.dtype, shape, requires_grad: false, pieces: vec![piece] };
         state.insert(whole.key.clone(), Some(keys), Scope::Shared, SaveLeaf::Tensor(tensor)).unwrap();
     }
-    save(&Solo, &state, &store_at(path), &SaveOptions::default()).unwrap();
+    save_with(&Solo, &state, &store_at(path), &SaveOptions::default()).unwrap();
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn overwriting_is_refused_unless_asked_for() {
     save_whole(std::slice::from_ref(&whole), folder.path());
     let mut state = SaveState::new();
     state.insert_value("x", Value::from(1)).unwrap();
-    let error = save(&Solo, &state, &store_at(folder.path()), &SaveOptions::default()).unwrap_err();
+    let error = save_with(&Solo, &state, &store_at(folder.path()), &SaveOptions::default()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AlreadyExists);
     assert!(error.hint().is_some());
     assert_eq!(Checkpoint::open_store(store_at(folder.path())).unwrap().read_whole("m.a").unwrap(), whole.bytes);
@@ -54,7 +54,7 @@ fn every_difference_is_listed_before_any_byte_moves() {
     state.insert_whole("model.layers.0.wieght", DType::Float32, &[4, 4], a).unwrap();
     state.insert_whole("model.layers.1.weight", DType::Float64, &[4, 4], b).unwrap();
     state.insert_whole("model.layers.0.weight", DType::Float32, &[4, 2], c).unwrap();
-    let error = load(&Solo, &checkpoint, &mut state, &LoadOptions::default()).unwrap_err();
+    let error = load_with(&Solo, &checkpoint, &mut state, &LoadOptions::default()).unwrap_err();
     let Error::Mismatch(mismatch) = &error else { panic!("{error}") };
     let text = error.to_string();
     for part in ["model.layers.0.wieght", "model.layers.0.weight", "float64", "[4, 2]", "unexpected: model.extra"] {
@@ -80,7 +80,7 @@ fn a_lenient_load_reports_the_same_and_loads_the_rest() {
     state.insert_whole("m.c", DType::Float32, &[1], &mut c).unwrap();
     let mut options = LoadOptions::default();
     options.strictness = Strictness::Lenient;
-    let report = load(&Solo, &checkpoint, &mut state, &options).unwrap().report;
+    let report = load_with(&Solo, &checkpoint, &mut state, &options).unwrap().report;
     drop(state);
     assert_eq!(report.missing(), ["m.c"]);
     assert_eq!(report.unexpected(), ["m.b"]);
@@ -100,7 +100,7 @@ fn casts_happen_only_by_policy_and_narrowing_is_reported() {
         state.insert_whole("m.a", dtype, &[600, 1000], memory).unwrap();
         let mut options = LoadOptions::default();
         options.cast = policy;
-        load(&Solo, &checkpoint, &mut state, &options)
+        load_with(&Solo, &checkpoint, &mut state, &options)
     };
     let mut wide = vec![0; values.len() * 8];
     assert_eq!(run(CastPolicy::Never, DType::Float64, &mut wide).unwrap_err().kind(), ErrorKind::Mismatch);
@@ -124,7 +124,7 @@ fn names_can_be_mapped_at_load() {
     state.insert_whole("new.a", DType::Float32, &[4], &mut memory).unwrap();
     let mut options = LoadOptions::default();
     options.key_map = Some(Arc::new(|key| Some(key.replace("new.", "old."))));
-    load(&Solo, &checkpoint, &mut state, &options).unwrap();
+    load_with(&Solo, &checkpoint, &mut state, &options).unwrap();
     drop(state);
     assert_eq!(memory, whole.bytes);
 }
@@ -139,7 +139,7 @@ fn what_is_wanted_twice_is_read_once() {
     let mut memories = vec![Memory::new(region.clone(), whole.dtype, false), Memory::new(region, whole.dtype, true)];
     let mut state = LoadState::new();
     add_to_load(&mut state, &whole, &mut memories);
-    let report = load(&Solo, &checkpoint, &mut state, &LoadOptions::default()).unwrap().report;
+    let report = load_with(&Solo, &checkpoint, &mut state, &LoadOptions::default()).unwrap().report;
     drop(state);
     assert_eq!(report.bytes_read, whole.bytes.len() as u64);
     for memory in &mut memories {
@@ -155,7 +155,7 @@ fn each_rank_keeps_its_own_content_and_replicas_must_agree() {
         let mut state = SaveState::new();
         state.insert("rng", None, Scope::PerRank, SaveLeaf::Value(Value::from(group.rank() as i64)))?;
         state.insert_value("epoch", Value::from(4))?;
-        save(&group, &state, &store, &SaveOptions::default())
+        save_with(&group, &state, &store, &SaveOptions::default())
     });
     results.into_iter().for_each(|r| drop(r.unwrap()));
     let results = run_threads(3, |group| {
@@ -163,7 +163,7 @@ fn each_rank_keeps_its_own_content_and_replicas_must_agree() {
         let mut state = LoadState::new();
         state.insert("rng", Scope::PerRank, LoadLeaf::Value)?;
         state.insert_value("epoch")?;
-        let loaded = load(&group, &checkpoint, &mut state, &LoadOptions::default())?;
+        let loaded = load_with(&group, &checkpoint, &mut state, &LoadOptions::default())?;
         assert_eq!(loaded.values["rng"], LoadedValue::Plain(Value::from(group.rank() as i64)));
         Ok(())
     });
@@ -177,7 +177,7 @@ fn each_rank_keeps_its_own_content_and_replicas_must_agree() {
         state.insert_whole("drifted", DType::Float32, &[2], &bytes)?;
         let mut options = SaveOptions::default();
         options.check_replicas = true;
-        save(&group, &state, &store, &options).map(drop)
+        save_with(&group, &state, &store, &options).map(drop)
     });
     for result in results {
         let text = result.unwrap_err().to_string();
@@ -202,7 +202,7 @@ fn the_second_save_of_a_layout_uses_the_plan_of_the_first() {
             }
             let mut options = SaveOptions::default();
             options.plan_cache = Some(Arc::clone(&caches[group.rank()]));
-            save(&group, &state, &store, &options)
+            save_with(&group, &state, &store, &options)
         });
         assert_eq!(Checkpoint::open_store(store).unwrap().read_whole("m.a").unwrap(), whole.bytes);
         results.into_iter().map(|r| r.unwrap().plan_cached).collect::<Vec<_>>()
@@ -226,7 +226,7 @@ fn a_plan_is_not_kept_for_another_way_of_splitting() {
             let mut options = SaveOptions::default();
             options.split_replicated_above = split_above;
             options.plan_cache = Some(Arc::clone(&caches[group.rank()]));
-            save(&group, &state, &store, &options)
+            save_with(&group, &state, &store, &options)
         });
         let reports: Vec<_> = results.into_iter().map(Result::unwrap).collect();
         assert_eq!(Checkpoint::open_store(store).unwrap().read_whole("m.a").unwrap(), whole.bytes);
@@ -286,7 +286,7 @@ fn device_memory_is_read_in_parts_as_it_is_written_or_staged() {
         }
         let store = store_at(&folder.path().join(name));
         let saved = match budget {
-            None => save(&Solo, &state, &store, &SaveOptions::default()).map(drop),
+            None => save_with(&Solo, &state, &store, &SaveOptions::default()).map(drop),
             Some(budget) => {
                 let saver = AsyncSaver::new(budget);
                 saver.save(Arc::new(Solo), &state, Arc::clone(&store), SaveOptions::default()).and_then(|h| h.wait()).map(drop)
@@ -350,7 +350,7 @@ fn replicas_can_read_once_and_exchange() {
         }
         let mut options = LoadOptions::default();
         options.exchange = true;
-        let report = load(&group, &checkpoint, &mut state, &options)?.report;
+        let report = load_with(&group, &checkpoint, &mut state, &options)?.report;
         drop(state);
         for (whole, memory) in wholes.iter().zip(&mut memories) {
             for piece in memory {
@@ -443,7 +443,7 @@ fn device_memory_is_written_in_boxes_and_checked_on_the_way() {
     let whole = Whole::new("w", DType::Float32, &[3000, 1000], 1);
     let mut state = SaveState::new();
     state.insert_whole("w", whole.dtype, &whole.shape, &whole.bytes).unwrap();
-    save(&Solo, &state, &store, &SaveOptions::default()).unwrap();
+    save_with(&Solo, &state, &store, &SaveOptions::default()).unwrap();
     let checkpoint = Checkpoint::open_store(store).unwrap();
 
     // The whole as it is, the whole turned, some columns, and the same columns a second time.
@@ -468,7 +468,7 @@ fn device_memory_is_written_in_boxes_and_checked_on_the_way() {
         let tensor = LoadTensor { dtype: DType::Float32, shape: Dims::from_slice(&whole.shape), pieces: pieces.collect() };
         let mut state = LoadState::new();
         state.insert("w", Scope::Shared, LoadLeaf::Tensor(tensor)).unwrap();
-        let report = load(&Solo, &checkpoint, &mut state, &LoadOptions::default()).unwrap().report;
+        let report = load_with(&Solo, &checkpoint, &mut state, &LoadOptions::default()).unwrap().report;
         assert_eq!(report.verified, u64::from(regions.len() == 1));
         for (region, device) in regions.iter().zip(&devices) {
             let mut found = device.bytes.lock().unwrap().clone();
@@ -491,14 +491,14 @@ fn a_cast_reads_once_and_verifies() {
     let numbers: Vec<u8> = (0..2_000_000u32).flat_map(|i| (i as f32).to_le_bytes()).collect();
     let mut state = SaveState::new();
     state.insert_whole("w", DType::Float32, &[2000, 1000], &numbers).unwrap();
-    save(&Solo, &state, &store, &SaveOptions::default()).unwrap();
+    save_with(&Solo, &state, &store, &SaveOptions::default()).unwrap();
     let checkpoint = Checkpoint::open_store(store).unwrap();
     let mut wide = vec![0u8; 16_000_000];
     let mut state = LoadState::new();
     state.insert_whole("w", DType::Float64, &[2000, 1000], &mut wide).unwrap();
     let mut options = LoadOptions::default();
     options.cast = CastPolicy::Widening;
-    let report = load(&Solo, &checkpoint, &mut state, &options).unwrap().report;
+    let report = load_with(&Solo, &checkpoint, &mut state, &options).unwrap().report;
     assert_eq!((report.verified, report.bytes_read), (1, 8_000_000));
     let last = f64::from_le_bytes(wide[wide.len() - 8..].try_into().unwrap());
     assert_eq!(last, 1_999_999.0);

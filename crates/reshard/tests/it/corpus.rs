@@ -7,7 +7,7 @@ use reshard::layout::{Dims, Placement, Region};
 use reshard::storage::{Address, Store, StoreOptions};
 use reshard::{
     Checkpoint, DType, Digest, DigestOptions, KeyPath, PathSegment, Result, SaveLeaf, SaveOptions, SavePiece, SaveTensor, Scope,
-    Value, digest, run_threads, save,
+    Value, digest, run_threads, save_with,
 };
 
 use crate::layouts::{Cut, Whole, fitted};
@@ -81,7 +81,7 @@ pub(crate) fn save_state(wholes: &[Whole], values: &[(String, Value)], cut: &Cut
         for (key, value) in values {
             state.insert(key.clone(), Some(path_of(key)), Scope::Shared, SaveLeaf::Value(value.clone()))?;
         }
-        save(&group, &state, store, options)
+        save_with(&group, &state, store, options)
     });
     for result in results {
         result.unwrap();

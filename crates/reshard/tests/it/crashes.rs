@@ -5,7 +5,7 @@ use std::sync::Arc;
 use reshard::layout::Placement;
 use reshard::storage::faulty::{Failure, Faults, Loss};
 use reshard::storage::{Address, Store, StoreOptions};
-use reshard::{Checkpoint, DType, ErrorKind, Group, SaveOptions, SaveState, Value, run_threads, save};
+use reshard::{Checkpoint, DType, ErrorKind, Group, SaveOptions, SaveState, Value, run_threads, save_with};
 
 use crate::layouts::{Cut, Memory, Whole, add_to_save, held, store_at};
 
@@ -35,7 +35,7 @@ fn save_generation(number: u64, store: &Arc<dyn Store>) -> Vec<reshard::Result<r
         state.insert_value("step", Value::from(number as i64))?;
         let mut options = SaveOptions::default();
         options.overwrite = true;
-        save(&group, &state, store, &options)
+        save_with(&group, &state, store, &options)
     })
 }
 
@@ -187,7 +187,7 @@ fn a_rank_that_dies_is_named_by_the_others() {
         for (whole, memory) in wholes.iter().zip(&memories) {
             add_to_save(&mut state, whole, memory);
         }
-        save(&group, &state, &store, &SaveOptions::default()).map(drop)
+        save_with(&group, &state, &store, &SaveOptions::default()).map(drop)
     });
     for rank in [0, 2] {
         let error = results[rank].as_ref().unwrap_err();

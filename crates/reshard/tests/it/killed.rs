@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use reshard::{AsyncSaver, Checkpoint, DType, Group, SaveOptions, SaveState, Solo, Value, run_threads, save};
+use reshard::{AsyncSaver, Checkpoint, DType, Group, SaveOptions, SaveState, Solo, Value, run_threads, save_with};
 
 use crate::layouts::{Cut, Memory, Whole, add_to_save, held, store_at};
 
@@ -37,7 +37,7 @@ fn save_generation(number: u64, path: &Path, sync: bool) {
         let mut options = SaveOptions::default();
         options.overwrite = true;
         options.sync = sync;
-        save(&group, &state, &store, &options)
+        save_with(&group, &state, &store, &options)
     });
     results.into_iter().for_each(|r| drop(r.unwrap()));
 }
@@ -135,7 +135,7 @@ fn child_loads_in_bounded_memory() {
     let whole = Whole::new("m.w", DType::Float32, &[4000, 4000], 1);
     let mut state = SaveState::new();
     state.insert_whole("m.w", whole.dtype, &whole.shape, &whole.bytes).unwrap();
-    save(&Solo, &state, &store_at(Path::new(&path)), &SaveOptions::default()).unwrap();
+    save_with(&Solo, &state, &store_at(Path::new(&path)), &SaveOptions::default()).unwrap();
     drop(state);
     let region = reshard::layout::Region::new(&[0, 0], &[4000, 2000]).unwrap();
     let mut memory = Memory::new(region, whole.dtype, true);
@@ -144,7 +144,7 @@ fn child_loads_in_bounded_memory() {
     let mut state = reshard::LoadState::new();
     crate::layouts::add_to_load(&mut state, &whole, std::slice::from_mut(&mut memory));
     let start = Instant::now();
-    reshard::load(&Solo, &checkpoint, &mut state, &reshard::LoadOptions::default()).unwrap();
+    reshard::load_with(&Solo, &checkpoint, &mut state, &reshard::LoadOptions::default()).unwrap();
     let grown = resident().saturating_sub(before);
     println!("grown by {grown} bytes in {:?}", start.elapsed());
     assert!(grown < 24 << 20, "a load of 32 MB into memory that was there grew the process by {grown} bytes");

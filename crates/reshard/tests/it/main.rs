@@ -19,6 +19,7 @@ mod relayouts;
 mod remote;
 mod round_trip;
 mod strided;
+mod typed;
 mod verifying;
 mod writers;
 // The S3 server that the storage crate tests with.

@@ -13,7 +13,7 @@ use reshard::storage::{Operation, Store};
 use reshard::{
     AsyncSaver, Checkpoint, ConvertOptions, ConvertTarget, DType, Destination, EditOptions, Error, ErrorKind, Group, Layout,
     PathSegment, RecoverOptions, Result, SaveOptions, SavePiece, SaveState, Solo, Value, convert, edit, merge, recover, relayout,
-    run_threads, save,
+    run_threads, save_with,
 };
 
 use crate::layouts::{Cut, Memory, Whole, add_to_save, held, store_at};
@@ -62,7 +62,7 @@ fn saving(number: u64, store: &Arc<dyn Store>) -> Result<()> {
     let cut = Cut { mesh: vec![RANKS as u64], placements: vec![Placement::Shard(0)] };
     one(run_threads(RANKS, |group| {
         let memories: Vec<Vec<Memory>> = wholes.iter().map(|w| held(w, &cut, group.rank() as u64, false)).collect();
-        save(&group, &state_of(&wholes, &memories, number), store, &overwriting())
+        save_with(&group, &state_of(&wholes, &memories, number), store, &overwriting())
     }))
 }
 

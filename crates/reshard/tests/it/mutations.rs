@@ -14,7 +14,7 @@ use reshard::storage::memory::MemoryStore;
 use reshard::storage::{Publish, Store};
 use reshard::{
     Cast, CatalogKind, Checkpoint, DType, DigestOptions, EditOptions, Glob, LoadLeaf, LoadOptions, LoadPiece, LoadState,
-    LoadTensor, Rename, SaveOptions, Scope, Solo, Value, Verify, VerifyOptions, digest, edit, load, verify_store,
+    LoadTensor, Rename, SaveOptions, Scope, Solo, Value, Verify, VerifyOptions, digest, edit, load_with, verify_store,
 };
 
 use crate::corpus;
@@ -155,7 +155,7 @@ fn load_all(checkpoint: &Checkpoint) -> reshard::Result<Vec<Cast>> {
     }
     let mut options = LoadOptions::default();
     options.verify = Verify::Always;
-    Ok(load(&Solo, checkpoint, &mut state, &options)?.report.casts)
+    Ok(load_with(&Solo, checkpoint, &mut state, &options)?.report.casts)
 }
 
 /// One change of bytes, or of whole files.

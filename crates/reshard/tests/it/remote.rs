@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use reshard::storage::Store;
 use reshard::{
     Checkpoint, ConvertOptions, ConvertTarget, DType, Destination, DigestOptions, LoadOptions, LoadState, LoadedValue,
-    SaveOptions, SaveState, Solo, Value, VerifyOptions, convert, digest, load, save, verify,
+    SaveOptions, SaveState, Solo, Value, VerifyOptions, convert, digest, load_with, save_with, verify,
 };
 
 use crate::layouts::{Whole, store_at};
@@ -30,7 +30,7 @@ fn saved_far_away(wholes: &[Whole], values: i64) -> (Arc<dyn Store>, Arc<Reads>)
     for i in 0..values {
         state.insert_value(format!("value.{i}"), Value::Int(i.into())).unwrap();
     }
-    save(&Solo, &state, &store, &SaveOptions::default()).unwrap();
+    save_with(&Solo, &state, &store, &SaveOptions::default()).unwrap();
     (store, reads)
 }
 
@@ -55,7 +55,7 @@ fn small_tensors_come_in_few_requests_and_values_at_once() {
     }
     (0..160).for_each(|i| state.insert_value(format!("value.{i}")).unwrap());
     let (count, at_once, elapsed) = counted(&reads, || {
-        let loaded = load(&Solo, &checkpoint, &mut state, &LoadOptions::default()).unwrap();
+        let loaded = load_with(&Solo, &checkpoint, &mut state, &LoadOptions::default()).unwrap();
         assert_eq!(loaded.values["value.77"], LoadedValue::Plain(Value::Int(77i64.into())));
     });
     drop(state);
@@ -77,7 +77,7 @@ fn large_tensors_are_read_and_checked_at_once() {
         state.insert_whole(whole.key.clone(), whole.dtype, &whole.shape, memory).unwrap();
     }
     let (count, at_once, _) = counted(&reads, || {
-        let loaded = load(&Solo, &checkpoint, &mut state, &LoadOptions::default()).unwrap();
+        let loaded = load_with(&Solo, &checkpoint, &mut state, &LoadOptions::default()).unwrap();
         assert_eq!(loaded.report.verified, 24);
     });
     drop(state);

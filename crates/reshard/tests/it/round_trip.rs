@@ -3,7 +3,9 @@
 use proptest::prelude::*;
 use reshard::layout::Region;
 use reshard::storage::Store;
-use reshard::{Checkpoint, DType, LoadOptions, LoadState, LoadedValue, SaveOptions, SaveState, Value, load, run_threads, save};
+use reshard::{
+    Checkpoint, DType, LoadOptions, LoadState, LoadedValue, SaveOptions, SaveState, Value, load_with, run_threads, save_with,
+};
 
 use crate::layouts::{Cut, Memory, Whole, add_to_load, add_to_save, any_cut, fitted, held, store_at};
 
@@ -25,7 +27,7 @@ fn save_all(
         for (key, value) in values {
             state.insert_value(key.clone(), value.clone())?;
         }
-        save(&group, &state, store, options)
+        save_with(&group, &state, store, options)
     });
     for result in results {
         result.unwrap();
@@ -57,7 +59,7 @@ fn load_all(
         for (key, _) in values {
             state.insert_value(key.clone())?;
         }
-        let loaded = load(&group, &checkpoint, &mut state, options)?;
+        let loaded = load_with(&group, &checkpoint, &mut state, options)?;
         drop(state);
         for (key, value) in values {
             assert_eq!(loaded.values[key], LoadedValue::Plain(value.clone()));
@@ -122,7 +124,7 @@ proptest! {
                 (start, ((n - start) as f64 * b).ceil() as u64)
             }).unzip();
             let region = Region::new(&offsets, &sizes).unwrap();
-            prop_assert_eq!(checkpoint.read(&whole.key, &region).unwrap(), whole.slice(&region));
+            prop_assert_eq!(checkpoint.read_bytes(&whole.key, &region).unwrap(), whole.slice(&region));
         }
     }
 }

@@ -9,7 +9,7 @@ use reshard::storage::StoreOptions;
 use reshard::{
     AsyncSaver, Checkpoint, ConvertOptions, ConvertTarget, DType, Destination, DiffOptions, DigestEntry, Group, LoadLeaf,
     LoadOptions, LoadPiece, LoadState, LoadTensor, SaveLeaf, SaveOptions, SavePiece, SaveState, SaveTensor, Scope, Solo, Source,
-    StatsOptions, Target, convert, diff, load, save, stats,
+    StatsOptions, Target, convert, diff, load_with, save_with, stats,
 };
 
 use crate::converting::{python, run_python};
@@ -63,7 +63,7 @@ fn what_is_saved_from_strided_memory_is_the_tensor_it_means() {
         state.insert((*name).to_owned(), None, Scope::Shared, SaveLeaf::Tensor(tensor)).unwrap();
     }
     let (now, later) = (folder.path().join("now"), folder.path().join("later"));
-    save(&Solo, &state, &store_at(&now), &SaveOptions::default()).unwrap();
+    save_with(&Solo, &state, &store_at(&now), &SaveOptions::default()).unwrap();
     let group: Arc<dyn Group> = Arc::new(Solo);
     AsyncSaver::new(1 << 30).save(group, &state, store_at(&later), SaveOptions::default()).unwrap().wait().unwrap();
     for path in [now, later] {
@@ -92,7 +92,7 @@ fn what_is_loaded_into_strided_memory_is_what_was_saved() {
         state.insert((*name).to_owned(), Scope::Shared, LoadLeaf::Tensor(tensor)).unwrap();
         let mut options = LoadOptions::default();
         options.strictness = reshard::Strictness::Lenient;
-        load(&Solo, &found, &mut state, &options).unwrap();
+        load_with(&Solo, &found, &mut state, &options).unwrap();
         drop(state);
         for flat in 0..shape.iter().product::<u64>() {
             let (mut rest, mut at) = (flat, 0);

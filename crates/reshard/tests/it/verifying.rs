@@ -257,7 +257,7 @@ fn is_refused(folder: &Path, words: &str) {
     let mut options = reshard::LoadOptions::default();
     options.verify = reshard::Verify::Always;
     options.strictness = reshard::Strictness::Lenient;
-    let error = reshard::load(&reshard::Solo, &checkpoint, &mut state, &options).unwrap_err();
+    let error = reshard::load_with(&reshard::Solo, &checkpoint, &mut state, &options).unwrap_err();
     assert_eq!(error.kind(), reshard::ErrorKind::Corrupt, "{words}: {error}");
 }
 

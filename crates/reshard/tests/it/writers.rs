@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use reshard::layout::Placement;
 use reshard::storage::memory::MemoryStore;
 use reshard::storage::{Address, Store, StoreOptions, open};
-use reshard::{Checkpoint, DType, Error, ErrorKind, Group, SaveOptions, SaveState, Solo, Value, run_threads, save};
+use reshard::{Checkpoint, DType, Error, ErrorKind, Group, SaveOptions, SaveState, Solo, Value, run_threads, save_with};
 
 use crate::layouts::{Cut, Memory, Whole, add_to_save, held, store_at};
 use crate::ordered::Ordered;
@@ -24,7 +24,7 @@ fn save_alone(number: u64, store: &Arc<dyn Store>, overwrite: bool) -> reshard::
     state.insert_value("number", Value::from(number as i64)).unwrap();
     let mut options = SaveOptions::default();
     options.overwrite = overwrite;
-    save(&Solo, &state, store, &options).map(drop)
+    save_with(&Solo, &state, store, &options).map(drop)
 }
 
 /// The number that was saved, after a look at every byte.
@@ -97,7 +97,7 @@ fn save_together(stores: &[Arc<dyn Store>], check_files: bool) -> Vec<reshard::R
         state.insert_value("number", Value::from(5))?;
         let mut options = SaveOptions::default();
         (options.overwrite, options.check_files) = (true, check_files);
-        save(&group, &state, &stores[group.rank()], &options).map(drop)
+        save_with(&group, &state, &stores[group.rank()], &options).map(drop)
     })
 }
 
