@@ -8,6 +8,8 @@ use pyo3::types::{
 use reshard::formats::{BUILTIN_CLASSES, Instance, Int, NumpyArray, NumpyScalar, PathClass, PathValue, PlainClass};
 use reshard::{DType, Value};
 
+use crate::errors::invalid;
+
 /// Deeper values are pickled instead.
 const DEEPEST: usize = 100;
 
@@ -270,7 +272,10 @@ pub(crate) fn to_python<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'
             None => PyString::new(py, dtype.name()).into_any(),
         },
         Value::Device(name) => match torch(py)? {
-            Some(torch) => torch.getattr("device")?.call1((name,))?,
+            Some(torch) => {
+                let device = torch.getattr("device")?.call1((name,));
+                device.map_err(|_| invalid(py, format!("{name:?} is a device that this torch does not know")))?
+            }
             None => PyString::new(py, name).into_any(),
         },
         Value::Path(path) => path_object(py, path)?,

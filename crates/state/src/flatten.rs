@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use indexmap::IndexMap;
-use reshard_formats::{KeyPath, PathSegment};
+use reshard_formats::{KeyPath, PathSegment, Value};
 
 use crate::{Dict, Key, MAX_DEPTH, StateError, Tree};
 
@@ -83,7 +83,8 @@ fn visit<T>(tree: Tree<T>, path: &mut KeyPath, rules: FlattenRules, out: &mut Fl
     }
     // A container that came as a plain value obeys the same rules as one of the tree.
     let tree = match tree {
-        Tree::Value(value) => Tree::from_value(value),
+        // Tuples are leaves, and so is what is in them: it keeps its types.
+        Tree::Value(value @ (Value::List(_) | Value::Dict(_) | Value::OrderedDict(_))) => Tree::from_value(value),
         other => other,
     };
     if is_leaf(&tree, rules) {
@@ -182,7 +183,7 @@ impl<T> Node<T> {
                 for (index, node) in elements {
                     while (list.len() as u64) < index {
                         // Where an empty dict stood in a list nothing was saved; PyTorch puts None there.
-                        list.push(Tree::Value(reshard_formats::Value::None));
+                        list.push(Tree::Value(Value::None));
                     }
                     list.push(node.build(gaps)?);
                 }

@@ -43,6 +43,7 @@ pub fn decode_with_limits(input: &[u8], policy: Policy, limits: Limits) -> Resul
         stack: Vec::with_capacity(256),
         marks: Vec::new(),
         fence: 0,
+        frame_end: usize::MAX,
         memo: Memo::new(limits.memo),
         tables: Tables::default(),
         global_ids: HashMap::new(),
@@ -65,6 +66,8 @@ pub(super) struct Machine<'a> {
     marks: Vec<usize>,
     /// Stack height at the innermost mark; instructions can't take what is below.
     pub(super) fence: usize,
+    /// Where the current frame ends; past everything outside of one.
+    pub(super) frame_end: usize,
     pub(super) memo: Memo,
     pub(super) tables: Tables<'a>,
     global_ids: HashMap<(&'a str, &'a str), GlobalId>,
@@ -80,6 +83,9 @@ pub(super) struct Machine<'a> {
 impl<'a> Machine<'a> {
     fn run(&mut self) -> Result<Node> {
         loop {
+            if self.pos >= self.frame_end {
+                self.end_frame()?;
+            }
             self.at = self.pos;
             let Some(&opcode) = self.input.get(self.pos) else {
                 return Err(PickleError::Truncated { at: self.at, needed: 1 });
@@ -150,6 +156,16 @@ impl<'a> Machine<'a> {
                 _ => self.uncommon(opcode)?,
             }
         }
+    }
+
+    /// Readers that take a frame in one go read something else than these bytes when an instruction reaches across its end.
+    #[cold]
+    fn end_frame(&mut self) -> Result<()> {
+        if self.pos > self.frame_end {
+            return Err(PickleError::Ambiguous { what: "reaches across the end of a frame", at: self.at });
+        }
+        self.frame_end = usize::MAX;
+        Ok(())
     }
 
     /// A pickle is one value and nothing else: what is left on the stack was made and dropped, and what follows is for

@@ -385,7 +385,8 @@ impl<'a> Document<'a> {
             return View::None;
         };
         let builder = self.global(object.class).builder;
-        if matches!(builder, Builder::Set | Builder::FrozenSet) && object.made == Made::Call {
+        let only_called = object.state.is_none() && object.items.is_empty() && object.pairs.is_empty();
+        if matches!(builder, Builder::Set | Builder::FrozenSet) && object.made == Made::Call && only_called {
             // `set([1, 2])`, as protocols 0 to 3 spell it.
             let elements = match self.tuple(object.args) {
                 [] => Some(&[][..]),

@@ -4,7 +4,7 @@ use super::document::{Global, Made, Object, View};
 use super::error::PickleError;
 use super::node::Node;
 use super::read_value::Reader;
-use crate::value::{Instance, Int, MEMORY_FORMATS, NumpyArray, PlainClass, Value};
+use crate::value::{Instance, Int, MEMORY_FORMATS, NumpyArray, NumpyScalar, PlainClass, Value};
 
 /// A class or constant that is a value by its name alone.
 pub(super) fn named(global: &Global<'_>) -> Option<Value> {
@@ -102,8 +102,11 @@ impl<'d> Reader<'d, '_> {
     /// `_reconstruct(ndarray, (0,), b"b")` with the state `(1, shape, dtype, fortran, data)`.
     fn array(&mut self, object: Object<'d>, args: &'d [Node]) -> Result<Option<Value>, PickleError> {
         let document = self.document;
-        let [class, ..] = args else { return Ok(None) };
-        let plain = document.as_global(*class).is_some_and(|class| class.is("numpy", "ndarray")) && args.len() == 3;
+        let [class, shape, kind] = args else { return Ok(None) };
+        let empty = document.as_tuple(*shape).is_some_and(|dims| matches!(dims, [dim] if document.as_i64(*dim) == Some(0)));
+        let plain = document.as_global(*class).is_some_and(|class| class.is("numpy", "ndarray"))
+            && empty
+            && matches!(document.view(*kind), View::Bytes(b"b"));
         if !plain || object.made != Made::Call || !object.items.is_empty() || !object.pairs.is_empty() {
             return Ok(None);
         }
@@ -165,14 +168,24 @@ impl<'d> Reader<'d, '_> {
         let View::Str(code) = code else { return None };
         // Version, byte order, sub-array, names, fields; numbers have none of the last three.
         let state = document.as_tuple(dtype.state?)?;
-        let [version, order, none @ .., _, _, _] = state else { return None };
+        let [version, order, none @ .., length, alignment, flags] = state else { return None };
         if document.as_i64(*version) != Some(3)
             || none.len() != 3
             || none.iter().any(|n| !matches!(document.view(*n), View::None))
         {
             return None;
         }
-        NumpyArray::item_size(code)?;
+        // Numbers say nothing of their size; texts of a fixed length do, and in which steps their memory is aligned.
+        let size = NumpyArray::item_size(code)? as i64;
+        let number = |node: &Node| document.as_i64(*node);
+        let says = (number(length)?, number(alignment)?, number(flags)?);
+        let right = match NumpyScalar::size_of(code) {
+            Some(_) => says == (-1, -1, 0),
+            None => says.0 == size && says.1 == if code.starts_with('U') { 4 } else { 1 } && matches!(says.2, 0 | 8),
+        };
+        if !right {
+            return None;
+        }
         match document.as_str(*order)? {
             "<" | "|" => Some((code, true)),
             ">" => Some((code, false)),

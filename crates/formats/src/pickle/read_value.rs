@@ -190,6 +190,11 @@ impl<'d> Reader<'d, '_> {
                 let (Some(class), Some(parts)) = (class, parts) else {
                     return Err(unknown());
                 };
+                // Names after the first, as a path has them; anything else joins in ways of its own.
+                let name = |part: &&str| !part.is_empty() && *part != "." && !part.contains(['/', '\\', ':']);
+                if !parts.iter().skip(1).all(name) {
+                    return Err(unknown());
+                }
                 let text = join_path(class, &parts);
                 self.charge(text.len())?;
                 Ok(Value::Path(PathValue { class, text }))

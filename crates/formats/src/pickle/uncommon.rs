@@ -24,9 +24,12 @@ impl Machine<'_> {
                 }
             }
             op::FRAME => {
-                // Only the length is checked: readers may ignore frames.
                 let len = u64::from_le_bytes(self.take_array()?);
                 self.check_available(len)?;
+                if self.frame_end != usize::MAX {
+                    return Err(PickleError::Ambiguous { what: "begins a frame inside of another", at: self.at });
+                }
+                self.frame_end = self.pos + len as usize;
             }
             op::TUPLE => {
                 let mark = self.pop_mark()?;

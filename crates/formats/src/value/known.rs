@@ -149,8 +149,13 @@ impl Instance {
                 inside(days, -999_999_999..1_000_000_000) && inside(seconds, 0..86_400) && inside(micros, 0..1_000_000)
             }
             (PlainClass::TimeZone, [Value::Instance(offset), name @ ..]) => {
-                let hours = match offset.args.first() {
-                    Some(Value::Int(days)) => days.as_i64().is_some_and(|days| (-1..1).contains(&days)),
+                // Less than a day in either direction.
+                let hours = match offset.args.as_slice() {
+                    [Value::Int(days), Value::Int(seconds), Value::Int(micros)] => match days.as_i64() {
+                        Some(0) => true,
+                        Some(-1) => seconds.as_i64() != Some(0) || micros.as_i64() != Some(0),
+                        _ => false,
+                    },
                     _ => false,
                 };
                 offset.class == PlainClass::TimeDelta && hours && matches!(name, [] | [Value::Str(_)])

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use reshard_formats::TorchArchive;
 use reshard_formats::Tree as StoredTree;
 use reshard_formats::record::{Content, StoredTensor};
+use reshard_formats::{TorchArchive, Value};
 use reshard_layout::Region;
 use reshard_state::{Dict, Key, Opaque, Tree, flatten, key_of};
 use reshard_storage::Store;
@@ -25,7 +25,7 @@ pub(super) fn open(store: Arc<dyn Store>, name: &str) -> Result<Checkpoint> {
     let archive = TorchArchive::open_file(&file).map_err(invalid)?;
     let tree = match archive.content().map_err(invalid)? {
         Content::Tensor(tensor) => Tree::Tensor(tensor),
-        Content::Value(value) => Tree::from_value(value),
+        Content::Value(value) => opened(value),
         Content::Tree(tree) => converted(tree),
         Content::Opaque { class } => return Err(Error::Untrusted { path, key: name.to_owned(), class }),
         _ => return Err(Error::invalid(format!("{path} holds something this version does not know"))),
@@ -91,7 +91,7 @@ fn stored(tensor: StoredTensor) -> Result<CatalogTensor> {
 fn converted(tree: StoredTree<StoredTensor>) -> Tree<StoredTensor> {
     match tree {
         StoredTree::Tensor(tensor) => Tree::Tensor(tensor),
-        StoredTree::Value(value) => Tree::from_value(value),
+        StoredTree::Value(value) => opened(value),
         StoredTree::Dict(pairs) | StoredTree::OrderedDict(pairs) => {
             Tree::Dict(pairs.into_iter().map(|(key, below)| (key_of(key), converted(below))).collect())
         }
@@ -99,5 +99,16 @@ fn converted(tree: StoredTree<StoredTensor>) -> Tree<StoredTensor> {
         StoredTree::Tuple(items) => Tree::Tuple(items.into_iter().map(converted).collect()),
         StoredTree::Opaque { class } => Tree::Opaque(Opaque { class, handle: 0 }),
         _ => Tree::Opaque(Opaque { class: "unknown".into(), handle: 0 }),
+    }
+}
+
+/// A plain value as a tree, opened as far as flattening looks into it: tuples, and what is in them, stay what they are.
+fn opened(value: Value) -> Tree<StoredTensor> {
+    match value {
+        Value::List(items) => Tree::List(items.into_iter().map(opened).collect()),
+        Value::Dict(pairs) | Value::OrderedDict(pairs) => {
+            Tree::Dict(pairs.into_iter().map(|(key, value)| (key_of(key), opened(value))).collect())
+        }
+        other => Tree::Value(other),
     }
 }
