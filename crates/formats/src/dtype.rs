@@ -135,7 +135,9 @@ pub struct ElementForm {
 impl ElementForm {
     /// Whether the stored bytes are the value's own.
     pub fn is_plain(self, dtype: DType) -> bool {
-        !(self.big_endian && dtype.swap_size() > 1) && !self.negative && !(self.conjugate && dtype.is_complex())
+        let swapped = self.big_endian && dtype.swap_size() > 1;
+        let conjugated = self.conjugate && dtype.is_complex();
+        !(swapped || self.negative || conjugated)
     }
 
     /// Turns stored elements into their values, in place.

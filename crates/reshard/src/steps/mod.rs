@@ -41,7 +41,10 @@ pub struct StepsOptions {
 
 /// What is known of steps that were looked at before, so that a folder that is looked at often is not read again and again.
 #[derive(Debug, Clone, Default)]
-pub struct StepsMemory(Arc<Mutex<HashMap<String, (Vec<FileInfo>, Judged)>>>);
+pub struct StepsMemory(Arc<Mutex<HashMap<String, Remembered>>>);
+
+/// A step's files when it was looked at, and what it was found to be.
+type Remembered = (Vec<FileInfo>, Judged);
 
 /// What a step is worth.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -33,7 +33,9 @@ enum Keys {
 
 /// Reads the index of every file that is there. A damaged one, and one that is gone, is a finding.
 pub(super) fn indexes(checkpoint: &Checkpoint, files: &[u32], gathered: &mut Gathered) -> Result<Indexes> {
-    let read = |&file: &u32| -> Result<(u32, std::result::Result<Option<FileIndex>, (u64, String)>)> {
+    /// An index, none, or where it is damaged and how.
+    type Found = std::result::Result<Option<FileIndex>, (u64, String)>;
+    let read = |&file: &u32| -> Result<(u32, Found)> {
         let reader = checkpoint.reader(file)?;
         let found = FileIndex::read(&StoredFile(reader.as_ref()));
         Ok((file, found.map_err(|error| (reader.len().saturating_sub(24), chain(&error)))))

@@ -315,7 +315,8 @@ fn a_damaged_step_never_costs_a_good_one() {
     for step in ["step-1", "step-2", "step-3"] {
         save(&folder.path().join(step), &corpus::rows(2), false);
     }
-    let damages: [(&str, fn(&Path)); 3] = [
+    type Damage = (&'static str, fn(&Path));
+    let damages: [Damage; 3] = [
         ("a field", |step| {
             let path = step.join(".metadata");
             let mut bytes = std::fs::read(&path).unwrap();

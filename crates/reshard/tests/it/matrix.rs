@@ -226,7 +226,10 @@ fn objects() -> Made {
     (Arc::new(Ordered::default()), Box::new(()))
 }
 
-const STORES: [(&str, fn() -> Made); 3] = [("local", local), ("memory", memory), ("objects", objects)];
+/// A kind of store by name, and how one is made.
+type Kind = (&'static str, fn() -> Made);
+
+const STORES: [Kind; 3] = [("local", local), ("memory", memory), ("objects", objects)];
 
 fn start(case: &Case, make: fn() -> Made) -> (Made, Option<u64>) {
     let made = make();
@@ -241,7 +244,7 @@ fn start(case: &Case, make: fn() -> Made) -> (Made, Option<u64>) {
     (made, before)
 }
 
-fn all_faults(case: &Case, stores: &[(&str, fn() -> Made)]) {
+fn all_faults(case: &Case, stores: &[Kind]) {
     for (kind, make) in stores {
         let ((store, _keep), _) = start(case, *make);
         let counting = Faults::new();
@@ -286,7 +289,7 @@ macro_rules! matrix {
 }
 
 // One object cannot be replaced on a store without rename: these are refused there.
-const RENAMING: &[(&str, fn() -> Made)] = &[STORES[0], STORES[1]];
+const RENAMING: &[Kind] = &[STORES[0], STORES[1]];
 
 matrix! {
     a_save_to_a_free_path: case(saving, None), &STORES;

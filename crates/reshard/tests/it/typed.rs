@@ -1,4 +1,6 @@
 //! Typed slices in and out: what goes in as numbers comes back as numbers, sharded or whole.
+// A slice of a tensor is a list of ranges, also when it is a list of one.
+#![allow(clippy::single_range_in_vec_init)]
 
 use half::{bf16, f16};
 use reshard::layout::{Mesh, Placement, local_shape};
