@@ -145,7 +145,7 @@ def test_run_leaves_programs_without_torch_alone_and_says_what_it_cannot_do(tmp_
     assert failed.returncode == 2 and "--colour" in failed.stderr
 
 
-def test_the_environment_is_the_childs_alone():
+def test_only_the_child_has_the_environment():
     base = {"PYTHONPATH": "/somewhere", "A": "b"}
     made = environment({"strict": True}, base)
     assert made["PYTHONPATH"].split(os.pathsep)[1] == "/somewhere" and made["A"] == "b"

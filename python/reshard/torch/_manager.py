@@ -235,7 +235,7 @@ class CheckpointManager:
         """The newest step that is complete and was not refused, and what is wrong with those after it."""
         if _rank(self._group) != 0:
             return None, []
-        skipped = []
+        skipped: list[str] = []
         for found in reversed(self._folder.steps()):
             why = refused.get(found.number, found.why)
             if why is None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 
+from ... import _reshard
 from .. import _storage
 from . import _torch
 from ._options import options
@@ -33,7 +34,7 @@ def writer_route(storage: Any, checkpoint_id: Any) -> Route:
         if not checkpoint_id:
             raise _no_id()
         # What no part of the engine can write to is PyTorch's to find a storage for.
-        path = os.fspath(checkpoint_id) if _storage._is_address(checkpoint_id) else None
+        path = os.fspath(checkpoint_id) if _reshard.is_address(os.fspath(checkpoint_id)) else None
         writer = None if path is None else _storage.StorageWriter(path, overwrite=options.overwrite, checksums=options.checksums)
         return Route(path, writer, {})
     if checkpoint_id is not None:
@@ -71,7 +72,7 @@ def reader_route(storage: Any, checkpoint_id: Any, process_group: Any, no_dist: 
     if not storage:
         if not checkpoint_id:
             raise _no_id()
-        path = os.fspath(checkpoint_id) if _storage._is_address(checkpoint_id) else None
+        path = os.fspath(checkpoint_id) if _reshard.is_address(os.fspath(checkpoint_id)) else None
     else:
         if checkpoint_id is not None:
             storage.reset(checkpoint_id)
