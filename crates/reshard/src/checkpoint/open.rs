@@ -81,19 +81,24 @@ impl Checkpoint {
 }
 
 /// What in a folder without `.metadata` could be meant: its safetensors files together, each `torch.save` file, and each
-/// folder below that is a checkpoint itself. Training libraries put several beside each other.
+/// folder below that is a checkpoint itself. Training libraries put several beside each other. Safetensors in folders
+/// below a safetensors model are its parts or other forms of it (`sharded`, `original`), and no rivals.
 fn candidates<'f>(files: impl Iterator<Item = &'f str>) -> Vec<String> {
     let mut safetensors: Vec<&str> = Vec::new();
     let mut found = BTreeSet::new();
+    let mut models_below = BTreeSet::new();
     for path in files {
         match path.rsplit_once('/') {
             None if is_safetensors(path) => safetensors.push(path),
             None if is_torch(path) => drop(found.insert(path.to_owned())),
             None => {}
             Some((folder, METADATA_FILE)) => drop(found.insert(format!("{folder}/"))),
-            Some((folder, name)) if is_safetensors(name) => drop(found.insert(format!("{folder}/"))),
+            Some((folder, name)) if is_safetensors(name) => drop(models_below.insert(format!("{folder}/"))),
             Some(_) => {}
         }
+    }
+    if safetensors.is_empty() {
+        found.append(&mut models_below);
     }
     let index = safetensors.iter().find(|name| name.ends_with(".index.json"));
     let mut all: Vec<String> = index.or(safetensors.first()).map(|name| (*name).to_owned()).into_iter().collect();
@@ -131,5 +136,23 @@ fn why_not_found(store: &dyn Store, names: &[&str]) -> String {
         [] => "no .metadata, no safetensors file and no single .pt file".to_owned(),
         [only] => format!("it holds a checkpoint one level below: {only}"),
         [first, .., last] => format!("it holds checkpoints one level below: from {first} to {last}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::candidates;
+
+    #[test]
+    fn what_could_be_meant_is_told_apart() {
+        let several = |files: &[&str]| candidates(files.iter().copied());
+        assert_eq!(several(&["model-1.safetensors", "model.safetensors.index.json"]), ["model.safetensors.index.json"]);
+        // Parts of a model, or other forms of it, are no rivals; a checkpoint beside it is one.
+        assert_eq!(several(&["model.safetensors", "sharded/a.safetensors", "original/a.safetensors"]), ["model.safetensors"]);
+        assert_eq!(several(&["model.safetensors", "optimizer_0/.metadata"]), ["model.safetensors", "optimizer_0/"]);
+        assert_eq!(several(&["scheduler.bin", "model/x.safetensors"]), ["model/", "scheduler.bin"]);
+        assert_eq!(several(&["scheduler.bin", "pytorch_model_fsdp_0/.metadata"]), ["pytorch_model_fsdp_0/", "scheduler.bin"]);
+        // Steps below a folder are found by their names.
+        assert!(several(&["step-1/.metadata", "step-2/.metadata"]).is_empty());
     }
 }
