@@ -95,6 +95,11 @@ impl Checkpoint {
     }
 
     #[getter]
+    fn dcp_version(&self) -> Option<&str> {
+        self.inner.catalog().dcp_version.as_deref()
+    }
+
+    #[getter]
     fn files(&self) -> Vec<String> {
         self.inner.catalog().files.clone()
     }

@@ -63,6 +63,16 @@ def test_checkpoints_through_the_writer_are_checked_and_described(place):
     assert isinstance(raised.value.failures[0][0], reshard.Corrupt)
 
 
+@pytest.mark.parametrize("save", ["torch", "ours"])
+def test_the_metadata_names_the_version_that_was_written(place, save):
+    if save == "torch":
+        dcp.save({"w": torch.ones(2)}, checkpoint_id=place, **ALONE)
+    else:
+        rt.save({"w": torch.ones(2)}, place)
+    theirs, ours = dcp.FileSystemReader(place).read_metadata(), rt.StorageReader(place).read_metadata()
+    assert getattr(ours, "version", None) == getattr(theirs, "version", None)
+
+
 def test_overwriting_replaces_and_refusing_is_a_choice(place):
     dcp.save({"a": torch.zeros(3)}, storage_writer=rt.StorageWriter(place), **ALONE)
     with pytest.raises(CheckpointException) as raised:

@@ -344,6 +344,8 @@ class StorageReader(storage.StorageReader):
         self._checkpoint = checkpoint
         metadata = Metadata(entries, planner_data=paths, storage_data=places)
         metadata.storage_meta = StorageMeta(checkpoint_id=self.path, save_id=checkpoint.save_id, load_id=self.load_id)
+        if hasattr(metadata, "version"):
+            metadata.version = checkpoint.dcp_version
         return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:

@@ -43,6 +43,8 @@ pub struct Catalog {
     pub entries: IndexMap<String, CatalogEntry>,
     /// The id of the save, where it has one.
     pub save_id: Option<String>,
+    /// The version of DCP that its metadata names (torch 2.7 and later).
+    pub dcp_version: Option<String>,
     /// Who wrote it, as far as can be told.
     pub writer: String,
     /// Free-form metadata of the file (safetensors).

@@ -93,7 +93,8 @@ pub(crate) fn catalog(metadata: Metadata, save_id: Option<String>, writer: Strin
             (key, entry)
         })
         .collect();
-    Catalog { format: Format::Dcp, files: metadata.files, entries, save_id, writer, notes: IndexMap::new() }
+    let dcp_version = metadata.version;
+    Catalog { format: Format::Dcp, files: metadata.files, entries, save_id, dcp_version, writer, notes: IndexMap::new() }
 }
 
 /// The name of what was done to a record's bytes, where anything was.

@@ -58,6 +58,7 @@ pub(super) fn open(store: Arc<dyn Store>, name: &str) -> Result<Checkpoint> {
         files: vec![name.to_owned()],
         entries,
         save_id: None,
+        dcp_version: None,
         writer: "torch.save".into(),
         notes: IndexMap::new(),
     };
