@@ -59,6 +59,7 @@ mod relayout;
 mod report;
 mod save;
 mod select;
+mod source;
 mod staging;
 mod stats;
 mod steps;

@@ -1,17 +1,14 @@
 //! What is stored at a path: opened once, listed, and read lazily.
 //!
-//! [`Checkpoint::open`] looks at the path, decides what lies there (a DCP folder, safetensors, a `torch.save` file) and
-//! turns it into one [`Catalog`]: keys, and for each tensor its chunks with their places. Everything else in this crate
-//! works on the catalog and does not know formats.
+//! [`Checkpoint::open`] looks at the path and has [`crate::source`] turn what lies there into one [`Catalog`]: keys, and
+//! for each tensor its chunks with their places. Everything else in this crate works on the catalog and does not know
+//! formats.
 
 mod catalog;
 mod check;
-mod dcp;
 mod locate;
 mod open;
 mod read;
-mod safetensors;
-mod torch_file;
 
 use std::sync::{Arc, OnceLock};
 
@@ -19,10 +16,8 @@ pub use catalog::{
     Catalog, CatalogEntry, CatalogKind, CatalogTensor, ChunkPlace, DataPlace, Format, StoredChunk, StoredCrc, ValuePlace,
 };
 pub(crate) use check::{Checker, check_whole};
-pub(crate) use dcp::is_plain_id;
 pub(crate) use locate::{Check, Located};
 pub use open::OpenOptions;
-pub(crate) use open::{is_safetensors, is_torch};
 pub use read::{LoadedValue, decode_record};
 use reshard_formats::ReadAt;
 use reshard_storage::{Reader, Store};
@@ -57,7 +52,7 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    fn new(store: Arc<dyn Store>, path: String, catalog: Catalog, side: Option<Sidecar>) -> Checkpoint {
+    pub(crate) fn new(store: Arc<dyn Store>, path: String, catalog: Catalog, side: Option<Sidecar>) -> Checkpoint {
         let readers = catalog.files.iter().map(|_| OnceLock::new()).collect();
         Checkpoint { store, path, catalog, side, flaws: Vec::new(), readers }
     }

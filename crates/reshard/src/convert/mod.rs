@@ -21,7 +21,7 @@ use self::dcp::RankPiece;
 use self::output::{OutputOptions, Plan, PlanTensor, PlanValue};
 use self::safetensors::SafetensorsTarget;
 use crate::cast::can_cast;
-use crate::checkpoint::{CatalogKind, Checkpoint, Format, LoadedValue, ValuePlace, is_safetensors, is_torch};
+use crate::checkpoint::{CatalogKind, Checkpoint, Format, LoadedValue, ValuePlace};
 use crate::control::Control;
 use crate::error::{Error, Result, StorageContext};
 use crate::layout_names::METADATA_FILE;
@@ -29,6 +29,7 @@ use crate::load::Cast;
 use crate::mismatch::is_narrowing;
 use crate::relayout::Layout;
 use crate::select::{CastRules, Selection};
+use crate::source::{is_safetensors, is_torch};
 use crate::stream::{CastStream, TensorStream, check_covered, check_cut_chunks};
 use crate::workers::Workers;
 

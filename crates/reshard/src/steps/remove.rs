@@ -23,7 +23,7 @@ pub(super) fn is_own_name(name: &str) -> bool {
     let data = name.strip_prefix(DATA_PREFIX).and_then(|rest| rest.strip_suffix(DATA_SUFFIX)).is_some_and(|middle| {
         let (numbers, id) = middle.split_once('.').unwrap_or((middle, "0"));
         let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
-        crate::checkpoint::is_plain_id(id) && numbers.split_once('_').is_some_and(|(rank, file)| digits(rank) && digits(file))
+        crate::source::is_plain_id(id) && numbers.split_once('_').is_some_and(|(rank, file)| digits(rank) && digits(file))
     });
     let beside = name.starts_with(SIDE_PREFIX) && (name.ends_with(SIDE_SUFFIX) || name.ends_with(EDIT_SUFFIX));
     !name.contains('/') && (data || beside || is_staged(name))

@@ -180,7 +180,7 @@ fn sidecar_files(checkpoint: &Checkpoint, gathered: &mut Gathered) {
 
 /// Whether an edit made this checkpoint, and its note vouches for `.metadata`.
 fn note(checkpoint: &Checkpoint, gathered: &mut Gathered) -> Result<bool> {
-    let Some(id) = checkpoint.catalog().save_id.as_deref().filter(|id| crate::checkpoint::is_plain_id(id)) else {
+    let Some(id) = checkpoint.catalog().save_id.as_deref().filter(|id| crate::source::is_plain_id(id)) else {
         return Ok(false);
     };
     let name = note_name(id);

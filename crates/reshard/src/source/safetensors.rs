@@ -9,8 +9,12 @@ use reshard_formats::safetensors::{INDEX_FILE, SHARDING_INFO, SafetensorsFile, S
 use reshard_layout::ByteLayout;
 use reshard_storage::Store;
 
-use super::catalog::{Catalog, CatalogEntry, CatalogKind, CatalogTensor, ChunkPlace, DataPlace, Format, StoredChunk};
-use super::{Checkpoint, Flaw, StoredFile};
+use super::folder::Folder;
+use super::is_safetensors;
+use crate::checkpoint::{
+    Catalog, CatalogEntry, CatalogKind, CatalogTensor, Checkpoint, ChunkPlace, DataPlace, Flaw, Format, StoredChunk, StoredFile,
+    ValuePlace,
+};
 use crate::error::{Error, Result, StorageContext};
 use crate::layout_names::MODEL_FILE;
 use crate::notes::Notes;
@@ -29,11 +33,18 @@ pub(super) fn open_file(store: Arc<dyn Store>, name: &str) -> Result<Checkpoint>
 
 /// All safetensors files of a folder: those that its index names, or all there are. As for the libraries that load models,
 /// `model.safetensors` comes before its index and the numbered files `model-…` beside it.
-pub(super) fn open_folder(store: Arc<dyn Store>, names: &[String]) -> Result<Checkpoint> {
-    let path = store.describe();
+pub(super) fn open_folder(folder: &Folder) -> Result<Option<Checkpoint>> {
+    let mut names: Vec<String> = folder.top()?.map(str::to_owned).collect();
+    if !names.iter().any(|name| is_safetensors(name)) {
+        return Ok(None);
+    }
     let single = names.iter().any(|name| name == MODEL_FILE);
     let shadowed = |name: &str| single && (name == INDEX_FILE || (name.starts_with("model-") && name.contains("-of-")));
-    let names: Vec<String> = names.iter().filter(|name| !shadowed(name)).cloned().collect();
+    names.retain(|name| !shadowed(name));
+    open_names(folder.store.clone(), folder.path.clone(), &names).map(Some)
+}
+
+fn open_names(store: Arc<dyn Store>, path: String, names: &[String]) -> Result<Checkpoint> {
     if let Some(index) = names.iter().find(|name| name.ends_with(INDEX_SUFFIX)) {
         return open_indexed(store, path, index);
     }
@@ -132,7 +143,7 @@ fn open(store: Arc<dyn Store>, path: String, files: Vec<String>) -> Result<Check
     }
     for (key, value) in kept.values {
         let path = kept.paths.get(&key).cloned();
-        entries.entry(key).or_insert_with(|| CatalogEntry::value(path, super::ValuePlace::Inline(value)));
+        entries.entry(key).or_insert_with(|| CatalogEntry::value(path, ValuePlace::Inline(value)));
     }
     let writer = if headers.iter().any(|h| h.is_dcp) { "torch.distributed.checkpoint (safetensors)" } else { "safetensors" };
     // Where a file's tensors begin is of that file alone: a note of it would follow the tensors into files where it is wrong.

@@ -7,15 +7,21 @@ use reshard_formats::metadata::Transforms;
 use reshard_formats::{EntryKind, Metadata};
 use reshard_storage::{StorageError, Store};
 
-use super::catalog::{Catalog, CatalogEntry, CatalogTensor, ChunkPlace, Format, StoredChunk, ValuePlace};
-use super::{Checkpoint, MAX_METADATA_BYTES};
+use super::folder::Folder;
+use crate::checkpoint::{
+    Catalog, CatalogEntry, CatalogTensor, Checkpoint, ChunkPlace, Format, MAX_METADATA_BYTES, StoredChunk, ValuePlace,
+};
 use crate::checksums::{MAX_SIDE_BYTES, Sidecar, sidecar_name};
 use crate::error::{Error, Result, StorageContext};
 use crate::layout_names::METADATA_FILE;
 use crate::workers::Workers;
 
-pub(super) fn open(store: Arc<dyn Store>) -> Result<Checkpoint> {
-    open_as(store, METADATA_FILE)
+/// A folder with `.metadata`.
+pub(super) fn open_folder(folder: &Folder) -> Result<Option<Checkpoint>> {
+    if !folder.has(METADATA_FILE)? {
+        return Ok(None);
+    }
+    open_as(folder.store.clone(), METADATA_FILE).map(Some)
 }
 
 impl Checkpoint {

@@ -10,12 +10,24 @@ use reshard_layout::Region;
 use reshard_state::{Dict, Key, Opaque, Tree, flatten, key_of};
 use reshard_storage::Store;
 
-use super::catalog::{Catalog, CatalogEntry, CatalogTensor, ChunkPlace, DataPlace, Format, StoredChunk, StoredCrc, ValuePlace};
-use super::{Checkpoint, StoredFile};
+use super::folder::Folder;
+use super::is_torch;
+use crate::checkpoint::{
+    Catalog, CatalogEntry, CatalogTensor, Checkpoint, ChunkPlace, DataPlace, Format, StoredChunk, StoredCrc, StoredFile,
+    ValuePlace,
+};
 use crate::error::{Error, Result, StorageContext};
 
 /// The key of a file that holds one thing and no tree.
 const ONLY: &str = "value";
+
+/// A folder with one such file.
+pub(super) fn open_folder(folder: &Folder) -> Result<Option<Checkpoint>> {
+    match folder.top()?.filter(|name| is_torch(name)).collect::<Vec<_>>()[..] {
+        [only] => open(folder.store.clone(), only).map(Some),
+        _ => Ok(None),
+    }
+}
 
 pub(super) fn open(store: Arc<dyn Store>, name: &str) -> Result<Checkpoint> {
     let path = format!("{}/{name}", store.describe());
