@@ -1,5 +1,6 @@
 """Collects small inputs for every fuzz target from the fixtures of crates/formats: `python fuzz/seeds.py`."""
 
+import json
 import shutil
 import zipfile
 from pathlib import Path
@@ -36,6 +37,18 @@ def main():
         put("safetensors", f"{path.parent.name}-{path.stem}", path.read_bytes())
     for path in sorted(TESTS.rglob("safetensors/**/*.index.json")):
         put("safetensors", f"{path.parent.name}-index", path.read_bytes())
+    own = TESTS / "own"
+    for target, name in (("sidecar", "first.sums"), ("edit_note", "edited.edit")):
+        data = (own / name).read_bytes()
+        put(target, name, data)
+        put(target, f"{name}-body", data[8:-8])
+    data = (own / "first.distcp").read_bytes()
+    put("index", "first.distcp", data)
+    put("index", "first.distcp-body", data[-24 - int.from_bytes(data[-24:-16], "little") : -24])
+    header = (own / "notes.safetensors").read_bytes()
+    header = json.loads(header[8 : 8 + int.from_bytes(header[:8], "little")])
+    for name, text in header["__metadata__"].items():
+        put("notes", name, text.encode())
     for path in sorted(TESTS.glob("pickles/hostile/*/*")):
         if path.is_file() and path.suffix not in (".json", ".runs"):
             target = "pickle" if path.parent.name == "values" else "metadata"

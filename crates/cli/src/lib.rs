@@ -6,6 +6,7 @@
 //! was checked and found bad, 2 when the command could not run.
 
 mod args;
+mod catalog;
 pub mod demo;
 mod elements;
 mod failure;

@@ -18,6 +18,16 @@ macro_rules! dtypes {
             /// Every element type, in declaration order.
             pub const ALL: &[DType] = &[$(DType::$variant,)*];
 
+            /// Its number in files of ours and between ranks: the position in [`DType::ALL`], which only grows at its end.
+            pub const fn code(self) -> u8 {
+                self as u8
+            }
+
+            /// The type with this number.
+            pub fn from_code(code: u8) -> Option<DType> {
+                DType::ALL.get(usize::from(code)).copied()
+            }
+
             /// Bytes per element.
             pub const fn size(self) -> u64 {
                 match self { $(DType::$variant => $size,)* }
@@ -190,6 +200,7 @@ mod tests {
     fn names_and_storage_classes_lead_back_to_their_type() {
         for &dtype in DType::ALL {
             assert_eq!(DType::from_name(dtype.name()), Some(dtype));
+            assert_eq!(DType::from_code(dtype.code()), Some(dtype));
             if let Some(class) = dtype.storage_class() {
                 assert_eq!(DType::from_storage_class(class), Some(dtype));
             }

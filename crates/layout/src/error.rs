@@ -1,7 +1,7 @@
 //! The one error type of this crate. Every variant names the field, dimension or region that is wrong, because
 //! most of these numbers come out of somebody else's file.
 
-use crate::{Dims, Region};
+use crate::Dims;
 
 /// What can be wrong with a region, a mesh, a placement or a byte layout.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -27,7 +27,7 @@ pub enum LayoutError {
     #[error("region {region} reaches past dimension {dim} of shape {shape:?}")]
     OutOfBounds {
         /// The region.
-        region: Box<Region>,
+        region: String,
         /// The first dimension in which it reaches too far.
         dim: usize,
         /// The shape that should contain it.
@@ -39,7 +39,7 @@ pub enum LayoutError {
         /// Position in the list.
         index: usize,
         /// The region.
-        region: Box<Region>,
+        region: String,
         /// The first dimension in which it reaches too far.
         dim: usize,
         /// The shape that should contain it.
@@ -49,9 +49,9 @@ pub enum LayoutError {
     #[error("region {inner} does not lie inside {outer}")]
     NotInside {
         /// The region that should be inside.
-        inner: Box<Region>,
+        inner: String,
         /// The region that should contain it.
-        outer: Box<Region>,
+        outer: String,
     },
     /// A flat range is reversed or reaches past the last element.
     #[error("flat range [{start}, {end}) is not a range of a tensor of {elements} elements")]
@@ -69,7 +69,7 @@ pub enum LayoutError {
         /// Position of the piece in the list.
         index: usize,
         /// Its region.
-        region: Box<Region>,
+        region: String,
         /// The element of the flattened tensor at which it should start.
         expected: u64,
     },

@@ -93,7 +93,7 @@ pub fn flat_range_of_pieces(shape: &[u64], pieces: &[FlatPiece]) -> Result<Range
                 joined = Some(so_far.start..range.end);
             }
             _ => {
-                return Err(LayoutError::BrokenFlatRange { index, region: Box::new(piece.region.clone()), expected: so_far.end });
+                return Err(LayoutError::BrokenFlatRange { index, region: piece.region.to_string(), expected: so_far.end });
             }
         }
     }

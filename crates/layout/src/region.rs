@@ -99,7 +99,7 @@ impl Region {
         check_rank("region", shape.len(), self.ndim())?;
         match self.first_outside(shape) {
             None => Ok(()),
-            Some(dim) => Err(LayoutError::OutOfBounds { region: Box::new(self.clone()), dim, shape: Dims::from_slice(shape) }),
+            Some(dim) => Err(LayoutError::OutOfBounds { region: self.to_string(), dim, shape: Dims::from_slice(shape) }),
         }
     }
 
@@ -109,7 +109,7 @@ impl Region {
         match self.first_outside(shape) {
             None => Ok(()),
             Some(dim) => {
-                Err(LayoutError::ListedOutOfBounds { index, region: Box::new(self.clone()), dim, shape: Dims::from_slice(shape) })
+                Err(LayoutError::ListedOutOfBounds { index, region: self.to_string(), dim, shape: Dims::from_slice(shape) })
             }
         }
     }
@@ -155,7 +155,7 @@ impl Region {
     pub fn within(&self, outer: &Region) -> Result<Region, LayoutError> {
         check_rank("region", outer.ndim(), self.ndim())?;
         if !outer.contains(self) {
-            return Err(LayoutError::NotInside { inner: Box::new(self.clone()), outer: Box::new(outer.clone()) });
+            return Err(LayoutError::NotInside { inner: self.to_string(), outer: outer.to_string() });
         }
         let offsets = self.offsets.iter().zip(&outer.offsets).map(|(inner, outer)| inner - outer).collect();
         Ok(Region { offsets, sizes: self.sizes.clone() })

@@ -22,6 +22,16 @@ pub(crate) fn data_file(rank: usize, file: u32, save_id: Option<&str>) -> String
     }
 }
 
+/// The name of the sidecar of a save.
+pub(crate) fn sidecar_name(save_id: &str) -> String {
+    format!("{SIDE_PREFIX}{save_id}{SIDE_SUFFIX}")
+}
+
+/// The name of the note of an edit.
+pub(crate) fn note_name(save_id: &str) -> String {
+    format!("{SIDE_PREFIX}{save_id}{EDIT_SUFFIX}")
+}
+
 /// Whether a file of this name may be left over from a save.
 pub(crate) fn is_save_file(name: &str) -> bool {
     let data = name.starts_with(DATA_PREFIX) && name.ends_with(DATA_SUFFIX);

@@ -34,7 +34,6 @@
 
 mod cast;
 mod checkpoint;
-mod checksums;
 mod commit;
 mod control;
 mod convert;
@@ -50,8 +49,8 @@ mod leaf;
 pub mod load;
 mod memory;
 mod merge;
+mod mesh;
 mod mismatch;
-mod notes;
 mod plan;
 pub mod records;
 mod recover;
@@ -71,8 +70,8 @@ mod verify;
 mod workers;
 
 pub use checkpoint::{
-    Catalog, CatalogEntry, CatalogKind, CatalogTensor, Checkpoint, ChunkPlace, DataPlace, Format, LoadedValue, OpenOptions,
-    StoredChunk, StoredCrc, ValuePlace, decode_record,
+    Catalog, CatalogEntry, CatalogKind, CatalogTensor, Checkpoint, ChunkPlace, DataPlace, Format, LoadedValue, StoredChunk,
+    StoredCrc, ValuePlace, decode_record,
 };
 pub use control::Control;
 pub use convert::{ConvertOptions, ConvertReport, Destination, Target as ConvertTarget, convert};
@@ -85,19 +84,20 @@ pub use leaf::{LoadLeaf, LoadPiece, LoadState, LoadTensor, SaveLeaf, SavePiece, 
 pub use load::{Cast, CastPolicy, KeyFilter, KeyMap, LoadOptions, LoadReport, Loaded, Strictness, Verify, load, load_with};
 pub use memory::{DeviceMemory, DeviceMemoryMut, Source, StridedBox, Target};
 pub use merge::{MergeReport, merge};
+pub use mesh::{Layout, LayoutRule};
 pub use mismatch::{Difference, Mismatch};
 pub use plan::cache::PlanCache;
-pub use plan::simulate::{SimulatedPlan, simulate_plan};
 pub use recover::{RecoverOptions, RecoverReport, UnusedFile, recover};
-pub use relayout::{Layout, LayoutRule, LoadEstimate, RankEstimate, estimate_load, relayout};
+pub use relayout::{LoadEstimate, RankEstimate, estimate_load, relayout};
 pub use report::{Phases, SaveReport};
 pub use reshard_formats as formats;
 pub use reshard_formats::{DType, KeyPath, PathSegment, Value};
 pub use reshard_layout as layout;
 pub use reshard_state as state;
 pub use reshard_storage as storage;
-pub use save::{AsyncSaver, SaveHandle, SaveOptions, save, save_with};
+pub use save::{AsyncSaver, SaveHandle, SaveOptions, SimulatedPlan, save, save_with, simulate_plan};
 pub use select::{CastRules, Glob, Part, Rename, Selection};
+pub use source::OpenOptions;
 pub use staging::StagingPool;
 pub use stats::{StatsOptions, TensorStats, element_text, stats};
 pub use steps::{Best, Decision, PruneReport, Retention, Step, StepState, StepsMemory, StepsOptions, best, latest, prune, steps};

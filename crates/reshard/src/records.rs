@@ -8,20 +8,19 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use rayon::prelude::*;
+use reshard_formats::own::{KeyEntry, RecordChecksums, Sidecar, SidecarFile, TensorFacts};
 use reshard_formats::{DType, KeyPath, PathSegment, value_record};
 use reshard_layout::Dims;
 use reshard_storage::Store;
 
 use crate::checkpoint::{Checkpoint, LoadedValue};
-use crate::checksums::{RecordChecksums, Sidecar, SidecarFile, sidecar_name};
 use crate::commit::{Commit, Publication, encode_side};
 use crate::error::{Error, Result, chain};
 use crate::group::{Group, decode, encode};
-use crate::layout_names::data_file;
+use crate::layout_names::{data_file, sidecar_name};
 use crate::leaf::SavePiece;
 use crate::plan::cache::CachedPlan;
 use crate::plan::files::{FrameSizes, Placed, lay_out};
-use crate::plan::local::{TableEntry, WireTensor, dtype_code, wire_path};
 use crate::save::SaveOptions;
 use crate::save::jobs::{Jobs, TensorJob, ValueJob};
 use crate::save::prepare::{Decision, Prepared};
@@ -142,11 +141,11 @@ pub fn write_records(
     for (local, record) in records.into_iter().enumerate() {
         let local = u32::try_from(local).map_err(|_| Error::invalid("too many records"))?;
         let path = record.path.unwrap_or_else(|| vec![PathSegment::Key(record.key.clone())]);
-        let mut entry = TableEntry { path: wire_path(&record.key, &path), key: record.key, tensor: None };
+        let mut entry = KeyEntry::new(record.key, path, None);
         match record.content {
             RecordContent::Tensor { dtype, requires_grad, shape, piece } => {
                 piece.region.check_inside(&shape)?;
-                entry.tensor = Some(WireTensor { dtype: dtype_code(dtype)?, requires_grad, shape: shape.to_vec() });
+                entry.tensor = Some(TensorFacts { dtype, requires_grad, shape });
                 kinds.push((true, jobs.tensors.len()));
                 jobs.tensors.push(TensorJob {
                     local,
@@ -201,7 +200,7 @@ pub fn write_records(
     let mut at = jobs.ends.first().copied().unwrap_or(0);
     for (length, sums) in &written.values {
         let file = data_file(rank, 0, id);
-        note(&file, RecordChecksums { offset: at, length: *length, data_offset: 0, data_length: *length, sums: *sums });
+        note(&file, RecordChecksums::of_value(at, *length, *sums));
         values.push(WrittenRecord { file, offset: at, length: *length });
         at += length;
     }

@@ -8,19 +8,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use indexmap::IndexMap;
+use reshard_formats::own::{FileIndex, MAX_OWN_BYTES, OwnFileError, Sidecar, TensorFacts};
 use reshard_formats::{Entry, EntryKind, Metadata};
-use reshard_layout::{Dims, Region, coverage};
+use reshard_layout::{Region, coverage};
 use reshard_storage::{Operation, StorageError, Store};
 use serde::Serialize;
 
 use crate::checkpoint::{MAX_METADATA_BYTES, StoredFile};
-use crate::checksums::{FileIndex, MAX_SIDE_BYTES, SideFileError, Sidecar, sidecar_name};
-use crate::commit::{Assembly, Commit, Publication, TensorFacts, encode_side};
+use crate::commit::{Assembly, Commit, Publication, encode_side};
 use crate::control::Control;
-use crate::edit::EditNote;
+use crate::edit::{check_files, read_note};
 use crate::error::{Error, Result, StorageContext, chain};
-use crate::layout_names::{DATA_PREFIX, DATA_SUFFIX, EDIT_SUFFIX, METADATA_FILE, SIDE_PREFIX, SIDE_SUFFIX};
-use crate::plan::local::{WireTensor, dtype_of};
+use crate::layout_names::{DATA_PREFIX, DATA_SUFFIX, EDIT_SUFFIX, METADATA_FILE, SIDE_PREFIX, SIDE_SUFFIX, sidecar_name};
 
 /// How to recover.
 #[derive(Debug, Clone, Default)]
@@ -105,7 +104,7 @@ pub fn recover(store: &Arc<dyn Store>, options: &RecoverOptions) -> Result<Recov
                 why: "it has no index at its end: PyTorch wrote it, or it was cut off".to_owned(),
             }),
             // What could not be read may be whole, and the newest.
-            Err(SideFileError::Io(error)) => {
+            Err(OwnFileError::Io(error)) => {
                 let source = StorageError::from_io(Operation::Read, file.path.as_str(), error);
                 return Err(Error::Storage { doing: format!("reading the index of {}", file.path), source });
             }
@@ -192,7 +191,7 @@ fn sidecars(store: &dyn Store) -> Result<BTreeMap<String, Sidecar>> {
     for file in store.list(SIDE_PREFIX).doing(|| format!("listing {}", store.describe()))? {
         let name = file.path.strip_prefix(SIDE_PREFIX).and_then(|name| name.strip_suffix(SIDE_SUFFIX));
         let Some(id) = name else { continue };
-        let bytes = match store.read(&file.path, MAX_SIDE_BYTES) {
+        let bytes = match store.read(&file.path, MAX_OWN_BYTES) {
             Err(StorageError::TooLarge { .. }) => continue,
             read => read.doing(|| format!("reading {}", file.path))?,
         };
@@ -245,8 +244,8 @@ fn edits(
 
 /// What an edit made, by its note.
 fn from_note(store: &dyn Store, id: &str, side: Option<&Sidecar>) -> std::result::Result<Found, String> {
-    let note = EditNote::read(store, id)?;
-    note.check_files(store)?;
+    let note = read_note(store, id)?;
+    check_files(&note, store)?;
     let metadata = Metadata::decode(&note.metadata).map_err(|e| chain(&e))?;
     let ranks = side.map_or(0, |side| side.ranks);
     Ok(Found { metadata, ranks, side: None })
@@ -265,7 +264,7 @@ fn assemble(
     order.sort_by(|a, b| (a.index.rank, &a.name).cmp(&(b.index.rank, &b.name)));
     let ranks = files.first().map_or(0, |f| f.index.ranks);
     let mut assembly = Assembly::new(id, ranks);
-    let mut keys: IndexMap<&str, (usize, Option<&WireTensor>)> = IndexMap::new();
+    let mut keys: IndexMap<&str, (usize, Option<&TensorFacts>)> = IndexMap::new();
     for file in &order {
         let number = assembly.add_file(file.name.clone(), file.size).map_err(|e| e.to_string())?;
         for record in &file.index.records {
@@ -273,20 +272,16 @@ fn assemble(
             let (key, tensor) = match keys.get(entry.key.as_str()) {
                 Some(known) => *known,
                 None => {
-                    let facts = entry.tensor.as_ref().map(facts).transpose()?;
-                    let known = (assembly.add_key(entry.key.clone(), entry.key_path(), facts), entry.tensor.as_ref());
+                    let number = assembly.add_key(entry.key.clone(), entry.key_path(), entry.tensor.clone());
+                    let known = (number, entry.tensor.as_ref());
                     *keys.entry(&entry.key).or_insert(known)
                 }
             };
             if tensor != entry.tensor.as_ref() {
                 return Err(format!("its files disagree on {:?}", entry.key));
             }
-            let region = record.region.as_ref().map(|numbers| {
-                let (offsets, sizes) = numbers.split_at(numbers.len() / 2);
-                Region::new(offsets, sizes).map_err(|e| e.to_string())
-            });
             assembly
-                .add_record(key, region.transpose()?, number, record.sum)
+                .add_record(key, record.region.clone(), number, record.sum)
                 .map_err(|_| format!("{} says two things about {:?}", file.name, entry.key))?;
         }
     }
@@ -347,11 +342,6 @@ fn complete(
         return Ok(());
     }
     Err(format!("{what}; accept absent ranks if you know that they wrote nothing"))
-}
-
-fn facts(tensor: &WireTensor) -> std::result::Result<TensorFacts, String> {
-    let dtype = dtype_of(tensor.dtype).map_err(|e| e.to_string())?;
-    Ok(TensorFacts { dtype, requires_grad: tensor.requires_grad, shape: Dims::from_slice(&tensor.shape) })
 }
 
 fn publish(commit: Commit, store: &dyn Store, id: &str, found: &Found, options: &RecoverOptions) -> Result<()> {

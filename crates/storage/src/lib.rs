@@ -27,6 +27,7 @@ pub mod local;
 pub mod memory;
 #[cfg(feature = "object")]
 pub mod object;
+mod open;
 mod options;
 mod path;
 mod redact;
@@ -34,7 +35,8 @@ mod store;
 
 pub use address::{Address, Scheme};
 pub use error::{Operation, Result, StorageError};
-pub use options::{Retry, StoreOptions, open};
+pub use open::open;
+pub use options::{Retry, StoreOptions};
 pub use path::{STAGED_SUFFIX, check_relative, is_staged};
 pub use redact::redacted;
 pub use store::{

@@ -4,10 +4,10 @@ use reshard::layout::Region;
 use reshard::{CatalogKind, Checkpoint, LoadedValue, StatsOptions, stats};
 
 use super::{BINS, stats_page, whole};
+use crate::catalog::place;
 use crate::elements::{self, Element};
 use crate::human;
 use crate::report::{LiveSource, Sample, SampleValue, TensorDetail};
-use crate::verbs::place;
 
 /// Rows and columns of a sample.
 const SIDE: u64 = 8;

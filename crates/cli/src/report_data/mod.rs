@@ -9,6 +9,7 @@ use reshard::{CatalogKind, Checkpoint, LoadedValue, StatsOptions, TensorStats, V
 pub(crate) use compare::Comparison;
 pub(crate) use live::Live;
 
+use crate::catalog::{format_name, place};
 use crate::failure::Result;
 use crate::human;
 use crate::printer::Printer;
@@ -18,7 +19,6 @@ use crate::report::{
     ReportData, Slot, Stats, TensorInput,
 };
 use crate::summary::{OptimizerSummary, Summary};
-use crate::verbs::{format_name, place};
 
 /// Bins of a histogram.
 const BINS: usize = 48;

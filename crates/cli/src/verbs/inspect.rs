@@ -5,6 +5,7 @@ mod json;
 use reshard::{Checkpoint, Format};
 
 use crate::args::InspectArgs;
+use crate::catalog::format_name;
 use crate::failure::Result;
 use crate::human;
 use crate::printer::{Paint, Printer};
@@ -40,16 +41,6 @@ fn print(printer: &mut Printer, checkpoint: &Checkpoint, summary: &Summary) -> R
     }
     files(printer, &summary.files)?;
     health(printer, checkpoint, summary)
-}
-
-/// The format in words.
-pub(crate) fn format_name(format: Format) -> &'static str {
-    match format {
-        Format::Dcp => "DCP",
-        Format::Safetensors => "safetensors",
-        Format::Torch => "torch.save",
-        _ => "unknown",
-    }
 }
 
 fn heading(printer: &mut Printer, checkpoint: &Checkpoint, summary: &Summary) -> Result<()> {

@@ -20,9 +20,6 @@ mod serve;
 mod show;
 mod verify;
 
-pub(crate) use inspect::format_name;
-pub(crate) use show::place;
-
 use std::ffi::OsString;
 
 use clap::Parser;

@@ -1,11 +1,12 @@
 //! `reshard show PATH KEY`: one tensor or one value, up close.
 
 use reshard::layout::Region;
-use reshard::{CatalogKind, CatalogTensor, Checkpoint, ChunkPlace, LoadedValue, StatsOptions, TensorStats, stats};
+use reshard::{CatalogKind, CatalogTensor, Checkpoint, LoadedValue, StatsOptions, TensorStats, stats};
 use serde::Serialize;
 use serde_json::Value as Json;
 
 use crate::args::ShowArgs;
+use crate::catalog::place;
 use crate::elements::{self, Element};
 use crate::failure::{Failure, Result};
 use crate::human;
@@ -228,15 +229,6 @@ fn chunk_rows<'a>(checkpoint: &'a Checkpoint, tensor: &'a CatalogTensor) -> Vec<
         ChunkRow { offsets: chunk.region.offsets(), sizes: chunk.region.sizes(), file, offset, length }
     };
     tensor.chunks.iter().map(row).collect()
-}
-
-/// Where a chunk's bytes lie, and how many they are.
-pub(crate) fn place(place: &ChunkPlace) -> (u64, u64) {
-    match place {
-        ChunkPlace::Record { offset, length, .. } => (*offset, *length),
-        ChunkPlace::Data(data) => (data.layout.base(), data.layout.end().saturating_sub(data.layout.base())),
-        _ => (0, 0),
-    }
 }
 
 fn stats_table(stats: &TensorStats, complex: bool) -> Table {

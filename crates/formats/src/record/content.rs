@@ -9,11 +9,11 @@ use std::collections::{HashMap, HashSet};
 use super::archive::TorchArchive;
 use super::error::RecordError;
 use super::tensor::{Rebuilder, StoredTensor, TensorKind};
+use super::tree::Tree;
 use crate::Value;
 use crate::pickle::{
     Document, GlobalId, MAX_DEPTH, Node, PickleError, Policy, TREE_BYTES_FLOOR, Unknown, View, decode, key_token,
 };
-use crate::torch_file::Tree;
 
 /// Bytes of tree that are made for each byte of pickle at most, past the floor: a node of a tree is larger than
 /// a plain value, so this is more than for plain values.

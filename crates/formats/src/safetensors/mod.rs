@@ -7,11 +7,13 @@ mod dtype;
 mod error;
 mod header;
 mod index;
+mod notes;
 mod shards;
 mod write;
 
 pub use error::SafetensorsError;
 pub use header::{SHARDING_INFO, SafetensorsFile, SafetensorsTensor};
 pub use index::{INDEX_FILE, SafetensorsIndex, dcp_shard_file, model_file};
+pub use notes::{Notes, NotesError};
 pub use shards::{SafetensorsChunk, ShardedTensor, sharded_tensors};
 pub use write::{SafetensorsHeader, SafetensorsSpec};

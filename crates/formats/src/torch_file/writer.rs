@@ -7,10 +7,10 @@ use std::collections::HashMap;
 
 use reshard_layout::Dims;
 
-use super::tree::Tree;
 use crate::DType;
 use crate::pickle::{Encoder, MAX_DEPTH, PickleError};
 use crate::record::RecordError;
+use crate::record::Tree;
 use crate::record::envelope::{Closing, PREAMBLE, combine, push_preamble};
 use crate::record::frame::data_len;
 use crate::record::zip_write::{Align, ZipEntry};

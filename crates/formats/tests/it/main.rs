@@ -3,6 +3,7 @@
 
 mod corpus;
 mod metadata;
+mod own;
 mod pickle_hostile;
 mod record_hostile;
 mod record_read;

@@ -7,7 +7,6 @@
 mod catalog;
 mod check;
 mod locate;
-mod open;
 mod read;
 
 use std::sync::{Arc, OnceLock};
@@ -17,12 +16,11 @@ pub use catalog::{
 };
 pub(crate) use check::{Checker, check_whole};
 pub(crate) use locate::{Check, Located};
-pub use open::OpenOptions;
 pub use read::{LoadedValue, decode_record};
 use reshard_formats::ReadAt;
+use reshard_formats::own::Sidecar;
 use reshard_storage::{Reader, Store};
 
-use crate::checksums::Sidecar;
 use crate::error::{Error, Result, StorageContext};
 
 /// No `.metadata` is larger; a lying file cannot make us allocate more.

@@ -1,10 +1,10 @@
 //! Reading values.
 
+use reshard_formats::own::Checksums;
 use reshard_formats::{Content, RecordError, TorchArchive, Value};
 
 use super::Checkpoint;
 use super::catalog::{CatalogKind, ValuePlace};
-use crate::checksums::ChecksumBuilder;
 use crate::error::{Error, Result, StorageContext, chain};
 
 /// No value is larger: a record's length comes from a file and is not believed beyond this.
@@ -70,7 +70,7 @@ impl Checkpoint {
         reader.read_at(offset, &mut record).doing(|| format!("reading {key:?} from {}", reader.path()))?;
         let sums = self.side.as_ref().and_then(|side| side.find(self.file_name(file), offset)).and_then(|r| r.sums);
         if let Some(sums) = sums
-            && ChecksumBuilder::of(&record) != sums
+            && Checksums::of(&record) != sums
         {
             return Err(self.corrupt(key, file, offset, "the checksum of the value's record is wrong"));
         }

@@ -1,11 +1,11 @@
 //! From what was written, record by record, to `.metadata` and the sidecar.
 
+use reshard_formats::own::{RecordChecksums, Sidecar, SidecarFile, TensorFacts};
 use reshard_formats::{
-    Chunk, DType, Entry, EntryKind, FileId, KeyPath, Metadata, StorageInfo, StorageMeta, TensorEntry, TensorProperties,
+    Chunk, Entry, EntryKind, FileId, KeyPath, Metadata, StorageInfo, StorageMeta, TensorEntry, TensorProperties,
 };
-use reshard_layout::{Dims, Region};
+use reshard_layout::Region;
 
-use crate::checksums::{RecordChecksums, Sidecar, SidecarFile};
 use crate::error::{Error, Result};
 
 /// A checkpoint being put together: files, keys, then the records that say what lies where.
@@ -15,13 +15,6 @@ pub(crate) struct Assembly {
     files: Vec<String>,
     sidecar: Vec<SidecarFile>,
     entries: Vec<Pending>,
-}
-
-/// What is known of a tensor before any of its chunks.
-pub(crate) struct TensorFacts {
-    pub(crate) dtype: DType,
-    pub(crate) requires_grad: bool,
-    pub(crate) shape: Dims,
 }
 
 struct Pending {

@@ -28,7 +28,7 @@ use rayon::prelude::*;
 use reshard_formats::Metadata;
 use reshard_storage::{Publish, StorageError, Store, Version, WriteLock, is_staged};
 
-pub(crate) use self::assemble::{Assembly, TensorFacts, encode_side};
+pub(crate) use self::assemble::{Assembly, encode_side};
 use crate::checkpoint::MAX_METADATA_BYTES;
 use crate::control::Control;
 use crate::error::{Error, Result, StorageContext};

@@ -4,27 +4,18 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use reshard_formats::{KeyPath, Metadata, PathSegment, value_record};
-use reshard_layout::Region;
+use reshard_formats::own::{Checksums, FileIndex, IndexedRecord, KeyEntry, RecordChecksums, Sidecar, TensorFacts};
+use reshard_formats::{Metadata, value_record};
 use reshard_storage::Store;
 
-use super::output::{Framing, OutputFile, OutputOptions, Piece, Plan, write};
+use super::output::{Framing, OutputFile, OutputOptions, Piece, Plan, PlanTensor, write};
 use super::{Written, opaque};
 use crate::checkpoint::LoadedValue;
-use crate::checksums::{ChecksumBuilder, Checksums, FileIndex, IndexedRecord, RecordChecksums, Sidecar, sidecar_name};
-use crate::commit::{Assembly, Commit, Failed, Publication, TensorFacts, encode_side};
+use crate::commit::{Assembly, Commit, Failed, Publication, encode_side};
 use crate::error::{Error, Result, StorageContext};
-use crate::layout_names::data_file;
+use crate::layout_names::{data_file, sidecar_name};
+use crate::mesh::RankPiece;
 use crate::plan::files::{FrameSizes, frame, lay_out};
-use crate::plan::local::{TableEntry, WireSegment, WireTensor, dtype_code};
-
-/// A region that one of the ranks is to write.
-#[derive(Debug, Clone)]
-pub(crate) struct RankPiece {
-    pub(crate) rank: usize,
-    pub(crate) tensor: usize,
-    pub(crate) region: Region,
-}
 
 /// One rank's file.
 struct RankFile {
@@ -173,7 +164,7 @@ impl Framing for DcpFraming<'_, '_> {
     /// The values and the index.
     fn ending(&self, file: usize, sums: &[Checksums]) -> Result<Option<(u64, Vec<u8>)>> {
         let file = &self.files[file];
-        let mut table: Vec<TableEntry> = Vec::new();
+        let mut table: Vec<KeyEntry> = Vec::new();
         let mut position: HashMap<usize, u32> = HashMap::new();
         let mut records = Vec::with_capacity(file.pieces.len() + file.values.len());
         for &i in &file.pieces {
@@ -182,23 +173,17 @@ impl Framing for DcpFraming<'_, '_> {
             let key = match position.get(&piece.tensor) {
                 Some(key) => *key,
                 None => {
-                    let wire = WireTensor {
-                        dtype: dtype_code(tensor.dtype)?,
-                        requires_grad: tensor.requires_grad,
-                        shape: tensor.shape.to_vec(),
-                    };
-                    table.push(table_entry(&tensor.key, &tensor.path, Some(wire)));
+                    table.push(KeyEntry::new(tensor.key.clone(), tensor.path.clone(), Some(facts(tensor))));
                     position.insert(piece.tensor, table.len() as u32 - 1);
                     table.len() as u32 - 1
                 }
             };
-            let region = piece.region.offsets().iter().chain(piece.region.sizes()).copied().collect();
-            records.push(IndexedRecord { key, region: Some(region), sum: piece_sum(piece, sums[i]) });
+            records.push(IndexedRecord { key, region: Some(piece.region.clone()), sum: piece_sum(piece, sums[i]) });
         }
         let mut bytes: Vec<u8> = Vec::new();
         for (i, record) in &file.values {
             let value = &self.plan.values[*i];
-            table.push(table_entry(&value.key, &value.path, None));
+            table.push(KeyEntry::new(value.key.clone(), value.path.clone(), None));
             let sum = value_sum(file.end + bytes.len() as u64, record);
             records.push(IndexedRecord { key: table.len() as u32 - 1, region: None, sum });
             bytes.extend_from_slice(record);
@@ -217,7 +202,7 @@ impl Framing for DcpFraming<'_, '_> {
 }
 
 impl DcpFraming<'_, '_> {
-    fn shape(&self, piece: usize) -> (&super::output::PlanTensor, &[u64]) {
+    fn shape(&self, piece: usize) -> (&PlanTensor, &[u64]) {
         let piece = &self.pieces[piece];
         (&self.plan.tensors[piece.tensor], piece.region.sizes())
     }
@@ -234,25 +219,18 @@ fn piece_sum(piece: &Piece, sums: Checksums) -> RecordChecksums {
 }
 
 fn value_sum(offset: u64, record: &[u8]) -> RecordChecksums {
-    let length = record.len() as u64;
-    RecordChecksums { offset, length, data_offset: 0, data_length: length, sums: Some(ChecksumBuilder::of(record)) }
+    RecordChecksums::of_value(offset, record.len() as u64, Some(Checksums::of(record)))
 }
 
-pub(crate) fn table_entry(key: &str, path: &KeyPath, tensor: Option<WireTensor>) -> TableEntry {
-    let alone = matches!(path.as_slice(), [PathSegment::Key(only)] if only == key);
-    let segments = path.iter().map(|segment| match segment {
-        PathSegment::Key(key) => WireSegment::Key(key.clone()),
-        PathSegment::Index(index) => WireSegment::Index(*index),
-    });
-    TableEntry { key: key.to_owned(), path: (!alone).then(|| segments.collect()), tensor }
+fn facts(tensor: &PlanTensor) -> TensorFacts {
+    TensorFacts { dtype: tensor.dtype, requires_grad: tensor.requires_grad, shape: tensor.shape.clone() }
 }
 
 fn assemble(framing: &DcpFraming<'_, '_>, outputs: &[OutputFile], sums: &[Checksums]) -> Result<(Metadata, Sidecar)> {
     let plan = framing.plan;
     let mut assembly = Assembly::new(framing.save_id, framing.ranks as u32);
     for tensor in &plan.tensors {
-        let facts = TensorFacts { dtype: tensor.dtype, requires_grad: tensor.requires_grad, shape: tensor.shape.clone() };
-        assembly.add_key(tensor.key.clone(), tensor.path.clone(), Some(facts));
+        assembly.add_key(tensor.key.clone(), tensor.path.clone(), Some(facts(tensor)));
     }
     for value in &plan.values {
         assembly.add_key(value.key.clone(), value.path.clone(), None);

@@ -17,7 +17,6 @@ use reshard_layout::Region;
 use reshard_storage::{Address, Store, StoreOptions};
 use serde::Serialize;
 
-use self::dcp::RankPiece;
 use self::output::{OutputOptions, Plan, PlanTensor, PlanValue};
 use self::safetensors::SafetensorsTarget;
 use crate::cast::can_cast;
@@ -26,8 +25,8 @@ use crate::control::Control;
 use crate::error::{Error, Result, StorageContext};
 use crate::layout_names::METADATA_FILE;
 use crate::load::Cast;
+use crate::mesh::{Layout, RankPiece};
 use crate::mismatch::is_narrowing;
-use crate::relayout::Layout;
 use crate::select::{CastRules, Selection};
 use crate::source::{is_safetensors, is_torch};
 use crate::stream::{CastStream, TensorStream, check_covered, check_cut_chunks};
@@ -257,7 +256,7 @@ pub(crate) fn write_plan(
             if let Some(file) = &destination.file {
                 return Err(Error::invalid(format!("a DCP checkpoint is a folder, not the file {file:?}")));
             }
-            let pieces = Layout::rows(ranks.max(1) as u64)?.pieces(&plan.tensors)?;
+            let pieces = plan.pieces(&Layout::rows(ranks.max(1) as u64)?)?;
             verify_cut(plan, sources, &pieces, options)?;
             dcp::write_dcp(plan, &pieces, ranks.max(1), overwrite, store, output)
         }

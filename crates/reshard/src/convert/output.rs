@@ -7,15 +7,16 @@ use std::io::IoSlice;
 use std::sync::mpsc::{channel, sync_channel};
 
 use rayon::prelude::*;
+use reshard_formats::own::{ChecksumBuilder, Checksums};
 use reshard_formats::{DType, KeyPath};
 use reshard_layout::{Dims, Region};
 use reshard_storage::{Store, WriteOptions, Writer};
 
 use crate::checkpoint::{Checkpoint, LoadedValue};
-use crate::checksums::{ChecksumBuilder, Checksums};
 use crate::commit::discard;
 use crate::control::Control;
 use crate::error::{Error, Result, StorageContext};
+use crate::mesh::{Layout, RankPiece};
 use crate::stream::{BLOCK, Stream};
 use crate::workers::Workers;
 
@@ -59,6 +60,13 @@ pub(crate) struct Plan<'p> {
     pub(crate) tensors: Vec<PlanTensor>,
     pub(crate) values: Vec<PlanValue>,
     pub(crate) open: OpenStream<'p>,
+}
+
+impl Plan<'_> {
+    /// Who writes what on a layout.
+    pub(crate) fn pieces(&self, layout: &Layout) -> Result<Vec<RankPiece>> {
+        layout.pieces(self.tensors.iter().map(|tensor| (tensor.key.as_str(), tensor.shape.as_slice(), tensor.dtype)))
+    }
 }
 
 /// A region of a tensor and its place.
@@ -263,7 +271,7 @@ impl Job<'_, '_> {
             if piece.data > 0 {
                 (self.plan.open)(piece.tensor, &piece.region)?.fill(&mut buffer[start..])?;
             }
-            let sums = if self.framing.sums() { ChecksumBuilder::of(&buffer[start..]) } else { Checksums::ZERO };
+            let sums = if self.framing.sums() { Checksums::of(&buffer[start..]) } else { Checksums::ZERO };
             buffer.extend_from_slice(&self.framing.tail(i, sums)?);
             self.options.control.advance(piece.data);
             all.push((i, sums));

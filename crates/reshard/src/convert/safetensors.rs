@@ -6,18 +6,17 @@
 //! belonged to the old model alone goes afterwards.
 
 use indexmap::IndexMap;
-use reshard_formats::safetensors::{INDEX_FILE, SafetensorsHeader, SafetensorsIndex, SafetensorsSpec, model_file};
+use reshard_formats::own::Checksums;
+use reshard_formats::safetensors::{INDEX_FILE, Notes, SafetensorsHeader, SafetensorsIndex, SafetensorsSpec, model_file};
 use reshard_layout::Region;
 use reshard_storage::{Publish, StorageError, Store, Version, WriteLock, is_staged};
 
 use super::output::{Framing, OutputFile, OutputOptions, Piece, Plan, write};
 use super::publish::{check_free, promote, staged, sweep};
 use super::{Written, keep_values};
-use crate::checksums::Checksums;
 use crate::commit::{Failed, claim, new_save_id, settled};
 use crate::error::{Error, Result, StorageContext, chain};
 use crate::layout_names::MODEL_FILE;
-use crate::notes::Notes;
 
 /// No index is larger.
 const MAX_INDEX_BYTES: u64 = 256 << 20;

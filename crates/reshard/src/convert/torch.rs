@@ -1,5 +1,6 @@
 //! Writing one `torch.save` file, as PyTorch's own `dcp_to_torch_save` would, but streaming.
 
+use reshard_formats::own::Checksums;
 use reshard_formats::{FileTensor, TorchFileWriter};
 use reshard_layout::Region;
 use reshard_state::{Tree, unflatten_entries};
@@ -9,7 +10,6 @@ use super::output::{Framing, OutputFile, OutputOptions, Piece, Plan, write};
 use super::publish::{check_free, promote, staged, sweep};
 use super::{Written, opaque};
 use crate::checkpoint::LoadedValue;
-use crate::checksums::Checksums;
 use crate::commit::{claim, discard};
 use crate::error::{Error, Result, StorageContext, chain};
 

@@ -11,18 +11,17 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
+use reshard_formats::own::{Checksums, EditNote, FileIndex, IndexedRecord, KeyEntry, RecordChecksums, Sidecar, SidecarFile};
 use reshard_formats::{Entry, EntryKind, FileId, KeyPath, Metadata, PathSegment, StorageInfo, Value, value_record};
 use reshard_storage::{Linked, Publish, Store, WriteOptions};
 use serde::Serialize;
 
-pub(crate) use self::note::{EditNote, note_name};
+pub(crate) use self::note::{check_files, read_note};
 use crate::checkpoint::{Checkpoint, Format, MAX_METADATA_BYTES};
-use crate::checksums::{ChecksumBuilder, FileIndex, IndexedRecord, RecordChecksums, Sidecar, SidecarFile, sidecar_name};
 use crate::commit::{Commit, Failed, Publication, encode_side};
 use crate::control::Control;
-use crate::convert::dcp::table_entry;
 use crate::error::{Error, Result, StorageContext};
-use crate::layout_names::{METADATA_FILE, data_file};
+use crate::layout_names::{METADATA_FILE, data_file, note_name, sidecar_name};
 use crate::select::{Glob, Rename, new_path};
 
 /// What to change.
@@ -168,10 +167,9 @@ fn new_values(options: &EditOptions, metadata: &mut Metadata, save_id: &str) -> 
         let record =
             value_record(value, None).map_err(|e| Error::invalid(format!("the value of {key:?} cannot be saved: {e}")))?;
         let (offset, length) = (bytes.len() as u64, record.len() as u64);
-        let sum =
-            RecordChecksums { offset, length, data_offset: 0, data_length: length, sums: Some(ChecksumBuilder::of(&record)) };
+        let sum = RecordChecksums::of_value(offset, length, Some(Checksums::of(&record)));
         let path = path.clone().unwrap_or_else(|| vec![PathSegment::Key(key.clone())]);
-        table.push(table_entry(key, &path, None));
+        table.push(KeyEntry::new(key.clone(), path.clone(), None));
         indexed.push(IndexedRecord { key: table.len() as u32 - 1, region: None, sum });
         let kind = EntryKind::Bytes(StorageInfo::new(file, offset, length));
         metadata.entries.insert(key.clone(), Entry { path: Some(path), kind });

@@ -4,15 +4,16 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use reshard_formats::own::KeyEntry;
 use reshard_layout::{Region, coverage};
 
-use super::local::{Holdings, TableEntry, dtype_of, region_of};
+use super::local::{Holdings, region_of};
 use crate::error::{Error, Result};
 
 /// What the planning rank knows of one rank.
 #[derive(Debug, Clone)]
 pub(crate) struct RankPlan {
-    pub(crate) table: Arc<Vec<TableEntry>>,
+    pub(crate) table: Arc<Vec<KeyEntry>>,
     pub(crate) holdings: Holdings,
     /// Hashes of the content of every piece, then of every value, in table order; only in the checking mode.
     pub(crate) contents: Option<Vec<u64>>,
@@ -37,7 +38,7 @@ pub(crate) struct Assigned {
 #[derive(Debug, Clone)]
 pub(crate) struct GlobalPlan {
     /// Every key once, in the order of first appearance by rank.
-    pub(crate) table: Arc<Vec<TableEntry>>,
+    pub(crate) table: Arc<Vec<KeyEntry>>,
     /// What each rank writes, in table order: tensors first, then values.
     pub(crate) assigned: Vec<Vec<Assigned>>,
     /// Bytes of tensor data that each rank writes.
@@ -91,7 +92,7 @@ pub(crate) fn plan(ranks: &[RankPlan], options: PlanOptions) -> Result<GlobalPla
             items.push(Item { key: key_id, region: None, whole: true, bytes: VALUE_BYTES, holders: own });
             continue;
         };
-        let element = dtype_of(tensor.dtype)?.size();
+        let element = tensor.dtype.size();
         held[own.clone()].sort_by(|a, b| a.numbers.cmp(b.numbers).then(a.rank.cmp(&b.rank)));
         let whole_is_empty = tensor.shape.contains(&0);
         distinct.clear();
@@ -129,7 +130,7 @@ pub(crate) fn plan(ranks: &[RankPlan], options: PlanOptions) -> Result<GlobalPla
 /// The keys of all ranks.
 struct Keys {
     /// Every key once.
-    table: Arc<Vec<TableEntry>>,
+    table: Arc<Vec<KeyEntry>>,
     /// For each rank where its own keys are in that table; `None` when its table is that table.
     positions: Vec<Option<Arc<Vec<usize>>>>,
 }
@@ -142,7 +143,7 @@ impl Keys {
         if ranks.iter().all(|rank| Arc::ptr_eq(&rank.table, first)) {
             return Ok(Keys { table: Arc::clone(first), positions: vec![None; ranks.len()] });
         }
-        let mut table: Vec<TableEntry> = Vec::new();
+        let mut table: Vec<KeyEntry> = Vec::new();
         let mut by_key: HashMap<&str, usize> = HashMap::new();
         let mut of_first: Option<Arc<Vec<usize>>> = None;
         let mut positions = Vec::with_capacity(ranks.len());
@@ -212,16 +213,16 @@ impl Keys {
     }
 }
 
-fn check_same(known: &TableEntry, entry: &TableEntry, rank: usize) -> Result<()> {
+fn check_same(known: &KeyEntry, entry: &KeyEntry, rank: usize) -> Result<()> {
     match (&known.tensor, &entry.tensor) {
         (None, None) => Ok(()),
         (Some(a), Some(b)) if a.dtype == b.dtype && a.shape == b.shape => Ok(()),
         (Some(a), Some(b)) => Err(Error::invalid(format!(
             "ranks disagree on {:?}: {} of shape {:?} on an earlier rank, {} of shape {:?} on rank {rank}",
             entry.key,
-            dtype_of(a.dtype)?.name(),
+            a.dtype.name(),
             a.shape,
-            dtype_of(b.dtype)?.name(),
+            b.dtype.name(),
             b.shape,
         ))),
         _ => Err(Error::invalid(format!("{:?} is a tensor on some ranks and a value on others (rank {rank})", entry.key))),
@@ -284,7 +285,7 @@ fn check_coverage(key: &str, shape: &[u64], distinct: &[Region], held: &[Held<'_
     }
 }
 
-fn assign(table: Arc<Vec<TableEntry>>, items: Vec<Item>, holders: &[Held<'_>], ranks: usize) -> Result<GlobalPlan> {
+fn assign(table: Arc<Vec<KeyEntry>>, items: Vec<Item>, holders: &[Held<'_>], ranks: usize) -> Result<GlobalPlan> {
     let mut loads = vec![0u64; ranks];
     // What only one rank holds is not a choice: it is the load on which the rest is balanced, large to small.
     let mut choices: Vec<usize> = Vec::new();

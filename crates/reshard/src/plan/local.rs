@@ -5,38 +5,14 @@
 
 use std::sync::Arc;
 
-use reshard_formats::{DType, KeyPath, PathSegment};
-use reshard_layout::{Dims, Region};
+use reshard_formats::own::{KeyEntry, TensorFacts};
+use reshard_layout::Region;
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_128;
 
 use crate::error::{Error, Result};
 use crate::group::encode;
 use crate::leaf::{SaveLeaf, SaveState, Scope, per_rank_key, per_rank_path};
-
-/// One key of the table.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct TableEntry {
-    pub(crate) key: String,
-    /// `None` when the path is the key alone.
-    pub(crate) path: Option<Vec<WireSegment>>,
-    /// `None` for a value.
-    pub(crate) tensor: Option<WireTensor>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct WireTensor {
-    /// Position in [`DType::ALL`].
-    pub(crate) dtype: u8,
-    pub(crate) requires_grad: bool,
-    pub(crate) shape: Vec<u64>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum WireSegment {
-    Key(String),
-    Index(i64),
-}
 
 /// The regions a rank holds, for each tensor of the table in its order: flat numbers, offsets then sizes of each region.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
@@ -49,7 +25,7 @@ pub(crate) struct Holdings {
 /// What one rank holds.
 #[derive(Debug, Clone)]
 pub(crate) struct LocalPlan {
-    pub(crate) table: Arc<Vec<TableEntry>>,
+    pub(crate) table: Arc<Vec<KeyEntry>>,
     pub(crate) holdings: Holdings,
     pub(crate) table_hash: u128,
     pub(crate) hash: u128,
@@ -73,15 +49,11 @@ impl LocalPlan {
                         holdings.numbers.extend_from_slice(piece.region.offsets());
                         holdings.numbers.extend_from_slice(piece.region.sizes());
                     }
-                    Some(WireTensor {
-                        dtype: dtype_code(tensor.dtype)?,
-                        requires_grad: tensor.requires_grad,
-                        shape: tensor.shape.to_vec(),
-                    })
+                    Some(TensorFacts { dtype: tensor.dtype, requires_grad: tensor.requires_grad, shape: tensor.shape.clone() })
                 }
                 SaveLeaf::Value(_) | SaveLeaf::Record(_) => None,
             };
-            table.push(TableEntry { path: wire_path(&key, &path), key, tensor });
+            table.push(KeyEntry::new(key, path, tensor));
         }
         let table_hash = hash(&encode(&table)?);
         let holdings_hash = hash(&encode(&holdings)?);
@@ -123,50 +95,6 @@ impl<'p> Pieces<'p> {
     }
 }
 
-impl TableEntry {
-    pub(crate) fn key_path(&self) -> KeyPath {
-        match &self.path {
-            None => vec![PathSegment::Key(self.key.clone())],
-            Some(path) => path
-                .iter()
-                .map(|segment| match segment {
-                    WireSegment::Key(key) => PathSegment::Key(key.clone()),
-                    WireSegment::Index(index) => PathSegment::Index(*index),
-                })
-                .collect(),
-        }
-    }
-}
-
-pub(crate) fn wire_path(key: &str, path: &KeyPath) -> Option<Vec<WireSegment>> {
-    if let [PathSegment::Key(only)] = path.as_slice()
-        && only == key
-    {
-        return None;
-    }
-    Some(
-        path.iter()
-            .map(|segment| match segment {
-                PathSegment::Key(key) => WireSegment::Key(key.clone()),
-                PathSegment::Index(index) => WireSegment::Index(*index),
-            })
-            .collect(),
-    )
-}
-
-/// The element type as it travels.
-pub(crate) fn dtype_code(dtype: DType) -> Result<u8> {
-    DType::ALL
-        .iter()
-        .position(|d| *d == dtype)
-        .and_then(|i| u8::try_from(i).ok())
-        .ok_or_else(|| Error::invalid(format!("the dtype {} cannot be planned", dtype.name())))
-}
-
-pub(crate) fn dtype_of(code: u8) -> Result<DType> {
-    DType::ALL.get(usize::from(code)).copied().ok_or_else(|| Error::internal(format!("unknown dtype code {code}")))
-}
-
 /// A region from its offsets and sizes.
 pub(crate) fn region_of(numbers: &[u64]) -> Result<Region> {
     let (offsets, sizes) = numbers.split_at(numbers.len() / 2);
@@ -175,8 +103,4 @@ pub(crate) fn region_of(numbers: &[u64]) -> Result<Region> {
 
 pub(crate) fn hash(bytes: &[u8]) -> u128 {
     XxHash3_128::oneshot(bytes)
-}
-
-pub(crate) fn dims(numbers: &[u64]) -> Dims {
-    Dims::from_slice(numbers)
 }

@@ -7,4 +7,3 @@ pub(crate) mod cache;
 pub(crate) mod files;
 pub(crate) mod global;
 pub(crate) mod local;
-pub(crate) mod simulate;

@@ -7,10 +7,10 @@ use reshard_formats::DType;
 use reshard_layout::{ByteLayout, local_regions, local_shape, moves, runs};
 use serde::Serialize;
 
-use super::Layout;
 use crate::checkpoint::{CatalogKind, CatalogTensor, Checkpoint, ChunkPlace};
 use crate::error::{Error, Result};
 use crate::load::LoadOptions;
+use crate::mesh::Layout;
 use crate::select::Selection;
 use crate::workers::Workers;
 

@@ -3,6 +3,7 @@
 //! When every rank has written, rank 0 learns where everything lies and writes the sidecar beside its own data, while
 //! everyone's data goes to the disk. When all of that is synced, rank 0 publishes (see [`crate::commit`]).
 
+use reshard_formats::own::{Checksums, RecordChecksums, Sidecar};
 use reshard_formats::{FileId, Metadata};
 use reshard_layout::Region;
 use reshard_storage::Store;
@@ -11,14 +12,12 @@ use serde::{Deserialize, Serialize};
 use super::SaveOptions;
 use super::prepare::{Decision, Prepared};
 use super::write::{Unsynced, Written};
-use crate::checksums::{Checksums, RecordChecksums, Sidecar, sidecar_name};
-use crate::commit::{Assembly, Commit, Failed, Publication, TensorFacts, discard, encode_side};
+use crate::commit::{Assembly, Commit, Failed, Publication, discard, encode_side};
 use crate::error::{Error, RankFailure, Result};
 use crate::group::{Group, asking_root};
-use crate::layout_names::data_file;
+use crate::layout_names::{data_file, sidecar_name};
 use crate::plan::files::{FrameSizes, lay_out};
 use crate::plan::global::GlobalPlan;
-use crate::plan::local::{dims, dtype_of};
 use crate::report::{PhaseClock, Phases, SaveReport};
 use crate::workers::Workers;
 
@@ -192,7 +191,7 @@ pub(crate) fn report(outcome: Result<Outcome>, prepared: &Prepared, phases: Phas
     let mut bytes = 0;
     for assigned in prepared.plan.assigned() {
         if let (Some(region), Some(tensor)) = (&assigned.region, &prepared.table[assigned.local as usize].tensor) {
-            bytes += region.volume() * dtype_of(tensor.dtype)?.size();
+            bytes += region.volume() * tensor.dtype.size();
         }
     }
     Ok(SaveReport {
@@ -219,15 +218,7 @@ fn assemble(
     let save_id = decision.named.then_some(decision.save_id.as_str());
     let mut assembly = Assembly::new(&decision.save_id, results.len() as u32);
     for entry in global.table.iter() {
-        let facts = match &entry.tensor {
-            None => None,
-            Some(tensor) => Some(TensorFacts {
-                dtype: dtype_of(tensor.dtype)?,
-                requires_grad: tensor.requires_grad,
-                shape: dims(&tensor.shape),
-            }),
-        };
-        assembly.add_key(entry.key.clone(), entry.key_path(), facts);
+        assembly.add_key(entry.key.clone(), entry.key_path(), entry.tensor.clone());
     }
     let mut sizes = FrameSizes::default();
     for (rank, (assigned, result)) in global.assigned.iter().zip(results).enumerate() {
@@ -237,7 +228,7 @@ fn assemble(
         let shapes = tensors
             .iter()
             .map(|(key, region)| match &global.table[*key].tensor {
-                Some(tensor) => Ok((dtype_of(tensor.dtype)?, tensor.requires_grad, region.sizes())),
+                Some(tensor) => Ok((tensor.dtype, tensor.requires_grad, region.sizes())),
                 None => Err(disagree()),
             })
             .collect::<Result<Vec<_>>>()?;
@@ -262,7 +253,7 @@ fn assemble(
         let mut at = ends[0];
         for (assigned, (length, sums)) in assigned.iter().filter(|a| a.region.is_none()).zip(&result.values) {
             let file = ids[0].ok_or_else(disagree)?;
-            let record = RecordChecksums { offset: at, length: *length, data_offset: 0, data_length: *length, sums: *sums };
+            let record = RecordChecksums::of_value(at, *length, *sums);
             assembly.add_record(assigned.key as usize, None, file, record)?;
             at += length;
         }

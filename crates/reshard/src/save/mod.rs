@@ -9,6 +9,7 @@ pub(crate) mod finish;
 pub(crate) mod jobs;
 mod options;
 pub(crate) mod prepare;
+mod simulate;
 pub(crate) mod write;
 
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use std::sync::Arc;
 pub use background::{AsyncSaver, SaveHandle};
 pub use options::SaveOptions;
 use reshard_storage::{Address, Store, StoreOptions};
+pub use simulate::{SimulatedPlan, simulate_plan};
 
 use crate::error::{Result, StorageContext};
 use crate::group::{Group, together};

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use reshard_formats::own::KeyEntry;
 use reshard_storage::Store;
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +14,7 @@ use crate::group::{Group, asking_root, decode, encode};
 use crate::leaf::SaveState;
 use crate::plan::cache::CachedPlan;
 use crate::plan::global::{Assigned, GlobalPlan, PlanOptions, RankPlan, plan};
-use crate::plan::local::{Holdings, LocalPlan, TableEntry, hash, region_of};
+use crate::plan::local::{Holdings, LocalPlan, hash, region_of};
 
 /// A save that all ranks agreed on.
 #[derive(Debug)]
@@ -22,7 +23,7 @@ pub(crate) struct Prepared {
     pub(crate) rank: usize,
     pub(crate) ranks: usize,
     /// This rank's own table; assignments point into it.
-    pub(crate) table: Arc<Vec<TableEntry>>,
+    pub(crate) table: Arc<Vec<KeyEntry>>,
     pub(crate) plan: Arc<CachedPlan>,
     pub(crate) plan_cached: bool,
     /// The claim on the path, on the planning rank.
@@ -49,7 +50,7 @@ struct Hello {
 
 #[derive(Serialize, Deserialize)]
 struct Part {
-    table: Option<Arc<Vec<TableEntry>>>,
+    table: Option<Arc<Vec<KeyEntry>>>,
     holdings: Holdings,
     contents: Option<Vec<u64>>,
 }
@@ -180,7 +181,7 @@ fn same_path(hellos: &[Hello]) -> Result<()> {
 
 fn rank_plans(parts: Vec<Part>) -> Result<Vec<RankPlan>> {
     let mut plans: Vec<RankPlan> = Vec::with_capacity(parts.len());
-    let mut first: Option<Arc<Vec<TableEntry>>> = None;
+    let mut first: Option<Arc<Vec<KeyEntry>>> = None;
     for (rank, part) in parts.into_iter().enumerate() {
         let table = match (part.table, &first) {
             (Some(table), _) => table,

@@ -4,19 +4,18 @@ use std::io::IoSlice;
 
 use rayon::prelude::*;
 use reshard_formats::RecordFrame;
+use reshard_formats::own::{
+    ChecksumBuilder, Checksums, FileIndexRef, IndexedRecordRef, KeyEntry, OffsetsAndSizes, OwnFileError, RecordChecksums,
+};
 use reshard_storage::{Store, WriteOptions, Writer};
 
 use super::SaveOptions;
 use super::jobs::{Jobs, TensorJob};
 use super::prepare::Prepared;
-use crate::checksums::{
-    ChecksumBuilder, Checksums, FileIndexRef, IndexedRecordRef, OffsetsAndSizes, RecordChecksums, SideFileError,
-};
 use crate::commit::discard;
 use crate::error::{Error, Result, StorageContext};
 use crate::layout_names::data_file;
 use crate::plan::files::Placed;
-use crate::plan::local::TableEntry;
 use crate::workers::Workers;
 
 /// Records smaller than this are gathered in a buffer and written together.
@@ -172,11 +171,8 @@ impl Writing {
             self.abort();
             return Err(error);
         }
-        let values = jobs
-            .values
-            .iter()
-            .map(|v| (v.bytes.len() as u64, options.checksums.then(|| ChecksumBuilder::of(&v.bytes))))
-            .collect();
+        let values =
+            jobs.values.iter().map(|v| (v.bytes.len() as u64, options.checksums.then(|| Checksums::of(&v.bytes)))).collect();
         let files: Vec<(String, u64)> = self.files.into_iter().map(|f| (f.name, f.length)).collect();
         let names = files.iter().map(|(name, _)| name.clone());
         let unsynced = Unsynced { writers: names.zip(self.writers).collect() };
@@ -303,7 +299,7 @@ fn write_batch(
         buffer.extend_from_slice(&frame.head);
         let start = buffer.len();
         job.each_block(|bytes| buffer.extend_from_slice(bytes))?;
-        let sums = options.checksums.then(|| ChecksumBuilder::of(&buffer[start..]));
+        let sums = options.checksums.then(|| Checksums::of(&buffer[start..]));
         frame.push_tail(sums.map_or(0, Checksums::crc32), buffer);
         all.push(sums);
         options.control.advance(job.placed.data_length);
@@ -354,11 +350,11 @@ impl File {
         count: u32,
         options: &SaveOptions,
         sums: Option<&[Option<Checksums>]>,
-        give: impl FnOnce(&FileIndexRef<'_>) -> std::result::Result<T, SideFileError>,
+        give: impl FnOnce(&FileIndexRef<'_>) -> std::result::Result<T, OwnFileError>,
     ) -> Result<T> {
         let zero = options.checksums.then_some(Checksums::ZERO);
         let values = if self.values { jobs.values.as_slice() } else { &[] };
-        let mut table: Vec<&TableEntry> = Vec::new();
+        let mut table: Vec<&KeyEntry> = Vec::new();
         let mut last: Option<u32> = None;
         let mut position = |local: u32| -> u32 {
             if last != Some(local) {
@@ -378,9 +374,8 @@ impl File {
         let mut at = self.end;
         for value in values {
             let length = value.bytes.len() as u64;
-            let sums =
-                options.checksums.then(|| if sums.is_some() { ChecksumBuilder::of(&value.bytes) } else { Checksums::ZERO });
-            let sum = RecordChecksums { offset: at, length, data_offset: 0, data_length: length, sums };
+            let sums = options.checksums.then(|| if sums.is_some() { Checksums::of(&value.bytes) } else { Checksums::ZERO });
+            let sum = RecordChecksums::of_value(at, length, sums);
             records.push(IndexedRecordRef { key: position(value.local), region: None, sum });
             at += length;
         }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 use reshard_formats::metadata::Transforms;
+use reshard_formats::own::{MAX_OWN_BYTES, Sidecar};
 use reshard_formats::{EntryKind, Metadata};
 use reshard_storage::{StorageError, Store};
 
@@ -11,9 +12,8 @@ use super::folder::Folder;
 use crate::checkpoint::{
     Catalog, CatalogEntry, CatalogTensor, Checkpoint, ChunkPlace, Format, MAX_METADATA_BYTES, StoredChunk, ValuePlace,
 };
-use crate::checksums::{MAX_SIDE_BYTES, Sidecar, sidecar_name};
 use crate::error::{Error, Result, StorageContext};
-use crate::layout_names::METADATA_FILE;
+use crate::layout_names::{METADATA_FILE, sidecar_name};
 use crate::workers::Workers;
 
 /// A folder with `.metadata`.
@@ -59,7 +59,7 @@ fn read_side_file(store: &dyn Store, save_id: &str) -> Result<Option<Sidecar>> {
         return Ok(None);
     }
     let name = sidecar_name(save_id);
-    let bytes = match store.read(&name, MAX_SIDE_BYTES) {
+    let bytes = match store.read(&name, MAX_OWN_BYTES) {
         Err(StorageError::NotFound { .. }) => return Ok(None),
         result => result.doing(|| format!("reading {name}"))?,
     };

@@ -6,6 +6,7 @@
 
 mod dcp;
 mod folder;
+mod open;
 mod safetensors;
 mod torch_file;
 
@@ -14,6 +15,7 @@ use std::sync::Arc;
 
 pub(crate) use dcp::is_plain_id;
 use folder::Folder;
+pub use open::OpenOptions;
 use reshard_storage::Store;
 
 use crate::checkpoint::Checkpoint;

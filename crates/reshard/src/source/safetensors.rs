@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 use reshard_formats::ElementForm;
-use reshard_formats::safetensors::{INDEX_FILE, SHARDING_INFO, SafetensorsFile, SafetensorsIndex, sharded_tensors};
+use reshard_formats::safetensors::{INDEX_FILE, Notes, SHARDING_INFO, SafetensorsFile, SafetensorsIndex, sharded_tensors};
 use reshard_layout::ByteLayout;
 use reshard_storage::Store;
 
@@ -17,7 +17,6 @@ use crate::checkpoint::{
 };
 use crate::error::{Error, Result, StorageContext};
 use crate::layout_names::MODEL_FILE;
-use crate::notes::Notes;
 
 const MAX_INDEX_BYTES: u64 = 256 << 20;
 const INDEX_SUFFIX: &str = ".safetensors.index.json";

@@ -12,10 +12,10 @@ use reshard_storage::{FileInfo, StorageError, Store, is_staged};
 
 use super::{Step, seconds};
 use crate::checkpoint::{Checkpoint, Format};
-use crate::checksums::sidecar_name;
-use crate::edit::note_name;
 use crate::error::{Error, Result, StorageContext};
-use crate::layout_names::{DATA_PREFIX, DATA_SUFFIX, EDIT_SUFFIX, METADATA_FILE, SIDE_PREFIX, SIDE_SUFFIX};
+use crate::layout_names::{
+    DATA_PREFIX, DATA_SUFFIX, EDIT_SUFFIX, METADATA_FILE, SIDE_PREFIX, SIDE_SUFFIX, note_name, sidecar_name,
+};
 
 /// Whether a save gives its files such a name: `__RANK_FILE.distcp`, with an id where others lie there, sidecars, notes, and
 /// what is not finished of either.

@@ -21,9 +21,10 @@ use reshard_storage::{Address, Reader, StorageError, Store};
 use serde::Serialize;
 
 pub(crate) use self::twice::check_stored_twice;
-use crate::checkpoint::{CatalogEntry, CatalogKind, CatalogTensor, Checkpoint, Format, OpenOptions};
+use crate::checkpoint::{CatalogEntry, CatalogKind, CatalogTensor, Checkpoint, Format};
 use crate::control::Control;
 use crate::error::{Error, ErrorKind, Result, StorageContext};
+use crate::source::OpenOptions;
 use crate::workers::Workers;
 
 /// How to verify.

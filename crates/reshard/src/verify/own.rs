@@ -6,16 +6,15 @@
 use std::hash::Hasher;
 use std::sync::Arc;
 
+use reshard_formats::own::{Checksums, FileIndex, IndexedRecord, RecordChecksums};
 use reshard_formats::{Content, DType, RecordError, TorchArchive};
 use reshard_storage::Reader;
 use twox_hash::XxHash3_64;
 
 use super::{Gathered, Named, Severity, VerifyOptions, read};
 use crate::checkpoint::Checkpoint;
-use crate::checksums::{Checksums, FileIndex, RecordChecksums};
 use crate::error::{Result, chain};
 use crate::plan::files::frame;
-use crate::plan::local::dtype_of;
 
 /// Records are read together until there are this many bytes.
 const BATCH: u64 = 4 << 20;
@@ -52,7 +51,7 @@ pub(super) fn plan(
     let reader = checkpoint.reader(file)?;
     let side = checkpoint.side.as_ref().and_then(|side| side.files.iter().find(|f| f.file == name));
     let records: Vec<Record> = match (index, side) {
-        (Some(index), _) => index.records.iter().map(|r| indexed(index, r)).collect::<Result<_>>()?,
+        (Some(index), _) => index.records.iter().map(|r| indexed(index, r)).collect(),
         (None, Some(side)) => side.records.iter().map(|sum| summed(*sum, named)).collect(),
         (None, None) => return Ok(None),
     };
@@ -87,15 +86,13 @@ pub(super) fn plan(
     Ok(Some(batches))
 }
 
-fn indexed(index: &FileIndex, record: &crate::checksums::IndexedRecord) -> Result<Record> {
+fn indexed(index: &FileIndex, record: &IndexedRecord) -> Record {
     let entry = &index.table[record.key as usize];
     let tensor = match (&entry.tensor, &record.region) {
-        (Some(tensor), Some(region)) => {
-            Some((dtype_of(tensor.dtype)?, tensor.requires_grad, region[region.len() / 2..].to_vec()))
-        }
+        (Some(tensor), Some(region)) => Some((tensor.dtype, tensor.requires_grad, region.sizes().to_vec())),
         _ => None,
     };
-    Ok(Record { key: entry.key.clone(), sum: record.sum, value: entry.tensor.is_none(), tensor })
+    Record { key: entry.key.clone(), sum: record.sum, value: entry.tensor.is_none(), tensor }
 }
 
 /// A record of the sidecar, with what the metadata knows about it.

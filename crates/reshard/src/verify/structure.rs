@@ -8,10 +8,8 @@ use reshard_storage::{StorageError, is_staged};
 
 use super::{Gathered, Named, NamedByFile, Severity, VerifyOptions, read, twice};
 use crate::checkpoint::{CatalogKind, Checkpoint, ChunkPlace, Format, ValuePlace};
-use crate::checksums::sidecar_name;
-use crate::edit::note_name;
 use crate::error::{Error, Result};
-use crate::layout_names::{METADATA_FILE, is_save_file};
+use crate::layout_names::{METADATA_FILE, is_save_file, note_name, sidecar_name};
 use crate::workers::Workers;
 
 /// The records that the catalog names, sorted by offset.

@@ -7,16 +7,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use rayon::prelude::*;
+use reshard_formats::own::{FileIndex, IndexedRecord};
 use reshard_formats::{KeyPath, Metadata, PathSegment};
 use reshard_storage::StorageError;
 
 use super::{Finding, Gathered, Named, NamedByFile, Severity, structure};
 use crate::checkpoint::{CatalogKind, Checkpoint, Format, MAX_METADATA_BYTES, StoredFile};
-use crate::checksums::{FileIndex, IndexedRecord};
-use crate::edit::{EditNote, note_name};
+use crate::edit::{check_files, read_note};
 use crate::error::{Error, Result, StorageContext, chain};
-use crate::layout_names::{DATA_PREFIX, DATA_SUFFIX, METADATA_FILE};
-use crate::plan::local::dtype_of;
+use crate::layout_names::{DATA_PREFIX, DATA_SUFFIX, METADATA_FILE, note_name};
 use crate::workers::Workers;
 
 /// The index of each data file that has one, by number.
@@ -190,14 +189,14 @@ fn note(checkpoint: &Checkpoint, gathered: &mut Gathered) -> Result<bool> {
         Err(StorageError::NotFound { .. }) => return Ok(false),
         Err(source) => return Err(Error::Storage { doing: format!("looking at {name}"), source }),
     }
-    let note = match EditNote::read(store.as_ref(), id) {
+    let note = match read_note(store.as_ref(), id) {
         Ok(note) => note,
         Err(what) => {
             gathered.error(None, &name, None, format!("the note of the edit is damaged: {what}"));
             return Ok(false);
         }
     };
-    if let Err(what) = note.check_files(store.as_ref()) {
+    if let Err(what) = check_files(&note, store.as_ref()) {
         gathered.error(None, &name, None, format!("the note of the edit and the files disagree: {what}"));
     }
     let bytes = store.read(METADATA_FILE, MAX_METADATA_BYTES).doing(|| format!("reading {METADATA_FILE}"))?;
@@ -237,15 +236,12 @@ fn difference(index: &FileIndex, found: &IndexedRecord, wanted: &Named<'_>, keys
     match (&entry.tensor, &found.region, wanted.chunk) {
         (None, None, None) => None,
         (Some(tensor), Some(region), Some((stored, wanted_region))) => {
-            let (offsets, sizes) = region.split_at(region.len() / 2);
-            let dtype = dtype_of(tensor.dtype).ok();
-            let same = dtype == Some(stored.dtype)
+            let same = tensor.dtype == stored.dtype
                 && tensor.requires_grad == stored.requires_grad
-                && tensor.shape == stored.shape.as_slice()
-                && offsets == wanted_region.offsets()
-                && sizes == wanted_region.sizes();
+                && tensor.shape == stored.shape
+                && region == wanted_region;
             (!same).then(|| {
-                let dtype = dtype.map_or("?", |dtype| dtype.name());
+                let (offsets, sizes, dtype) = (region.offsets(), region.sizes(), tensor.dtype);
                 let grad = if tensor.requires_grad { ", requires_grad" } else { "" };
                 format!("that it is the part at {offsets:?} of sizes {sizes:?} of a {dtype} of shape {:?}{grad}", tensor.shape)
             })
@@ -266,8 +262,7 @@ fn unnamed(checkpoint: &Checkpoint, name: &str, index: &FileIndex, named: &[Name
         let elsewhere = match (checkpoint.catalog().entries.get(&entry.key).map(|e| &e.kind), &record.region) {
             (Some(CatalogKind::Value(_)), None) => true,
             (Some(CatalogKind::Tensor(tensor)), Some(region)) => {
-                let (offsets, sizes) = region.split_at(region.len() / 2);
-                sizes.contains(&0) || tensor.chunks.iter().any(|c| c.region.offsets() == offsets && c.region.sizes() == sizes)
+                region.is_empty() || tensor.chunks.iter().any(|chunk| chunk.region == *region)
             }
             _ => false,
         };

@@ -3,23 +3,28 @@
 //! Other readers ignore these entries. Values are pickled plain data in hexadecimal, decoded inertly like any other.
 
 use indexmap::IndexMap;
-use reshard_formats::{KeyPath, PathSegment, Value, pickle};
 use serde::{Deserialize, Serialize};
+
+use crate::path::{KeyPath, PathSegment};
+use crate::pickle;
+use crate::value::Value;
 
 const VALUES: &str = "reshard.values";
 const PATHS: &str = "reshard.paths";
 
 /// Values by key, and paths that differ from their key.
-#[derive(Debug, Default)]
-pub(crate) struct Notes {
-    pub(crate) values: IndexMap<String, Value>,
-    pub(crate) paths: IndexMap<String, KeyPath>,
+#[derive(Debug, Default, Clone, PartialEq)]
+pub struct Notes {
+    /// Values by key.
+    pub values: IndexMap<String, Value>,
+    /// Paths of the keys that are not their path alone.
+    pub paths: IndexMap<String, KeyPath>,
 }
 
 /// Why notes cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub(crate) enum NotesError {
+pub enum NotesError {
     /// Not the JSON it should be.
     #[error("{0} is not what reshard writes there")]
     Json(&'static str, #[source] serde_json::Error),
@@ -42,12 +47,12 @@ enum Segment {
 
 impl Notes {
     /// Whether an entry of the free-form metadata is one of these.
-    pub(crate) fn is_ours(name: &str) -> bool {
+    pub fn is_ours(name: &str) -> bool {
         name == VALUES || name == PATHS
     }
 
     /// The entries to add to the metadata.
-    pub(crate) fn encode(&self) -> Result<Vec<(String, String)>, NotesError> {
+    pub fn encode(&self) -> Result<Vec<(String, String)>, NotesError> {
         let mut entries = Vec::new();
         if !self.values.is_empty() {
             let mut values: IndexMap<&str, String> = IndexMap::new();
@@ -67,7 +72,7 @@ impl Notes {
     }
 
     /// Reads them back.
-    pub(crate) fn decode(metadata: &IndexMap<String, String>) -> Result<Notes, NotesError> {
+    pub fn decode(metadata: &IndexMap<String, String>) -> Result<Notes, NotesError> {
         let mut notes = Notes::default();
         if let Some(text) = metadata.get(VALUES) {
             let values: IndexMap<String, String> = serde_json::from_str(text).map_err(|e| NotesError::Json(VALUES, e))?;

@@ -1,12 +1,12 @@
-//! From an address to the store that holds it; what lies there is for [`crate::source`] to say.
+//! From an address to the store that holds it; what lies there is for the formats to say.
 
 use std::sync::Arc;
 
 use reshard_storage::{Address, StorageError, Store, StoreOptions};
 
-use super::Checkpoint;
+use super::{is_safetensors, is_torch};
+use crate::checkpoint::Checkpoint;
 use crate::error::{Result, StorageContext};
-use crate::source::{self, is_safetensors, is_torch};
 
 /// How to open a checkpoint.
 #[derive(Debug, Clone, Default)]
@@ -44,11 +44,11 @@ impl Checkpoint {
 
     /// Opens the checkpoint that a store's root holds.
     pub fn open_store(store: Arc<dyn Store>) -> Result<Checkpoint> {
-        source::open_folder(store)
+        super::open_folder(store)
     }
 
     /// Opens one file of a store.
     pub fn open_file(store: Arc<dyn Store>, name: &str) -> Result<Checkpoint> {
-        source::open_file(store, name)
+        super::open_file(store, name)
     }
 }

@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use super::SaveOptions;
+use super::finish::offline_metadata;
+use super::prepare::{offline_parts, offline_plan};
 use crate::error::Result;
 use crate::leaf::SaveState;
-use crate::save::SaveOptions;
-use crate::save::prepare::{offline_parts, offline_plan};
 
 /// What coordinating a save of many ranks costs.
 #[derive(Debug, Clone)]
@@ -48,7 +49,7 @@ pub fn simulate_plan(states: &[SaveState<'_>], options: &SaveOptions) -> Result<
     let plan = offline_plan(&parts, options)?;
     let global = start.elapsed();
     let start = Instant::now();
-    let metadata_bytes = crate::save::finish::offline_metadata(&plan, options)?;
+    let metadata_bytes = offline_metadata(&plan, options)?;
     let commit = start.elapsed();
     let records = plan.assigned.iter().map(|a| a.len() as u64).sum();
     let total: u64 = plan.loads.iter().sum();

@@ -1,8 +1,8 @@
-//! A mesh and rules: `dp=4,tp=2` and `GLOB=S(0),S(1)`.
+//! A mesh of ranks, the rules by which tensors are cut for it (`dp=4,tp=2` and `GLOB=S(0),S(1)`), and who then writes what.
 
-use reshard_layout::{Mesh, Placement};
+use reshard_formats::DType;
+use reshard_layout::{Mesh, Placement, Region, holders};
 
-use super::placements_text;
 use crate::error::{Error, Result};
 use crate::select::Glob;
 
@@ -121,6 +121,55 @@ impl Layout {
             })
             .collect()
     }
+}
+
+/// A region of a tensor, and the rank that writes it.
+pub(crate) struct RankPiece {
+    pub(crate) rank: usize,
+    /// Position among the tensors.
+    pub(crate) tensor: usize,
+    pub(crate) region: Region,
+}
+
+impl Layout {
+    /// Who writes what: each distinct region once, by the least loaded of those who hold it.
+    pub(crate) fn pieces<'t>(&self, tensors: impl Iterator<Item = (&'t str, &'t [u64], DType)>) -> Result<Vec<RankPiece>> {
+        let mut loads = vec![0u64; self.ranks() as usize];
+        let mut pieces = Vec::new();
+        for (tensor, (key, shape, dtype)) in tensors.enumerate() {
+            let placements = self.placements(key, shape.len())?;
+            let found = holders(self.mesh(), &placements, shape).map_err(|e| Error::invalid(format!("{:?}: {e}", key)))?;
+            let empty = shape.contains(&0);
+            let mut wrote = false;
+            for (region, ranks) in found {
+                // An empty piece of a tensor that has elements says nothing; an empty tensor keeps one record.
+                if region.is_empty() && (!empty || wrote) {
+                    continue;
+                }
+                let region = if empty { Region::whole(shape)? } else { region };
+                let least = ranks
+                    .iter()
+                    .filter_map(|&r| usize::try_from(r).ok())
+                    .filter(|&r| r < loads.len())
+                    .min_by_key(|&r| (loads[r], r));
+                let rank = least.ok_or_else(|| Error::internal(format!("no rank holds {region} of {:?}", key)))?;
+                loads[rank] += region.volume().saturating_mul(dtype.size()).max(1);
+                pieces.push(RankPiece { rank, tensor, region });
+                wrote = true;
+            }
+        }
+        Ok(pieces)
+    }
+}
+
+/// The text of placements, as rules write them.
+fn placements_text(placements: &[Placement]) -> String {
+    let one = |placement: &Placement| match placement {
+        Placement::Replicate => "R".to_owned(),
+        Placement::Shard(dim) => format!("S({dim})"),
+        other => format!("{other:?}"),
+    };
+    placements.iter().map(one).collect::<Vec<_>>().join(",")
 }
 
 #[cfg(test)]

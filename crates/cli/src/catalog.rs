@@ -1,0 +1,22 @@
+//! Facts of a checkpoint's catalog that several verbs and the report show.
+
+use reshard::{ChunkPlace, Format};
+
+/// The format in words.
+pub(crate) fn format_name(format: Format) -> &'static str {
+    match format {
+        Format::Dcp => "DCP",
+        Format::Safetensors => "safetensors",
+        Format::Torch => "torch.save",
+        _ => "unknown",
+    }
+}
+
+/// Where a chunk's bytes lie, and how many they are.
+pub(crate) fn place(place: &ChunkPlace) -> (u64, u64) {
+    match place {
+        ChunkPlace::Record { offset, length, .. } => (*offset, *length),
+        ChunkPlace::Data(data) => (data.layout.base(), data.layout.end().saturating_sub(data.layout.base())),
+        _ => (0, 0),
+    }
+}
