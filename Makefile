@@ -7,7 +7,7 @@
 #   make fuzz        a short run of every fuzz target
 #   make doc         the Rust API documentation
 #   make wheel       the Python package as a wheel and an sdist, each checked in an environment without torch
-#   make test-integrations    the real trainers over the engine
+#   make test-integrations    the real trainers over the engine; part of make test
 #   make test-torch TORCH=2.5.1    the Python tests on another PyTorch
 #   make test-fresh  demo, check and test in a minimal Debian made on the spot, as a user and as root
 
@@ -45,7 +45,7 @@ build:
 
 # ---- tests ----------------------------------------------------------------------------------------------------------
 
-test: test-rust test-mpi test-python test-browser
+test: test-rust test-mpi test-python test-integrations test-browser
 
 test-rust: $(PY_READY)
 	$(CARGO) test --workspace --exclude reshard-python --features reshard-cli/cloud
@@ -54,19 +54,13 @@ test-mpi: system-packages
 	scripts/test-mpi
 
 test-python: extension s3-server
-	RESHARD_S3_SERVER="$${CARGO_TARGET_DIR:-$(CURDIR)/target}/debug/examples/s3_server" $(PY) -m pytest -q python/tests
+	RESHARD_S3_SERVER="$${CARGO_TARGET_DIR:-$(CURDIR)/target}/debug/examples/s3_server" $(PY) -m pytest -q python/tests --ignore=python/tests/integrations
 
 # The real trainers, in an environment that builds on the first one.
 INTEGRATIONS ?= .venv-integrations
 
-test-integrations: extension $(INTEGRATIONS)/.ready
-	$(INTEGRATIONS)/bin/python -m pytest -q python/tests/integrations
-
-$(INTEGRATIONS)/.ready: python/tests/integrations/requirements.txt $(PY_READY)
-	$(PY) -m venv $(INTEGRATIONS)
-	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(INTEGRATIONS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/first.pth"
-	$(INTEGRATIONS)/bin/python -m pip install --quiet --disable-pip-version-check -r python/tests/integrations/requirements.txt
-	touch $@
+test-integrations: extension
+	scripts/test-integrations $(PY) $(INTEGRATIONS)
 
 test-browser: system-packages $(PY_READY)
 	scripts/test-browser
@@ -160,4 +154,4 @@ doc:
 
 clean:
 	$(CARGO) clean
-	rm -rf .venv .venv-torch-* demo-checkpoint
+	rm -rf .venv .venv-integrations .venv-torch-* demo-checkpoint

@@ -11,9 +11,6 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import pytest
 from ranks import Ranks
 
-#: Imported once, in the process from which ranks are forked: they are slow to import.
-TRAINERS = ("accelerate", "transformers", "lightning", "torchtitan", "megatron.core", "trainers")
-
 
 def has(name: str) -> bool:
     try:
@@ -23,11 +20,15 @@ def has(name: str) -> bool:
 
 
 @pytest.fixture(scope="session")
-def _ranks():
+def _ranks(request):
     os.environ.setdefault("ACCELERATE_USE_CPU", "true")
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [os.path.dirname(os.path.abspath(__file__)), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
-    ranks = Ranks(tuple(name for name in TRAINERS if has(name)))
+    # Imported once, in the process from which ranks are forked, as they are slow to import: what the tests that are run need.
+    modules = dict.fromkeys(item.module for item in request.session.items)
+    wanted = dict.fromkeys(name for module in modules for name in getattr(module, "PRELOAD", ()))
+    ranks = Ranks((*(name for name in wanted if has(name)), "trainers"))
     yield ranks
     ranks.close()

@@ -12,6 +12,8 @@ from trainers import full_digest
 
 import reshard
 
+PRELOAD = ("accelerate", "transformers.models.llama")
+
 
 def llama():
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -1,16 +1,17 @@
-"""Lightning's ModelParallel strategy: saved on four ranks, resumed on three."""
+"""Lightning's FSDP and ModelParallel strategies: saved on four ranks, resumed on three."""
 
 import os
 import pathlib
 
 import pytest
 import torch
-import torch.distributed as dist
 
 pytest.importorskip("lightning")
 from trainers import batch, full_digest, net
 
 import reshard
+
+PRELOAD = ("lightning",)
 
 
 def run(rank, size, folder, strategy, ours, resume, background=True, callback=False):
@@ -18,11 +19,8 @@ def run(rank, size, folder, strategy, ours, resume, background=True, callback=Fa
     from lightning.pytorch import strategies
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
-    # Lightning makes its own group, over the environment of the launcher.
-    dist.destroy_process_group()
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(29600 + os.getppid() % 300), TORCHELASTIC_RUN_ID="x", GROUP_RANK="0"
-    )
+    # Lightning takes the group that is there, and what the launcher says in the environment.
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", TORCHELASTIC_RUN_ID="x", GROUP_RANK="0")
     # Lightning passes the index of the root device, which the CPU has not.
     init = FullyShardedDataParallel.__init__
 
@@ -79,7 +77,7 @@ def run(rank, size, folder, strategy, ours, resume, background=True, callback=Fa
     if callback:
         callbacks.append(
             lightning.pytorch.callbacks.ModelCheckpoint(
-                dirpath=folder + "-each", every_n_train_steps=1, save_top_k=-1, save_last=True, filename="{step}"
+                dirpath=folder + "-each", every_n_train_steps=1, save_top_k=-1, save_last=callback, filename="{step}"
             )
         )
     trainer = lightning.Trainer(
@@ -91,7 +89,7 @@ def run(rank, size, folder, strategy, ours, resume, background=True, callback=Fa
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        enable_checkpointing=callback,
+        enable_checkpointing=bool(callback),
         use_distributed_sampler=False,
     )
     module = Module()
@@ -104,7 +102,7 @@ def run(rank, size, folder, strategy, ours, resume, background=True, callback=Fa
     return seen["loaded"], module.losses[-2:], seen["step"]
 
 
-@pytest.mark.parametrize("strategy", ["model parallel"])
+@pytest.mark.parametrize("strategy", ["model parallel", "fsdp"])
 def test_a_run_is_resumed_on_other_ranks_by_either(tmp_path, ranks, strategy):
     folder = str(tmp_path / "last.ckpt")
     saved, _, _ = ranks(4, run, folder, strategy, True, False)[0]
@@ -116,10 +114,24 @@ def test_a_run_is_resumed_on_other_ranks_by_either(tmp_path, ranks, strategy):
     assert ranks(3, run, folder, strategy, False, True)[0] == (loaded, losses, step)
 
 
-def test_model_checkpoints_are_all_complete(tmp_path, ranks):
+@pytest.mark.parametrize("strategy", ["model parallel", "fsdp"])
+def test_what_lightning_saved_is_resumed(tmp_path, ranks, strategy):
+    folder = str(tmp_path / "last.ckpt")
+    saved, _, _ = ranks(4, run, folder, strategy, False, False)[0]
+    loaded, _, step = ranks(3, run, folder, strategy, True, True)[0]
+    assert loaded == saved and step == 3
+
+
+@pytest.mark.parametrize("last", [True, "link"])
+def test_model_checkpoints_are_all_complete(tmp_path, ranks, last):
     folder = str(tmp_path / "run.ckpt")
-    ranks(2, run, folder, "model parallel", True, False, True, True)
+    ranks(2, run, folder, "fsdp" if last is True else "model parallel", True, False, True, last)
     found = sorted(path.name for path in pathlib.Path(folder + "-each").iterdir())
     assert "last.ckpt" in found and len(found) == 4
     for name in found:
         assert reshard.verify(f"{folder}-each/{name}").sound
+    # What is neither model nor optimizer is part of the checkpoint: a file of another save beside it does not matter.
+    (pathlib.Path(folder + "-each") / "last.ckpt" / "meta.pt").write_bytes(
+        (pathlib.Path(folder + "-each") / "step=1.ckpt" / "meta.pt").read_bytes()
+    )
+    assert ranks(3, run, folder + "-each/last.ckpt", "fsdp" if last is True else "model parallel", True, True)[0][2] == 3

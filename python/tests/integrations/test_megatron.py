@@ -11,6 +11,8 @@ import torch.distributed as dist
 pytest.importorskip("megatron.core")
 import reshard
 
+PRELOAD = ("megatron.core.dist_checkpointing",)
+
 
 def run(rank, size, folder, tp, how, save):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")

@@ -10,6 +10,8 @@ pytest.importorskip("torchtitan")
 pytest.importorskip("tyro")
 from trainers import batch, digest, net
 
+PRELOAD = ("torchtitan.components.checkpointer.dcp",)
+
 
 class TrainState:
     step = 0

@@ -1,0 +1,146 @@
+"""DeepSpeed with ZeRO 1, 2 and 3: saved on four ranks in the background, resumed on three and on five, by the adapter and by DeepSpeed."""
+
+import importlib
+import os
+import pathlib
+
+import pytest
+import torch
+
+pytest.importorskip("deepspeed")
+from trainers import batch, digest, net
+
+PRELOAD = ("deepspeed",)
+
+
+def run(rank, size, folder, stage, ours, resume, steps=2, bf16=False, frozen=False, broken=False, background=True):
+    os.environ.update(DS_ACCELERATOR="cpu", MASTER_ADDR="127.0.0.1", MASTER_PORT="0", CROSS_RANK="0")
+    import deepspeed
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+    # A faster all_reduce for the CPU, which DeepSpeed would compile now.
+    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
+    deepspeed.init_distributed("gloo")
+    model = net()
+    if frozen:
+        model[0].weight.requires_grad_(False)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in trained if parameter.ndim > 1]
+    others = [parameter for parameter in trained if parameter.ndim <= 1]
+    config = {
+        "train_batch_size": 60,
+        "zero_optimization": {"stage": stage},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
+        "zero_force_ds_cpu_optimizer": False,
+        "bf16": {"enabled": bf16},
+    }
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=groups, config=config)
+    checkpoints = None
+    if ours:
+        from reshard.integrations import deepspeed as adapter
+
+        checkpoints = adapter.attach(engine, background=background)
+    step = 0
+    if resume:
+        _, client = engine.load_checkpoint(folder)
+        step = client["step"]
+
+    def state():
+        """Every trained parameter in float32 with its moments, put together from all ranks, and what is frozen."""
+        parts = {}
+        if stage == 3:
+            for name, parameter in engine.module.named_parameters():
+                if parameter.requires_grad:
+                    slots = [safe_get_full_optimizer_state(parameter, slot) for slot in ("exp_avg", "exp_avg_sq")]
+                    parts[name] = [safe_get_full_fp32_param(parameter), *slots]
+        else:
+            optimizer = engine.optimizer
+            mine = []
+            for group, flat in zip(optimizer.bit16_groups, optimizer.single_partition_of_fp32_groups, strict=True):
+                slots = optimizer.optimizer.state[flat]
+                for parameter in group:
+                    if parameter._hp_mapping is not None:
+                        there, here = parameter._hp_mapping.lp_fragment_address, parameter._hp_mapping.hp_fragment_address
+                        values = [
+                            each[here.start : here.start + here.numel] for each in (flat, slots["exp_avg"], slots["exp_avg_sq"])
+                        ]
+                        mine.append((engine.param_names[parameter], there.start, [each.detach().clone() for each in values]))
+            gathered = [None] * size
+            torch.distributed.all_gather_object(gathered, mine)
+            for name, _, values in sorted((part for each in gathered for part in each), key=lambda part: part[:2]):
+                parts.setdefault(name, []).append(values)
+            parts = {name: [torch.cat(each) for each in zip(*pieces, strict=True)] for name, pieces in parts.items()}
+        if frozen:
+            with deepspeed.zero.GatheredParameters([engine.module[0].weight]):
+                parts["frozen"] = engine.module[0].weight.detach().clone()
+        parts["groups"] = [(group["lr"], group["weight_decay"]) for group in engine.optimizer.param_groups]
+        return digest(parts)
+
+    loaded = state() if resume else None
+    losses = []
+    for _ in range(steps):
+        x = batch(step)
+        x = x.bfloat16() if bf16 else x
+        loss = (engine(x) - x).square().mean()
+        engine.backward(loss)
+        engine.step()
+        step += 1
+        losses.append(loss.item())
+    if not resume:
+        if broken:
+            from reshard.integrations import _files
+
+            def fails(path, content):
+                raise OSError(28, "No space left on device")
+
+            _files.write = fails if rank == 1 else _files.write
+        engine.save_checkpoint(folder, client_state={"step": step})
+        loaded = state()
+        if broken:
+            try:
+                checkpoints.settle()
+            except Exception as error:
+                return f"{type(error).__name__}: {error}"
+        # Training goes on while the files are written: they hold what was there when they were saved.
+        x = batch(step)
+        x = x.bfloat16() if bf16 else x
+        engine.backward((engine(x) - x).square().mean())
+        engine.step()
+        if checkpoints is not None:
+            checkpoints.settle()
+    return loaded, losses, step
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_run_is_resumed_on_other_ranks(tmp_path, ranks, stage):
+    folder = str(tmp_path / "run")
+    saved, _, _ = ranks(4, run, folder, stage, True, False)[0]
+    tag = pathlib.Path(folder, "latest").read_text()
+    assert tag == "global_step2" and not list(pathlib.Path(folder, tag).glob(".*partial"))
+    # DeepSpeed itself loads what the adapter saved, on as many ranks; what comes after is the same.
+    own, losses, step = ranks(4, run, folder, stage, False, True)[0]
+    assert own == saved and step == 4
+    for size in (3, 5):
+        loaded, went_on, _ = ranks(size, run, folder, stage, True, True)[0]
+        assert loaded == saved
+        assert went_on == pytest.approx(losses, rel=1e-5)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_what_deepspeed_saved_is_resumed_on_other_ranks_and_deepspeed_refuses(tmp_path, ranks, stage):
+    folder = str(tmp_path / "run")
+    frozen = stage == 3
+    saved, _, _ = ranks(4, run, folder, stage, False, False, 2, True, frozen)[0]
+    assert ranks(3, run, folder, stage, True, True, 1, True, frozen)[0][0] == saved
+    with pytest.raises(AssertionError, match="not currently supported|size of tensor"):
+        ranks(3, run, folder, stage, False, True, 1, True, frozen)
+
+
+def test_a_checkpoint_that_one_rank_cannot_write_is_not_published(tmp_path, ranks):
+    folder = str(tmp_path / "run")
+    ranks(2, run, folder, 2, True, False)
+    seen = ranks(2, run, folder, 2, True, False, 3, False, False, True)
+    assert all("rank 1: OSError" in each for each in seen)
+    assert pathlib.Path(folder, "latest").read_text() == "global_step2"
+    assert not [each.name for each in pathlib.Path(folder, "global_step3").iterdir() if each.suffix in (".pt", ".partial")]
