@@ -19,6 +19,7 @@ from typing import Any
 
 from accelerate.utils import fsdp_utils as _theirs
 from accelerate.utils.constants import FSDP_MODEL_NAME, OPTIMIZER_NAME
+from accelerate.utils.modeling import is_peft_model
 
 from .. import torch as rt
 from .._errors import InvalidInput
@@ -59,6 +60,11 @@ def _sharded(plugin: Any, use_dcp: bool) -> bool:
     return bool(plugin.state_dict_type == StateDictType.SHARDED_STATE_DICT) and use_dcp
 
 
+def _adapter(model: Any, adapter_only: bool) -> bool:
+    """The Trainer always asks for the adapter alone, which means something where there is one."""
+    return adapter_only and bool(is_peft_model(model))
+
+
 def _inner(optimizer: Any) -> Any:
     return getattr(optimizer, "optimizer", optimizer)
 
@@ -73,7 +79,7 @@ def save_fsdp_model(
     use_dcp: bool = True,
 ) -> None:
     """Saves a model where accelerate does."""
-    if adapter_only or not _sharded(fsdp_plugin, use_dcp):
+    if _adapter(model, adapter_only) or not _sharded(fsdp_plugin, use_dcp):
         return _originals["save_fsdp_model"](fsdp_plugin, accelerator, model, output_dir, model_index, adapter_only, use_dcp)
     rt.save(
         {"model": rt.get_model_state_dict(model)}, os.path.join(output_dir, f"{FSDP_MODEL_NAME}_{model_index}"), overwrite=True
@@ -90,7 +96,7 @@ def load_fsdp_model(
     use_dcp: bool = True,
 ) -> Any:
     """Loads a model that accelerate or reshard saved."""
-    if adapter_only or not _sharded(fsdp_plugin, use_dcp):
+    if _adapter(model, adapter_only) or not _sharded(fsdp_plugin, use_dcp):
         return _originals["load_fsdp_model"](fsdp_plugin, accelerator, model, input_dir, model_index, adapter_only, use_dcp)
     accelerator.wait_for_everyone()
     state = {"model": rt.get_model_state_dict(model)}

@@ -59,6 +59,7 @@ def run(rank, size, folder, version, ours, resume):
             "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"],
             "cpu_ram_efficient_loading": False,
+            "sync_module_states": False,
         },
         save_steps=2,
         logging_steps=1,
