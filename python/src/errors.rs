@@ -79,6 +79,12 @@ pub(crate) fn differences<'py>(py: Python<'py>, differences: &[Difference]) -> P
                 entry.set_item("narrowing", narrowing)?;
                 "dtype"
             }
+            Difference::Scaled { stored, wanted, scales, .. } => {
+                entry.set_item("stored", stored)?;
+                entry.set_item("wanted", wanted)?;
+                entry.set_item("scales", scales)?;
+                "dtype"
+            }
             Difference::Kind { stored, wanted, .. } => {
                 entry.set_item("stored", stored)?;
                 entry.set_item("wanted", wanted)?;

@@ -57,6 +57,7 @@ mod recover;
 mod relayout;
 mod report;
 mod save;
+mod scaled;
 mod select;
 mod source;
 mod staging;

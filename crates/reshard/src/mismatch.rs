@@ -41,6 +41,17 @@ pub enum Difference {
         /// Whether values could be lost.
         narrowing: bool,
     },
+    /// Codes of a scaled tensor where its values are wanted: a cast without the scales gives other numbers.
+    Scaled {
+        /// The key.
+        key: String,
+        /// In the checkpoint.
+        stored: String,
+        /// As wanted.
+        wanted: String,
+        /// The checkpoint's key of the scales.
+        scales: String,
+    },
     /// A tensor here, a value there.
     Kind {
         /// The key.
@@ -67,6 +78,7 @@ impl Difference {
             | Difference::Unexpected { key }
             | Difference::Shape { key, .. }
             | Difference::DType { key, .. }
+            | Difference::Scaled { key, .. }
             | Difference::Kind { key, .. }
             | Difference::Coverage { key, .. } => key,
         }
@@ -84,6 +96,9 @@ impl fmt::Display for Difference {
             }
             Difference::DType { key, stored, wanted, .. } => {
                 write!(f, "dtype: {key} is {stored} in the checkpoint, {wanted} wanted")
+            }
+            Difference::Scaled { key, stored, wanted, scales } => {
+                write!(f, "dtype: {key} is {stored} codes scaled by {scales} in the checkpoint, {wanted} wanted")
             }
             Difference::Kind { key, stored, wanted } => write!(f, "kind: {key} is {stored} in the checkpoint, {wanted} wanted"),
             Difference::Coverage { key, detail } => write!(f, "coverage: {key}: {detail}"),

@@ -27,6 +27,7 @@ use crate::layout_names::METADATA_FILE;
 use crate::load::Cast;
 use crate::mesh::{Layout, RankPiece};
 use crate::mismatch::is_narrowing;
+use crate::scaled::scales_of;
 use crate::select::{CastRules, Selection};
 use crate::source::{is_safetensors, is_torch};
 use crate::stream::{CastStream, TensorStream, check_covered, check_cut_chunks};
@@ -322,6 +323,7 @@ pub(crate) fn plan_of<'p>(source: &'p Checkpoint, options: &ConvertOptions, form
     let mut values = Vec::new();
     let mut casts = Vec::new();
     let mut skipped = Vec::new();
+    let mut scaled = Vec::new();
     let mut streams: Vec<(&'p str, DType, DType)> = Vec::new();
     for item in options.selection.apply(source)? {
         match &item.entry.kind {
@@ -331,6 +333,9 @@ pub(crate) fn plan_of<'p>(source: &'p Checkpoint, options: &ConvertOptions, form
                 if from != to {
                     if !can_cast(from, to) {
                         return Err(Error::invalid(format!("{:?}: no cast from {} to {}", item.key, from.name(), to.name())));
+                    }
+                    if let Some(scales) = scales_of(source, item.stored, item.entry) {
+                        scaled.push(format!("{:?} is {} codes scaled by {scales:?}", item.stored, from.name()));
                     }
                     let narrowing = is_narrowing(from, to);
                     casts.push(Cast { key: item.key.clone(), from: from.name().to_owned(), to: to.name().to_owned(), narrowing });
@@ -364,6 +369,12 @@ pub(crate) fn plan_of<'p>(source: &'p Checkpoint, options: &ConvertOptions, form
                 values.push(PlanValue { key: item.key, path: item.path, value });
             }
         }
+    }
+    if !scaled.is_empty() {
+        let (shown, more) = (&scaled[..scaled.len().min(3)], scaled.len().saturating_sub(3));
+        let more = if more > 0 { format!(" (and {more} more)") } else { String::new() };
+        let why = "a cast of codes without their scales gives other numbers; leave such tensors as they are";
+        return Err(Error::invalid(format!("{}{more}: {why}", shown.join(", "))));
     }
     let verify = options.verify;
     let open: output::OpenStream<'p> = Box::new(move |i, region| {

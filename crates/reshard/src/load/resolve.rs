@@ -15,6 +15,7 @@ use crate::error::Result;
 use crate::group::{Group, agree, decode, encode};
 use crate::leaf::{LoadEntry, LoadLeaf, LoadState, LoadTensor, Scope, per_rank_key};
 use crate::mismatch::{Difference, is_narrowing, near_names};
+use crate::scaled::scales_of;
 
 /// A wanted leaf that can be loaded.
 pub(super) struct Resolved<'c> {
@@ -72,7 +73,8 @@ pub(super) fn resolve<'c>(
             continue;
         };
         resolution.used[position] = true;
-        match difference(key, entry, stored, options, &mut resolution.casts) {
+        let scales = || scales_of(checkpoint, name, stored).map(str::to_owned);
+        match difference(key, entry, stored, options, scales, &mut resolution.casts) {
             Some(difference) => resolution.differences.push(difference),
             None => resolution.found.push(Resolved { wanted, key: name, stored }),
         }
@@ -197,6 +199,7 @@ fn difference(
     entry: &LoadEntry<'_>,
     stored: &CatalogEntry,
     options: &LoadOptions,
+    scales: impl Fn() -> Option<String>,
     casts: &mut Vec<Cast>,
 ) -> Option<Difference> {
     match (&entry.leaf, &stored.kind) {
@@ -207,7 +210,7 @@ fn difference(
         (LoadLeaf::Tensor(_), CatalogKind::Value(_)) => {
             Some(Difference::Kind { key: key.to_owned(), stored: "a value", wanted: "a tensor" })
         }
-        (LoadLeaf::Tensor(wanted), CatalogKind::Tensor(stored)) => tensor_difference(key, wanted, stored, options, casts),
+        (LoadLeaf::Tensor(wanted), CatalogKind::Tensor(stored)) => tensor_difference(key, wanted, stored, options, scales, casts),
     }
 }
 
@@ -216,6 +219,7 @@ fn tensor_difference(
     wanted: &LoadTensor<'_>,
     stored: &CatalogTensor,
     options: &LoadOptions,
+    scales: impl Fn() -> Option<String>,
     casts: &mut Vec<Cast>,
 ) -> Option<Difference> {
     if wanted.shape != stored.shape {
@@ -232,6 +236,9 @@ fn tensor_difference(
         let (from, to) = (stored.dtype.name().to_owned(), wanted.dtype.name().to_owned());
         if !allowed || !can_cast(stored.dtype, wanted.dtype) {
             return Some(Difference::DType { key: key.to_owned(), stored: from, wanted: to, narrowing });
+        }
+        if let Some(scales) = scales() {
+            return Some(Difference::Scaled { key: key.to_owned(), stored: from, wanted: to, scales });
         }
         casts.push(Cast { key: key.to_owned(), from, to, narrowing });
     }

@@ -4,10 +4,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use reshard::layout::{ByteLayout, Dims, Placement, Region};
+use reshard::storage::memory::MemoryStore;
 use reshard::{
-    AsyncSaver, CastPolicy, Checkpoint, ChromeTrace, DType, DeviceMemory, DeviceMemoryMut, Difference, Error, ErrorKind, Group,
-    LoadLeaf, LoadOptions, LoadPiece, LoadState, LoadTensor, LoadedValue, PlanCache, SaveLeaf, SaveOptions, SavePiece, SaveState,
-    SaveTensor, Scope, Solo, Source, Strictness, StridedBox, Target, Value, load_with, run_threads, save_with,
+    AsyncSaver, CastPolicy, Checkpoint, ChromeTrace, ConvertOptions, ConvertTarget, DType, Destination, DeviceMemory,
+    DeviceMemoryMut, Difference, Error, ErrorKind, Group, LoadLeaf, LoadOptions, LoadPiece, LoadState, LoadTensor, LoadedValue,
+    PlanCache, SaveLeaf, SaveOptions, SavePiece, SaveState, SaveTensor, Scope, Solo, Source, Strictness, StridedBox, Target,
+    Value, convert, load_with, run_threads, save_with,
 };
 
 use crate::layouts::{Cut, Memory, Whole, add_to_load, add_to_save, held, store_at};
@@ -111,6 +113,45 @@ fn casts_happen_only_by_policy_and_narrowing_is_reported() {
     assert_eq!(run(CastPolicy::Widening, DType::BFloat16, &mut narrow).unwrap_err().kind(), ErrorKind::Mismatch);
     assert!(run(CastPolicy::Any, DType::BFloat16, &mut narrow).unwrap().report.casts[0].narrowing);
     assert!(narrow.chunks(2).zip(&values).all(|(b, v)| b == half::bf16::from_f32(*v).to_le_bytes()));
+}
+
+#[test]
+fn codes_are_not_cast_without_their_scales() {
+    let folder = tempfile::tempdir().unwrap();
+    let wholes = [
+        Whole::new("m.weight", DType::Float8E4M3Fn, &[4, 4], 1),
+        Whole::new("m.weight_scale_inv", DType::Float32, &[1, 1], 2),
+        Whole::new("m.experts_blocks", DType::UInt8, &[4], 3),
+        Whole::new("m.experts_scales", DType::UInt8, &[1], 4),
+        Whole::new("m.alone", DType::Float8E4M3Fn, &[4], 5),
+    ];
+    save_whole(&wholes, folder.path());
+    let checkpoint = Checkpoint::open_store(store_at(folder.path())).unwrap();
+    let run = |key: &str, dtype: DType, shape: &[u64]| {
+        let mut memory = vec![0; 64];
+        let size = shape.iter().product::<u64>() as usize * dtype.size() as usize;
+        let mut state = LoadState::new();
+        state.insert_whole(key, dtype, shape, &mut memory[..size]).unwrap();
+        let mut options = LoadOptions::default();
+        options.cast = CastPolicy::Any;
+        options.expected = Some(Arc::new(|_| false));
+        load_with(&Solo, &checkpoint, &mut state, &options).map(|_| ())
+    };
+    for (key, scales, shape) in
+        [("m.weight", "m.weight_scale_inv", &[4, 4][..]), ("m.experts_blocks", "m.experts_scales", &[4][..])]
+    {
+        let error = run(key, DType::Float32, shape).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
+        assert!(error.to_string().contains(&format!("scaled by {scales}")), "{error}");
+    }
+    run("m.weight", DType::Float8E4M3Fn, &[4, 4]).unwrap();
+    run("m.alone", DType::Float32, &[4]).unwrap();
+    let mut options = ConvertOptions::default();
+    options.casts.parse("f32").unwrap();
+    let target = ConvertTarget::Safetensors { max_shard_size: None };
+    let destination = Destination::folder(Arc::new(MemoryStore::new()));
+    let error = convert(&checkpoint, &destination, target, &options).unwrap_err();
+    assert!(error.to_string().contains("\"m.weight\" is float8_e4m3fn codes scaled by \"m.weight_scale_inv\""), "{error}");
 }
 
 #[test]
