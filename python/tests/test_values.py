@@ -264,6 +264,33 @@ def test_a_number_loads_into_a_tensor_that_stands_for_it(place):
     assert state["lr"] is lr and lr.item() == 0.25 and state["step"].item() == 3
 
 
+def test_a_tensor_without_dimensions_loads_into_the_number_that_stands_for_it(place):
+    saved = {"lr": torch.tensor(0.25), "step": torch.tensor(3), "on": torch.tensor(True), "groups": [{"lr": torch.tensor(0.5)}]}
+    rt.save(saved, place)
+    state = {"lr": 1.0, "step": 0, "on": False, "groups": [{"lr": 0.0}]}
+    rt.load(state, place)
+    assert state == {"lr": 0.25, "step": 3, "on": True, "groups": [{"lr": 0.5}]}
+    assert [type(value) for value in state.values()] == [float, int, bool, list] and type(state["groups"][0]["lr"]) is float
+    # A number of another kind would change its value.
+    with pytest.raises(reshard.Mismatch, match="kind: step"):
+        rt.load({"step": 0.5}, place)
+
+
+def test_a_storage_writer_tells_of_objects_and_refuses_them_when_asked(place):
+    state = {"x": Settings(), "deep": {"y": Color.RED}, "w": torch.ones(2), "plain": [1, "a"]}
+    with pytest.raises(dcp.CheckpointException) as refused:
+        dcp.save(state, storage_writer=rt.StorageWriter(place, strict_values=True), **ALONE)
+    assert "no plain data" in str(refused.value)
+    assert not rt.exists(place)
+    with pytest.warns(UserWarning, match=r"allow_pickle=True: .*Settings") as told:
+        dcp.save(state, storage_writer=rt.StorageWriter(place), **ALONE)
+    assert len([one for one in told if "allow_pickle" in str(one.message)]) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        warnings.filterwarnings("ignore", message=".*torch.distributed is.*")
+        dcp.save({"w": torch.ones(2), "n": 3}, storage_writer=rt.StorageWriter(place), **ALONE)
+
+
 def test_a_tiny_file_does_not_expand_without_end(tmp_path):
     file = tmp_path / "t.pt"
     torch.save({"huge": torch.ones(1).expand(1 << 20, 1 << 20), "w": torch.ones(2), "fine": torch.ones(1).expand(1000)}, file)

@@ -33,6 +33,7 @@ CODES: dict[torch.dtype, int] = {
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
 _STRIDED = torch.strided
+_NUMBERS = (float, int, bool, complex)
 _COMPLEX = frozenset(dtype for dtype in CODES if dtype.is_complex)
 _Region = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
@@ -217,19 +218,17 @@ class Description:
         """The regions of a tensor that lie in a local one."""
         _check_memory(key, local)
         local = self._readable(local)
+        if not local.numel() and all(0 in sizes for _, sizes, _ in regions):
+            # An empty shard is nothing to write, whatever its shape: a shard of an empty shard has one of its own. Of a tensor
+            # that has no elements at all, it is a part.
+            return [(offsets, sizes, self._memory(local), None) for offsets, sizes, _ in regions[:1] if 0 in shape]
         if len(regions) == 1:
             offsets, sizes, _ = regions[0]
-            if 0 in sizes and 0 not in shape and local.numel() == 0:
-                # An empty shard is nothing to write, whatever its shape: a shard of an empty shard has one of its own.
-                return []
             if sizes != tuple(local.shape):
                 raise InvalidInput(
                     f"{key!r}: the placements give this rank a shard of shape {sizes}, its local tensor has {tuple(local.shape)}",
                     keys=[key],
                 )
-            # An empty shard is nothing to write; a tensor without elements is itself.
-            if 0 in sizes and 0 not in shape:
-                return []
             contiguous = local.is_contiguous()
             if not contiguous and self.loading:
                 _check_writable(key, local)
@@ -327,6 +326,11 @@ class Description:
         if home is not None and view.base.untyped_storage().data_ptr() == home.shard.untyped_storage().data_ptr():
             self._homes[id(home)] = home
 
+    def add_number(self, key: str, path: tuple[str | int, ...] | None, holder: torch.Tensor, place: Place) -> None:
+        """A number that was saved as a tensor: it stays a number here."""
+        self.add(key, path, holder, place)
+        self.after.append(lambda: put(place, holder.item()))
+
     def _put_after(self, place: Place, tensor: torch.Tensor) -> None:
         self.after.append(lambda: put(place, tensor))
 
@@ -411,6 +415,8 @@ def _visit(key: str, path: tuple[str | int, ...], value: Any, place: Place, out:
     elif isinstance(value, list) and not _is_terminal(value):
         for index, below in enumerate(value):
             _visit(f"{key}.{index}", (*path, index), below, Place(value, index, place.wrapper), out, stored)
+    elif stored is not None and type(value) in _NUMBERS and (dtype := _stored_number(key, value, stored)) is not None:
+        out.add_number(key, path if len(path) > 1 else None, torch.empty((), dtype=dtype), place)
     else:
         out.add(key, path if len(path) > 1 else None, value, place)
 
@@ -418,6 +424,18 @@ def _visit(key: str, path: tuple[str | int, ...], value: Any, place: Place, out:
 def _is_number(key: str, stored: Any) -> bool:
     """Whether what is a tensor of one element here was saved as a value: the learning rate of an optimizer may be either."""
     return key in stored and stored.entry(key)[1] is None
+
+
+def _stored_number(key: str, value: Any, stored: Any) -> torch.dtype | None:
+    """The dtype of a tensor without dimensions that was saved for what is a number of its kind here."""
+    if key not in stored:
+        return None
+    _, name, shape, _, _ = stored.entry(key)
+    if name is None or len(shape):
+        return None
+    dtype: torch.dtype = getattr(torch, name)
+    kind = float if dtype.is_floating_point else complex if dtype.is_complex else bool if dtype == torch.bool else int
+    return dtype if type(value) is kind else None
 
 
 def _is_terminal(value: list[Any]) -> bool:

@@ -165,7 +165,7 @@ def _save_together(
     """Describes the state and hands it to the engine, with all ranks of the group. Instead of that, raises what went wrong
     earlier and tells the others of it."""
     store = dict(storage_options) if storage_options else None
-    objects = _Objects(strict_values)
+    objects = SavedObjects(strict_values)
 
     def describe() -> Description:
         if earlier is not None:
@@ -186,7 +186,7 @@ def _save_together(
     return saved
 
 
-class _Objects:
+class SavedObjects:
     """Values that are no data: what they are, so that the one who saves hears of it and not only the one who loads."""
 
     def __init__(self, strict: bool) -> None:
@@ -201,14 +201,16 @@ class _Objects:
 
     def note(self, key: str, record: bytes) -> None:
         """Looks at what loading a record would take."""
-        from ._load import _trusted_classes
-
         try:
             _, classes = _reshard.decode_record(record)
         except Corrupt as error:
             raise InvalidInput(f"{key!r} cannot be saved: a load would refuse it ({error})", keys=[key]) from error
+        if not classes:
+            return
+        from ._load import _trusted_classes
+
         trusted = _trusted_classes()
-        names = [name for name in classes or () if name not in trusted]
+        names = [name for name in classes if name not in trusted]
         if not names:
             return
         if self._strict:
@@ -216,13 +218,15 @@ class _Objects:
             raise InvalidInput(message, keys=[key], hint="save what it is made of, or leave strict_values out")
         self._found[key] = names[0]
 
-    def warn(self) -> None:
+    def warn(self, stacklevel: int = 4) -> None:
         """One line about all of them."""
         if not self._found:
             return
         some = ", ".join(f"{key} ({name})" for key, name in list(self._found.items())[:5])
         more = f" and {len(self._found) - 5} more" if len(self._found) > 5 else ""
-        warnings.warn(f"saved as objects, which load only with allow_pickle=True: {some}{more}", UserWarning, stacklevel=4)
+        warnings.warn(
+            f"saved as objects, which load only with allow_pickle=True: {some}{more}", UserWarning, stacklevel=stacklevel
+        )
 
 
 #: Options that the engine takes, and knows what to do without.

@@ -45,6 +45,7 @@ from .. import _reshard
 from .._errors import InvalidInput
 from ._describe import CODES, PIECES, Description, pickled
 from ._load import _trusted_classes, into, unpickled, untrusted
+from ._save import SavedObjects
 from ._unsharded import LoadedShards
 from .state._expand import complete, lacking
 
@@ -87,6 +88,7 @@ class StorageWriter(storage.StorageWriter):
         *,
         checksums: bool = True,
         check_files: bool = True,
+        strict_values: bool = False,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         """
@@ -100,6 +102,8 @@ class StorageWriter(storage.StorageWriter):
             overwrite: replace a checkpoint that is there; the old one stays until the new one is complete.
             checksums: compute and store checksums.
             check_files: before publishing, look whether every rank's files are there with their lengths.
+            strict_values: refuse values that are objects and no data, which a load brings back only with ``allow_pickle=True``;
+                otherwise they are saved with a warning that names them.
             storage_options: settings of the store by name.
         """
         super().__init__()
@@ -110,6 +114,7 @@ class StorageWriter(storage.StorageWriter):
         self.overwrite = overwrite
         self.checksums = checksums
         self.check_files = check_files
+        self.strict_values = strict_values
         self._storage_options = dict(storage_options) if storage_options else None
         self.save_id = uuid.uuid4().hex
         self.is_coordinator = False
@@ -176,7 +181,9 @@ class StorageWriter(storage.StorageWriter):
         self._saving = saving
         description = Description(loading=False)
         paths = plan.planner_data if isinstance(plan.planner_data, dict) else {}
-        records = [self._record(item, planner, paths, description) for item in plan.items]
+        objects = SavedObjects(self.strict_values)
+        records = [self._record(item, planner, paths, description, objects) for item in plan.items]
+        objects.warn()
         description.wait_for_devices()
         files = max(self.thread_count, 1) if self.single_file_per_rank else max(len(records), 1)
         places, sums = _reshard.write_records(
@@ -200,7 +207,9 @@ class StorageWriter(storage.StorageWriter):
         future.set_result(results)
         return future
 
-    def _record(self, item: Any, planner: SavePlanner, paths: dict[str, Any], description: Description) -> tuple[Any, ...]:
+    def _record(
+        self, item: Any, planner: SavePlanner, paths: dict[str, Any], description: Description, objects: SavedObjects
+    ) -> tuple[Any, ...]:
         key = item.index.fqn
         path = paths.get(key)
         path = path if isinstance(path, tuple) and all(type(part) in (str, int) for part in path) else None
@@ -208,13 +217,18 @@ class StorageWriter(storage.StorageWriter):
         if item.type == WriteItemType.BYTE_IO:
             if not isinstance(data, io.BytesIO):
                 raise InvalidInput(f"the planner gave a {type(data).__name__} for {key!r}, not bytes", keys=[key])
-            return (key, path, data.getvalue())
+            record = data.getvalue()
+            objects.note(key, record)
+            return (key, path, record)
         if not isinstance(data, torch.Tensor):
             raise InvalidInput(f"the planner gave a {type(data).__name__} for {key!r}, not a tensor", keys=[key])
         tensor = data.detach()
+        if not tensor.numel() and not item.tensor_data.chunk.sizes.numel():
+            # Shards without elements have whatever shape the wrapper left them.
+            tensor = tensor.new_empty(item.tensor_data.chunk.sizes)
         code = CODES.get(tensor.dtype)
         if code is None or tensor.layout is not torch.strided:
-            return (key, path, pickled(key, tensor.cpu()))
+            return (key, path, objects.record(key, tensor.cpu()))
         offsets, sizes, address, strides = description._piece(key, tuple(item.tensor_data.chunk.offsets), tensor)
         size = tuple(item.tensor_data.size)
         if sizes != tuple(item.tensor_data.chunk.sizes):
@@ -374,13 +388,15 @@ class StorageReader(storage.StorageReader):
             if item.type == LoadItemType.BYTE_IO:
                 continue
             target = planner.resolve_tensor(item).detach()
-            if target.shape != item.lengths:
+            if target.shape != item.lengths and target.numel() + item.lengths.numel():
                 raise InvalidInput(
                     f"the planner gave a tensor of shape {tuple(target.shape)} for {tuple(item.lengths)} elements of "
                     f"{item.storage_index.fqn!r}",
                     keys=[item.storage_index.fqn],
                 )
             targets.append((item, target))
+            if not target.numel():
+                continue
             key = item.storage_index.fqn
             dtype, pieces = groups.setdefault(key, (target.dtype, []))
             if target.dtype != dtype:

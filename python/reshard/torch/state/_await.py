@@ -125,10 +125,15 @@ def without_waiting(given: Mapping[Any, Any]) -> Mapping[Any, Any]:
     state = given["state"] if nested else given
     if not isinstance(state, Mapping) or not any(waits(leaf) for leaf in _leaves(state)):
         return given
-    if not nested:
-        kept = _settled({key: value for key, value in given.items() if not str(key).startswith("param_groups.")})
-        return {key: value for key, value in given.items() if key in kept or str(key).startswith("param_groups.")}
     some = any(not waits(leaf) for leaf in _leaves(state) if _numel(leaf))
+    if not nested:
+        # The slots of one parameter go together, here as there.
+        each: dict[str, dict[Any, Any]] = {}
+        for key, value in given.items():
+            if not str(key).startswith("param_groups."):
+                each.setdefault(str(key).rpartition(".")[0], {})[key] = value
+        kept = {key for slots in each.values() for key in _settled(slots, some)}
+        return {key: value for key, value in given.items() if key in kept or str(key).startswith("param_groups.")}
     settled = {}
     for name, slots in state.items():
         left = _settled(slots, some) if isinstance(slots, Mapping) else slots

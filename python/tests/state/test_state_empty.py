@@ -1,0 +1,104 @@
+"""Shards without elements, whatever shape a wrapper leaves them: saved, loaded, and no difference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from models import FSDP2, fully_shard
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+import reshard.torch as rt
+
+needs_fsdp2 = pytest.mark.skipif(not FSDP2, reason="FSDP2 on the CPU needs torch 2.6 or later")
+
+
+class Odd(nn.Module):
+    """Parameters of which most ranks have nothing, and some of which nobody has anything."""
+
+    def __init__(self, value, trainable):
+        super().__init__()
+        self.row = nn.Parameter(torch.full((1, 3), value))
+        self.nothing = nn.Parameter(torch.empty(5, 0), requires_grad=False)
+        self.unused = nn.Parameter(torch.full((2, 2), value), requires_grad=trainable)
+
+    def forward(self, x):
+        return x * self.row
+
+
+def emptied(rank, size, place):
+    """A shard of an empty shard, as tensor parallelism and FSDP2 together leave it, and tensors without elements."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    whole = torch.arange(3.0).reshape(1, 3)
+    sharded = distribute_tensor(whole, mesh, [Shard(0), Shard(1)])
+    if not sharded.to_local().numel():
+        # What FSDP2 makes of it.
+        local = torch.empty(0, 0)
+        sharded = DTensor.from_local(local, mesh, sharded.placements, run_check=False, shape=whole.shape, stride=whole.stride())
+    nothing = DTensor.from_local(
+        torch.empty(0, 0), mesh, [Shard(0), Replicate()], run_check=False, shape=torch.Size((5, 0)), stride=(1, 1)
+    )
+    state = {"w": sharded, "nothing": nothing}
+    for number, save in enumerate(
+        (lambda path: rt.save(state, path), lambda path: dcp.save(state, storage_writer=rt.StorageWriter(path)))
+    ):
+        path = f"{place}-{number}"
+        save(path)
+        for load in (lambda: rt.load(state, path), lambda: dcp.load(state, storage_reader=rt.StorageReader(path))):
+            sharded.to_local().zero_()
+            load()
+            assert torch.equal(sharded.to_local().flatten(), _mine(mesh, whole)), (number, sharded.to_local())
+        full = {"w": torch.zeros(1, 3), "nothing": torch.empty(5, 0)}
+        rt.load(full, path)
+        assert torch.equal(full["w"], whole)
+
+
+def _mine(mesh, whole):
+    row, column = mesh.get_coordinate()
+    return torch.chunk(whole, 2, 1)[column].flatten() if row == 0 else torch.empty(0)
+
+
+def test_an_empty_shard_of_an_empty_shard_is_saved_and_loaded(ranks, place):
+    ranks(4, emptied, place)
+
+
+def never_stepped(rank, size, place, ours, trainable):
+    """PyTorch's own load of a flattened state dict, with parameters that never got a gradient, and ranks that hold nothing."""
+    options = rt.StateDictOptions(flatten_optimizer_state_dict=True)
+    states = []
+    for value in (1.0, 2.0):
+        model = Odd(value, trainable)
+        fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
+        optim = torch.optim.AdamW(list(model.parameters()), lr=0.1 * value)
+        if value == 1.0:
+            model(torch.ones(2, 3)).sum().backward()
+            optim.step()
+        model_state, optim_state = rt.get_state_dict(model, optim, options=options)
+        states.append((model, optim, {"model": model_state, "optim": optim_state}))
+    dcp.save(states[0][2], storage_writer=rt.StorageWriter(place))
+    model, optim, state = states[1]
+    reader = {"storage_reader": rt.StorageReader(place)} if ours else {"checkpoint_id": place}
+    # Of a parameter that could step, a fresh optimizer lists the slots to come, which PyTorch's planner takes for wanted.
+    dcp.load(state, planner=dcp.DefaultLoadPlanner(allow_partial_load=trainable), **reader)
+    rt.set_state_dict(model, optim, model_state_dict=state["model"], optim_state_dict=state["optim"], options=options)
+    for (name, a), b in zip(states[0][0].named_parameters(), model.parameters()):
+        assert torch.equal(a.to_local(), b.to_local()), name
+    first, second = states[0][1].state, optim.state
+    assert optim.param_groups[0]["lr"] == 0.1
+    told = [None] * size
+    dist.all_gather_object(told, (len(first), len(second)))
+    for a, b in zip(states[0][0].parameters(), model.parameters()):
+        assert sorted(first.get(a, ())) == sorted(second.get(b, ())), told
+        for slot, value in first.get(a, {}).items():
+            mine, theirs = (v.to_local() if isinstance(v, DTensor) else v for v in (value, second[b][slot]))
+            assert torch.equal(mine, theirs), slot
+
+
+@needs_fsdp2
+@pytest.mark.parametrize("trainable", [False, True])
+@pytest.mark.parametrize("reader", ["ours", "theirs"])
+def test_torch_loads_a_flattened_state_with_parameters_that_never_stepped(ranks, place, reader, trainable):
+    ranks(3, never_stepped, place, reader == "ours", trainable)
