@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
 import os
 import tempfile
 import time
@@ -49,6 +50,26 @@ def _rank_main(
         os._exit(0)
 
 
+def _answers(connections: list[Any], timeout: float, grace: float | None) -> dict[int, tuple[str, Any]]:
+    """What ranks say, by rank, as far as they do in time."""
+    answers: dict[int, tuple[str, Any]] = {}
+    deadline = time.monotonic() + timeout
+    while len(answers) < len(connections):
+        waiting = [connection for rank, connection in enumerate(connections) if rank not in answers]
+        ready = multiprocessing.connection.wait(waiting, max(deadline - time.monotonic(), 0.0))
+        if not ready:
+            break
+        for connection in ready:
+            try:
+                answer = connection.recv()  # type: ignore[union-attr]
+            except EOFError:
+                answer = ("died", Died())
+            answers[connections.index(connection)] = answer
+            if grace is not None and answer[0] != "fine":
+                deadline = min(deadline, time.monotonic() + grace)
+    return answers
+
+
 class Ranks:
     """Runs functions on ranks."""
 
@@ -65,9 +86,15 @@ class Ranks:
         """Nothing is left running between tests."""
 
     def run(
-        self, size: int, function: Callable[..., Any], *arguments: Any, timeout: float = 120, may_die: bool = False
+        self,
+        size: int,
+        function: Callable[..., Any],
+        *arguments: Any,
+        timeout: float = 120,
+        may_die: bool = False,
+        grace: float | None = None,
     ) -> list[Any]:
-        """What each rank returned, by rank."""
+        """What each rank returned, by rank. Once one has failed, the others, which may wait for it, have `grace` seconds."""
         with tempfile.TemporaryDirectory() as folder:
             store = os.path.join(folder, "store")
             processes, connections = [], []
@@ -80,27 +107,19 @@ class Ranks:
                 theirs.close()
                 processes.append(process)
                 connections.append(mine)
-            deadline = time.monotonic() + timeout
+            answers = _answers(connections, timeout, grace)
             results: list[Any] = []
             failures: list[str] = []
             skipped: list[str] = []
-            for rank, connection in enumerate(connections):
-                try:
-                    if not connection.poll(max(deadline - time.monotonic(), 0.0)):
-                        failures.append(f"rank {rank} did not answer within {timeout} s")
-                        results.append(None)
-                        continue
-                    how, result = connection.recv()
-                except EOFError:
-                    results.append(Died())
-                    if not may_die:
-                        failures.append(f"rank {rank} died")
-                    continue
+            for rank in range(size):
+                how, result = answers.get(rank, ("failed", f"rank {rank} did not answer within {timeout} s"))
                 results.append(result)
                 if how == "failed":
                     failures.append(result)
                 elif how == "skipped":
                     skipped.append(result)
+                elif how == "died" and not may_die:
+                    failures.append(f"rank {rank} died")
             for connection in connections:
                 connection.close()
             for process in processes:
