@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _reshard
 from ._errors import InvalidInput
+from ._paths import StrPath, path_text
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-StrPath = str | os.PathLike[str]
 
 # Types that NumPy lacks. With `ml_dtypes` installed arrays have its types; without it, unsigned integers of the same size
 # that hold the same bits. float4 comes two to a byte either way.
@@ -127,9 +126,11 @@ class Tensor:
     def _read(self, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> NDArray[Any]:
         import numpy
 
+        checkpoint = self._checkpoint._open()
+        checkpoint.check_region(self.key, offsets, sizes)
         array = numpy.empty(sizes, dtype=numpy_dtype(self.dtype))
         buffer = array.reshape(-1).view(numpy.uint8)
-        self._checkpoint._open().read_into(self.key, offsets, sizes, buffer)
+        checkpoint.read_into(self.key, offsets, sizes, buffer)
         return array
 
     def __repr__(self) -> str:
@@ -203,7 +204,7 @@ class Checkpoint(Mapping[str, Any]):
 
     def __init__(self, path: StrPath, *, storage_options: Mapping[str, Any] | None = None) -> None:
         options = dict(storage_options) if storage_options else None
-        self._inner: _reshard.Checkpoint | None = _reshard.Checkpoint(os.fspath(path), options)
+        self._inner: _reshard.Checkpoint | None = _reshard.Checkpoint(path_text(path), options)
 
     def _open(self) -> _reshard.Checkpoint:
         if self._inner is None:
@@ -330,14 +331,14 @@ def steps(root: StrPath, *, deep: bool = False, storage_options: Mapping[str, An
     with its checksums too.
     """
     options = dict(storage_options) if storage_options else None
-    root = os.fspath(root).rstrip("/")
+    root = path_text(root).rstrip("/")
     return [(step, f"{root}/{name}") for step, name in _reshard.steps(root, deep, options)]
 
 
 def latest(root: StrPath, *, deep: bool = False, storage_options: Mapping[str, Any] | None = None) -> str | None:
     """The path of the newest valid checkpoint in a folder of steps, or None; see :func:`steps`."""
     options = dict(storage_options) if storage_options else None
-    root = os.fspath(root).rstrip("/")
+    root = path_text(root).rstrip("/")
     name = _reshard.latest(root, deep, options)
     return None if name is None else f"{root}/{name}"
 
@@ -354,6 +355,7 @@ class VerifyReport:
         checked, unchecked: records that were compared with a checksum, and that have none.
         indexes: data files whose own index was compared with ``.metadata``, record by record.
         values: values that were decoded.
+        opaque: how many values of each class were not decoded, as only their own libraries can read them.
         data: whether data was read; else structure, lengths of files and indexes alone were checked.
         seconds: how long it took.
     """
@@ -369,6 +371,7 @@ class VerifyReport:
     unchecked: int
     indexes: int
     values: int
+    opaque: dict[str, int]
     data: bool
     seconds: float
 
@@ -388,6 +391,8 @@ class VerifyReport:
         for finding in self.findings:
             about = ", ".join(str(finding[name]) for name in ("key", "file") if finding[name])
             lines.append(f"  {finding['severity']}: {about}: {finding['what']}")
+        if self.opaque:
+            lines.append(f"  not decoded: {sum(self.opaque.values())} opaque values of {', '.join(self.opaque)}")
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -408,4 +413,4 @@ def verify(path: StrPath, *, data: bool = True, storage_options: Mapping[str, An
         storage_options: settings of the store by name.
     """
     options = dict(storage_options) if storage_options else None
-    return VerifyReport(_reshard.verify(os.fspath(path), data, _reshard.Control(), options))
+    return VerifyReport(_reshard.verify(path_text(path), data, _reshard.Control(), options))

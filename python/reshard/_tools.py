@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from . import _reshard
 from ._errors import ReshardError
+from ._paths import StrPath, path_text
 
-StrPath = str | os.PathLike[str]
 _Storage = Mapping[str, Any] | None
 
 
@@ -281,7 +280,7 @@ def convert(
     options = {"to": to, "ranks": ranks, "max_shard_size": max_shard_size}
     options |= _selection(include, exclude, keys, part, prefix, add_prefix, rename)
     options |= _writing(cast, overwrite, verify, sync, skip_opaque)
-    return _converted(_call(_reshard.convert, os.fspath(source), os.fspath(destination), options, storage=storage_options))
+    return _converted(_call(_reshard.convert, path_text(source), path_text(destination), options, storage=storage_options))
 
 
 def relayout(
@@ -308,7 +307,7 @@ def relayout(
         include, exclude, cast, overwrite, verify, sync, storage_options: see :func:`convert`.
     """
     options = _selection(include, exclude) | _writing(cast, overwrite, verify, sync, False)
-    arguments = (os.fspath(source), os.fspath(destination), mesh, list(rules), options)
+    arguments = (path_text(source), path_text(destination), mesh, list(rules), options)
     return _converted(_call(_reshard.relayout, *arguments, storage=storage_options))
 
 
@@ -336,7 +335,7 @@ def merge(
         include, exclude, ranks, overwrite, verify, sync, storage_options: see :func:`convert`.
     """
     options = {"to": to, "ranks": ranks} | _selection(include, exclude) | _writing(None, overwrite, verify, sync, False)
-    arguments = ([os.fspath(source) for source in sources], os.fspath(destination), [float(w) for w in weights], options)
+    arguments = ([path_text(source) for source in sources], path_text(destination), [float(w) for w in weights], options)
     found = _call(_reshard.merge, *arguments, storage=storage_options)
     return MergeReport(
         sources=tuple(found["sources"]),
@@ -367,7 +366,7 @@ def edit(
         storage_options: settings of the stores by name.
     """
     options = {"drop": list(drop), "rename": _pairs(rename)}
-    arguments = (os.fspath(source), os.fspath(destination), options, dict(set or {}))
+    arguments = (path_text(source), path_text(destination), options, dict(set or {}))
     found = _call(_reshard.edit, *arguments, storage=storage_options)
     return EditReport(
         from_=found["from"],
@@ -405,7 +404,7 @@ def diff(
     """
     options = _selection(include, exclude, rename=rename)
     distances = (tolerance if absolute is None else absolute, tolerance if relative is None else relative)
-    arguments = (os.fspath(first), os.fspath(second), options, *map(float, distances), elements)
+    arguments = (path_text(first), path_text(second), options, *map(float, distances), elements)
     found = _call(_reshard.diff, *arguments, storage=storage_options)
     return DiffReport(
         first=found["first"],
@@ -446,7 +445,7 @@ def digest(
     storage_options: _Storage = None,
 ) -> dict[str, DigestEntry]:
     """What each key holds, independent of format and layout: two checkpoints hold the same where digests are equal."""
-    found = _call(_reshard.digest, os.fspath(path), _selection(include), verify, storage=storage_options)
+    found = _call(_reshard.digest, path_text(path), _selection(include), verify, storage=storage_options)
     return {key: _digest(entry) for key, entry in found.get("entries", found).items()}
 
 
@@ -470,7 +469,7 @@ def stats(path: StrPath, key: str, *, bins: int = 0, storage_options: _Storage =
         bins: a histogram of so many bins between the extremes; takes a second pass.
         storage_options: settings of the store by name.
     """
-    found = _call(_reshard.stats, os.fspath(path), key, bins, storage=storage_options)
+    found = _call(_reshard.stats, path_text(path), key, bins, storage=storage_options)
     return TensorStats(**{name: _tuple(value) for name, value in found.items()})
 
 
@@ -493,7 +492,7 @@ def recover(
         dry_run: look, and write nothing.
         storage_options: settings of the store by name.
     """
-    arguments = (os.fspath(path), replace, accept_absent_ranks, undo_edits, dry_run)
+    arguments = (path_text(path), replace, accept_absent_ranks, undo_edits, dry_run)
     found = _call(_reshard.recover, *arguments, storage=storage_options)
     unused = tuple(UnusedFile(entry["file"], entry["why"]) for entry in found["unused"])
     names = ("path", "save_id", "ranks", "keys", "records", "published")
@@ -529,7 +528,7 @@ def prune(
         storage_options: settings of the store by name.
     """
     rules = (keep_last, keep_every, _best(keep_best), keep_younger)
-    arguments = (os.fspath(folder), *rules, float(grace), abandoned, deep, dry_run)
+    arguments = (path_text(folder), *rules, float(grace), abandoned, deep, dry_run)
     found = _call(_reshard.prune, *arguments, storage=storage_options)
     return PruneReport(
         steps=tuple(_decision(entry) for entry in found["steps"]),

@@ -149,6 +149,12 @@ impl Checkpoint {
         })
     }
 
+    /// Refuses to read a region that would take far more than what is stored of its tensor.
+    fn check_region(&self, py: Python<'_>, key: &str, offsets: &Bound<'_, PyAny>, sizes: &Bound<'_, PyAny>) -> PyResult<()> {
+        let region = Region::new(&dims(offsets)?, &dims(sizes)?).map_err(|error| invalid(py, error.to_string()))?;
+        self.inner.check_region(key, &region).or_raise(py)
+    }
+
     /// Reads a region of a tensor into a contiguous buffer of bytes, in row-major order.
     fn read_into(
         &self,

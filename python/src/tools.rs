@@ -40,6 +40,7 @@ pub(crate) fn verify<'py>(
     dict.set_item("unchecked", report.unchecked)?;
     dict.set_item("indexes", report.indexes)?;
     dict.set_item("values", report.values)?;
+    dict.set_item("opaque", &report.opaque)?;
     dict.set_item("data", report.data)?;
     dict.set_item("seconds", report.seconds)?;
     let findings = PyList::empty(py);

@@ -407,3 +407,73 @@ def test_files_are_converted_as_by_torch(path, tmp_path):
     loaded = zeroed(state)
     theirs.load(loaded, checkpoint_id=str(tmp_path / "again"), **ALONE)
     assert_same_tree(loaded, state)
+
+
+def _sharded(folder, seed):
+    """A model in two files, as ranks write them."""
+    from safetensors.torch import save_file
+
+    folder.mkdir()
+    generator = torch.Generator().manual_seed(seed)
+    state = {f"w{number}": torch.randn(300, generator=generator) for number in range(4)}
+    for part in range(2):
+        save_file({key: state[key] for key in sorted(state)[2 * part : 2 * part + 2]}, folder / f"shard-{part}.safetensors")
+    return state
+
+
+def _whole(folder):
+    """What a reader of the index finds."""
+    import json
+
+    from safetensors.torch import load_file
+
+    index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    return {key: load_file(folder / name)[key] for key, name in index.items()}
+
+
+def test_a_consolidation_over_another_is_old_or_new_whatever_stops_it(tmp_path, monkeypatch):
+    from reshard import _tools
+    from reshard.torch.checkpoint import _consolidate_hf_safetensors as consolidation
+
+    old, new = _sharded(tmp_path / "old", 1), _sharded(tmp_path / "new", 2)
+    mapping = {"w0": 1, "w1": 2, "w2": 2, "w3": 3}
+    out = tmp_path / "out"
+
+    def same(state):
+        return all(torch.equal(state[key], tensor) for key, tensor in _whole(out).items())
+
+    def run(source):
+        consolidation.consolidate_safetensors_files(str(tmp_path / source), str(out), mapping)
+
+    class Stop(BaseException):
+        pass
+
+    def stopping(at, function):
+        calls = iter(range(100))
+
+        def stopped(*args, **kwargs):
+            if next(calls) == at:
+                raise Stop
+            return function(*args, **kwargs)
+
+        return stopped
+
+    run("old")
+    beside = out / "config.json"
+    beside.write_text("{}")
+    assert same(old) and len(list(out.glob("*.safetensors"))) == 3
+    for name, owner, times in (("convert", _tools, 3), ("replace", consolidation.os, 1), ("fsync", consolidation.os, 2)):
+        for at in range(times):
+            with monkeypatch.context() as patch:
+                patch.setattr(owner, name, stopping(at, getattr(owner, name)))
+                with pytest.raises(Stop):
+                    run("new")
+            assert same(old) or same(new), (name, at)
+            run("old")
+            assert same(old) and len(list(out.glob("*.safetensors"))) == 3, "and what it left is swept"
+    run("new")
+    assert same(new) and len(list(out.glob("*.safetensors"))) == 3 and beside.exists()
+    (out / "model.safetensors").write_bytes(b"mine")
+    with pytest.raises(reshard.InvalidInput, match="would be found in place"):
+        run("old")
+    assert (out / "model.safetensors").read_bytes() == b"mine" and same(new)

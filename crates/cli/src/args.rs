@@ -40,6 +40,10 @@ pub(crate) struct GlobalArgs {
     /// Follow symbolic links that lead outside the checkpoint's folder (the Hugging Face cache uses such links)
     #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) follow_symlinks: bool,
+    /// Bytes that keys may take beyond twice what is stored of them, where keys share bytes or tensors are expanded (default:
+    /// RESHARD_EXPANDED_LIMIT, or 4GiB)
+    #[arg(long, global = true, value_name = "SIZE", help_heading = "Global options", hide_short_help = true)]
+    pub(crate) expanded_limit: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]

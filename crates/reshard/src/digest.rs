@@ -71,7 +71,7 @@ pub enum DigestEntry {
 pub fn digest(checkpoint: &Checkpoint, options: &DigestOptions) -> Result<Digest> {
     let span = tracing::info_span!("digest", path = checkpoint.path());
     let _entered = span.enter();
-    let selected = options.selection.apply(checkpoint)?;
+    let selected = options.selection.to_read(checkpoint)?;
     let mut work: Vec<(usize, u64)> = Vec::new();
     for (i, item) in selected.iter().enumerate() {
         if let CatalogKind::Tensor(tensor) = &item.entry.kind {

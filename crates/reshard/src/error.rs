@@ -122,6 +122,18 @@ pub enum Error {
         /// The class that unpickling would import.
         class: String,
     },
+    /// Keys that would take far more than the bytes that are stored of them.
+    #[error("{path} expands beyond what it stores: {detail}; twice that and {limit} bytes are allowed")]
+    Expands {
+        /// The address.
+        path: String,
+        /// The largest of the keys.
+        key: String,
+        /// How much they take, and how much is stored of them.
+        detail: String,
+        /// The limit.
+        limit: u64,
+    },
     /// The storage failed.
     #[error("storage failed while {doing}")]
     Storage {
@@ -216,7 +228,7 @@ impl Error {
             Error::Group { .. } => ErrorKind::Group,
             Error::Remote { failures } => failures.first().map_or(ErrorKind::Group, |f| f.kind),
             Error::Invalid { .. } | Error::Several { .. } => ErrorKind::Invalid,
-            Error::Exhausted { .. } => ErrorKind::Exhausted,
+            Error::Exhausted { .. } | Error::Expands { .. } => ErrorKind::Exhausted,
             Error::Internal { .. } => ErrorKind::Internal,
             Error::Cancelled { .. } => ErrorKind::Cancelled,
         }
@@ -225,7 +237,7 @@ impl Error {
     /// The keys concerned.
     pub fn keys(&self) -> Vec<String> {
         match self {
-            Error::NoSuchKey { key, .. } | Error::Untrusted { key, .. } => vec![key.clone()],
+            Error::NoSuchKey { key, .. } | Error::Untrusted { key, .. } | Error::Expands { key, .. } => vec![key.clone()],
             Error::Corrupt { key, .. } => key.iter().cloned().collect(),
             Error::Mismatch(m) => m.keys(),
             Error::Remote { failures } => failures.iter().flat_map(|f| f.keys.iter().cloned()).collect(),
@@ -271,6 +283,7 @@ impl Error {
                 failure => kind_hint(failure.kind, caller)?,
             },
             Error::NoSuchKey { .. } => keys_hint(caller),
+            Error::Expands { .. } => return Some(expanded_hint(caller)),
             _ => kind_hint(self.kind(), caller)?,
         };
         Some(text.to_owned())
@@ -334,6 +347,9 @@ pub enum Caller {
     Command,
 }
 
+/// Raises the limit of [`Error::Expands`] for a process: a number of bytes.
+pub(crate) const EXPANDED_LIMIT_VARIABLE: &str = "RESHARD_EXPANDED_LIMIT";
+
 const ADDRESS: &str = "check the path; a DCP folder holds a `.metadata` file";
 
 fn keys_hint(caller: Caller) -> &'static str {
@@ -341,6 +357,17 @@ fn keys_hint(caller: Caller) -> &'static str {
         Caller::Rust => "`Checkpoint::catalog` lists the keys; a `KeyMap` loads them under other names",
         Caller::Python => "`reshard.open(path).keys()` lists the keys; `rename=` loads them under other names",
         Caller::Command => "`reshard ls` lists the keys; `--rename` changes their names",
+    }
+}
+
+fn expanded_hint(caller: Caller) -> String {
+    let variable = EXPANDED_LIMIT_VARIABLE;
+    match caller {
+        Caller::Rust => format!("if you trust the file, raise `OpenOptions::expanded_limit`, or {variable} in the environment"),
+        Caller::Python => format!("if you trust the file, raise the limit: {variable}=<bytes> in the environment"),
+        Caller::Command => {
+            format!("if you trust the file, raise the limit: --expanded-limit SIZE, or {variable}=<bytes> in the environment")
+        }
     }
 }
 

@@ -103,7 +103,7 @@ fn has_average(dtype: DType) -> bool {
 
 /// Every difference between the sources at once.
 fn check_same(first: &Checkpoint, others: &[&Checkpoint], options: &ConvertOptions) -> Result<()> {
-    let wanted = options.selection.apply(first)?;
+    let wanted = options.selection.to_read(first)?;
     for other in others {
         let mut differences = Vec::new();
         for item in &wanted {
@@ -132,7 +132,7 @@ fn check_same(first: &Checkpoint, others: &[&Checkpoint], options: &ConvertOptio
                 }
             }
         }
-        for item in options.selection.apply(other)? {
+        for item in options.selection.to_read(other)? {
             if !first.catalog().entries.contains_key(item.stored) {
                 differences.push(Difference::Unexpected { key: item.stored.to_owned() });
             }

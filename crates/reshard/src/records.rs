@@ -253,6 +253,7 @@ impl Checkpoint {
     /// reaches that reader but the data; of anything else what unpickling it would import, and the record as it lies in its
     /// file.
     pub fn value_records(&self, keys: &[String]) -> Result<Vec<(Vec<String>, Vec<u8>)>> {
+        self.check_expanded(keys.iter().map(String::as_str))?;
         let one = |key: &String| match self.read_value(key)? {
             LoadedValue::Plain(value) => {
                 let record = value_record(&value, None).map_err(|e| Error::invalid(format!("{key:?}: {}", chain(&e))))?;

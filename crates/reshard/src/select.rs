@@ -119,6 +119,14 @@ impl Selection {
         Ok(Selection { include, ..Selection::default() })
     }
 
+    /// [`Selection::apply`], for whoever is going to read all that is selected: refused where the keys would take far more than
+    /// the bytes that are stored of them.
+    pub(crate) fn to_read<'c>(&self, checkpoint: &'c Checkpoint) -> Result<Vec<Selected<'c>>> {
+        let selected = self.apply(checkpoint)?;
+        checkpoint.check_expanded(selected.iter().map(|item| item.stored))?;
+        Ok(selected)
+    }
+
     /// The selected keys of a checkpoint, in its order, with their new names and paths.
     pub(crate) fn apply<'c>(&self, checkpoint: &'c Checkpoint) -> Result<Vec<Selected<'c>>> {
         let mut selected = Vec::new();

@@ -123,6 +123,7 @@ pub fn stats(checkpoint: &Checkpoint, key: &str, options: &StatsOptions) -> Resu
         None => Region::whole(&tensor.shape)?,
     };
     region.check_inside(&tensor.shape)?;
+    checkpoint.check_region(key, &region)?;
     let passes = if options.bins > 0 { 2 } else { 1 };
     options.control.expect(region.volume().saturating_mul(tensor.dtype.size()).saturating_mul(passes));
     let tally = fold(checkpoint, key, &region, options, Tally::of, Tally::join)?.unwrap_or_default();

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from .._errors import InvalidInput
+from .._paths import path_text
 from .._reports import LoadReport, SaveReport
 from ._describe import is_stateful
 from ._group import DEFAULT_TIMEOUT, group_for
@@ -259,7 +259,7 @@ class Checkpointer:
         else:
             options = {"process_group": self._group, "timeout": self._timeout, "storage_options": self._storage_options}
             whole["_reshard"] = {"step": None}
-            report = load(whole, os.fspath(which), **{**options, "strict": False, **load_options})
+            report = load(whole, path_text(which), **{**options, "strict": False, **load_options})
             step = whole.pop("_reshard")["step"]
         for take in give:
             take()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 
 from .. import _reshard
 from .._errors import UntrustedPickle
+from .._paths import path_text
 from .._progress import Progress
 from .._reports import LoadReport, log_report
 from ._describe import Description, flatten, mutable, put
@@ -288,4 +288,4 @@ def _put(description: Description, key: str, value: Any) -> None:
 
 def exists(path: StrPath, *, storage_options: Mapping[str, Any] | None = None) -> bool:
     """Whether a finished checkpoint lies at a path."""
-    return _reshard.is_complete(os.fspath(path), dict(storage_options) if storage_options else None)
+    return _reshard.is_complete(path_text(path), dict(storage_options) if storage_options else None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import warnings
 from collections.abc import Mapping, MutableMapping
@@ -12,6 +11,7 @@ from typing import Any
 from .. import _reshard
 from .._checkpoint import open as open_checkpoint
 from .._errors import Corrupt, GroupError, Incomplete, InvalidInput, ReshardError
+from .._paths import path_text
 from .._reports import LoadReport, SaveReport
 from ._group import DEFAULT_TIMEOUT, group_for
 from ._load import load
@@ -78,7 +78,7 @@ class CheckpointManager:
             raise InvalidInput("keep_best needs a metric")
         if keep_last is not None and keep_last < 1:
             raise InvalidInput("keep_last must be at least 1: the newest checkpoint is never removed")
-        self.root = os.fspath(root).rstrip("/")
+        self.root = path_text(root).rstrip("/")
         self.keep_last = keep_last
         self.keep_every = keep_every
         self.keep_best = keep_best

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
 
 from .. import _reshard
 from .._errors import Corrupt, InvalidInput
+from .._paths import StrPath, path_text
 from .._progress import Progress
 from .._reports import SaveReport, log_report
 from ._describe import RECORD, Description, flatten, pickled
@@ -18,7 +19,6 @@ from ._group import DEFAULT_TIMEOUT, Group, described_failure, group_for, is_bro
 from ._states import states_of
 from .state._saved import has_unplaced, saved_form
 
-StrPath = str | os.PathLike[str]
 _T = TypeVar("_T")
 
 
@@ -29,7 +29,7 @@ def chosen_path(path: StrPath | None, checkpoint_id: StrPath | None) -> str:
     given = path if path is not None else checkpoint_id
     if given is None:
         raise InvalidInput("no path to save to or load from: give it as second argument or as checkpoint_id")
-    return os.fspath(given)
+    return path_text(given)
 
 
 def _described(state: Mapping[str, Any], options: dict[str, Any]) -> Description:

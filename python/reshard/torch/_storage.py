@@ -10,7 +10,6 @@ from __future__ import annotations
 import copyreg
 import dataclasses
 import io
-import os
 import pickle
 import uuid
 from collections.abc import Mapping
@@ -43,13 +42,12 @@ from torch.futures import Future
 
 from .. import _reshard
 from .._errors import InvalidInput
+from .._paths import StrPath, path_text
 from ._describe import CODES, PIECES, Description, pickled
 from ._load import _trusted_classes, into, unpickled, untrusted
 from ._save import SavedObjects
 from ._unsharded import LoadedShards
 from .state._expand import complete, lacking
-
-StrPath = str | os.PathLike[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +105,7 @@ class StorageWriter(storage.StorageWriter):
             storage_options: settings of the store by name.
         """
         super().__init__()
-        self.path = os.fspath(path)
+        self.path = path_text(path)
         self.single_file_per_rank = single_file_per_rank
         self.sync_files = sync_files
         self.thread_count = thread_count
@@ -140,7 +138,7 @@ class StorageWriter(storage.StorageWriter):
     def reset(self, checkpoint_id: StrPath | None = None) -> None:
         """Another checkpoint is about to be written."""
         if checkpoint_id:
-            self.path = os.fspath(checkpoint_id)
+            self.path = path_text(checkpoint_id)
         self.save_id = uuid.uuid4().hex
         self._saving = None
 
@@ -274,7 +272,7 @@ class StorageWriter(storage.StorageWriter):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: StrPath) -> bool:
         """Whether this storage can use an id: any path, and addresses of known schemes."""
-        return _reshard.is_address(os.fspath(checkpoint_id))
+        return _reshard.is_address(path_text(checkpoint_id))
 
 
 class _MetadataPickler(pickle.Pickler):
@@ -312,7 +310,7 @@ class StorageReader(storage.StorageReader):
             storage_options: settings of the store by name.
         """
         super().__init__()
-        self.path = os.fspath(path)
+        self.path = path_text(path)
         self.allow_pickle = allow_pickle
         self.verify = verify
         self.load_id = uuid.uuid4().hex
@@ -323,7 +321,7 @@ class StorageReader(storage.StorageReader):
     def reset(self, checkpoint_id: StrPath | None = None) -> None:
         """Another checkpoint is about to be read."""
         if checkpoint_id:
-            self.path = os.fspath(checkpoint_id)
+            self.path = path_text(checkpoint_id)
         self.load_id = uuid.uuid4().hex
         self._checkpoint = None
         self._sizes = {}
@@ -467,7 +465,7 @@ class StorageReader(storage.StorageReader):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: StrPath) -> bool:
         """Whether this storage can use an id: any path, and addresses of known schemes."""
-        return _reshard.is_address(os.fspath(checkpoint_id))
+        return _reshard.is_address(path_text(checkpoint_id))
 
 
 def _free_copies(planner: LoadPlanner) -> None:

@@ -27,6 +27,7 @@ use reshard::{Checkpoint, OpenOptions};
 
 use crate::args::{Cli, GlobalArgs, Verb};
 use crate::failure::{Failure, Result};
+use crate::meaning;
 use crate::printer::{ColorChoice, Printer};
 
 /// How a command ended that could run.
@@ -53,10 +54,14 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    fn new(global: &GlobalArgs, program: String) -> Context {
-        let mut open = OpenOptions::default();
-        open.store.follow_symlinks = global.follow_symlinks;
-        Context { printer: Printer::new(global.color, global.quiet), open, program }
+    fn new(printer: Printer, program: String) -> Context {
+        Context { printer, open: OpenOptions::default(), program }
+    }
+
+    fn opening(&mut self, global: &GlobalArgs) -> Result<()> {
+        self.open.store.follow_symlinks = global.follow_symlinks;
+        self.open.expanded_limit = global.expanded_limit.as_deref().map(meaning::size).transpose()?;
+        Ok(())
     }
 
     /// Opens a checkpoint.
@@ -88,8 +93,10 @@ pub fn run(program: &str, arguments: impl IntoIterator<Item = OsString>) -> u8 {
             return if error.use_stderr() { COULD_NOT_RUN } else { FINE };
         }
     };
-    let mut context = Context::new(&cli.global, program.to_owned());
-    let outcome = run_verb(&mut context, cli.verb).and_then(|outcome| context.printer.finish().map(|()| outcome));
+    let mut context = Context::new(Printer::new(cli.global.color, cli.global.quiet), program.to_owned());
+    let outcome = context.opening(&cli.global);
+    let outcome =
+        outcome.and_then(|()| run_verb(&mut context, cli.verb)).and_then(|outcome| context.printer.finish().map(|()| outcome));
     match outcome {
         Ok(Outcome::Fine) => FINE,
         Ok(Outcome::Bad) => BAD,

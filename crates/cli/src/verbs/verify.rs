@@ -89,6 +89,9 @@ fn print(context: &mut Context, report: &VerifyReport, quick: bool) -> Result<()
     Ok(())
 }
 
+/// Classes that are named before the rest is only counted.
+const MOST_CLASSES: usize = 4;
+
 /// What the verdict covers, and what it does not.
 fn scope(report: &VerifyReport) -> (Vec<String>, Vec<String>) {
     let (mut done, mut left) = (Vec::new(), Vec::new());
@@ -108,6 +111,15 @@ fn scope(report: &VerifyReport) -> (Vec<String>, Vec<String>) {
         left.push("data".to_owned());
     } else if report.unchecked > 0 {
         left.push(format!("data of {}, which have no checksum", human::count(report.unchecked, "record")));
+    }
+    if report.data && !report.opaque.is_empty() {
+        let count = human::count(report.opaque.values().sum(), "opaque value");
+        let classes: Vec<String> = report.opaque.keys().take(MOST_CLASSES).map(|class| human::printable(class)).collect();
+        let more = match report.opaque.len().saturating_sub(MOST_CLASSES) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        left.push(format!("content of {count} ({}{more})", classes.join(", ")));
     }
     if format == Format::Dcp && report.indexes < report.files {
         let files = human::count(report.files - report.indexes, "file");

@@ -6,6 +6,7 @@
 
 mod catalog;
 mod check;
+mod expansion;
 mod locate;
 mod read;
 
@@ -46,13 +47,18 @@ pub struct Checkpoint {
     pub(crate) side: Option<Sidecar>,
     /// What opening found stored twice and not alike; for verification, and for loads that verify always.
     pub(crate) flaws: Vec<Flaw>,
+    /// The class of a file that is one object, which only unpickling could bring back.
+    pub(crate) object: Option<String>,
+    /// What keys may take beyond twice the bytes that are stored of them.
+    pub(crate) expanded_limit: u64,
     readers: Vec<OnceLock<Arc<dyn Reader>>>,
 }
 
 impl Checkpoint {
     pub(crate) fn new(store: Arc<dyn Store>, path: String, catalog: Catalog, side: Option<Sidecar>) -> Checkpoint {
         let readers = catalog.files.iter().map(|_| OnceLock::new()).collect();
-        Checkpoint { store, path, catalog, side, flaws: Vec::new(), readers }
+        let expanded_limit = expansion::default_limit();
+        Checkpoint { store, path, catalog, side, flaws: Vec::new(), object: None, expanded_limit, readers }
     }
 
     /// The address.

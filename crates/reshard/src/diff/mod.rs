@@ -130,8 +130,8 @@ struct Pair<'c> {
 pub fn diff(first: &Checkpoint, second: &Checkpoint, options: &DiffOptions) -> Result<DiffReport> {
     let span = tracing::info_span!("diff", first = first.path(), second = second.path());
     let _entered = span.enter();
-    let a = options.first.apply(first)?;
-    let b = options.second.apply(second)?;
+    let a = options.first.to_read(first)?;
+    let b = options.second.to_read(second)?;
     let by_key: std::collections::HashMap<&str, &Selected<'_>> = b.iter().map(|item| (item.key.as_str(), item)).collect();
     let keys: std::collections::HashSet<&str> = a.iter().map(|item| item.key.as_str()).collect();
     let only_first = a.iter().filter(|item| !by_key.contains_key(item.key.as_str())).map(|item| item.key.clone()).collect();

@@ -177,6 +177,7 @@ fn read_values(
     options: &LoadOptions,
 ) -> Result<IndexMap<String, LoadedValue>> {
     let wanted: Vec<_> = found.iter().filter(|r| matches!(r.stored.kind, CatalogKind::Value(_))).collect();
+    checkpoint.check_expanded(wanted.iter().map(|found| found.key))?;
     let read = |found: &&Resolved<'_>| {
         let name = state.leaves.get_index(found.wanted).map(|(name, _)| name.clone()).unwrap_or_default();
         let value = checkpoint.read_value(found.key)?;
@@ -198,6 +199,10 @@ impl Checkpoint {
         let bytes = region.volume().checked_mul(tensor.dtype.size()).and_then(|n| usize::try_from(n).ok());
         let bytes = bytes.ok_or_else(|| Error::exhausted(format!("{region} of {key:?} does not fit into memory")))?;
         region.check_inside(&tensor.shape)?;
+        self.check_region(key, region)?;
+        // Asked for beforehand, as memory that there is not ends the process.
+        let room = Vec::<u8>::new().try_reserve_exact(bytes);
+        room.map_err(|_| Error::exhausted(format!("{region} of {key:?} takes {bytes} bytes, more than there is memory")))?;
         let mut memory = vec![0; bytes];
         self.read_bytes_into(key, region, &mut memory)?;
         Ok(memory)

@@ -39,28 +39,29 @@ pub(super) fn open(store: Arc<dyn Store>, name: &str) -> Result<Checkpoint> {
         Content::Tensor(tensor) => Tree::Tensor(tensor),
         Content::Value(value) => opened(value),
         Content::Tree(tree) => converted(tree),
-        Content::Opaque { class } => return Err(Error::Untrusted { path, key: name.to_owned(), class }),
+        Content::Opaque { class } => Tree::Opaque(Opaque { class, handle: 0 }),
         _ => return Err(Error::invalid(format!("{path} holds something this version does not know"))),
+    };
+    let object = match &tree {
+        Tree::Opaque(opaque) => Some(opaque.class.clone()),
+        _ => None,
     };
     let tree = match tree {
         Tree::Dict(dict) => dict,
         other => Dict::from_iter([(Key::from(ONLY), other)]),
     };
     let flat = flatten(tree).map_err(|e| Error::format(&path, name, "state dict", e))?;
-    let limit = expanded_limit();
     let mut entries = IndexMap::with_capacity(flat.len());
     for (key, leaf) in flat {
         let entry = match leaf.leaf {
-            Tree::Tensor(tensor) if expands(&tensor, limit) => {
-                let class =
-                    format!("a tensor of shape {:?} that repeats {} bytes", tensor.shape.as_slice(), tensor.storage.length);
-                CatalogEntry::value(Some(leaf.path), ValuePlace::Opaque { class })
-            }
             Tree::Tensor(tensor) => CatalogEntry::tensor(Some(leaf.path), stored(tensor)?),
             Tree::Opaque(opaque) => CatalogEntry::value(Some(leaf.path), ValuePlace::Opaque { class: opaque.class }),
             other => match other.to_value() {
                 Some(value) => CatalogEntry::value(Some(leaf.path), ValuePlace::Inline(value)),
-                None => CatalogEntry::value(Some(leaf.path), ValuePlace::Opaque { class: "a tuple with tensors".into() }),
+                None => {
+                    let class = opaque_in(&other).unwrap_or("a tuple with tensors").to_owned();
+                    CatalogEntry::value(Some(leaf.path), ValuePlace::Opaque { class })
+                }
             },
         };
         entries.insert(key, entry);
@@ -75,22 +76,19 @@ pub(super) fn open(store: Arc<dyn Store>, name: &str) -> Result<Checkpoint> {
         notes: IndexMap::new(),
     };
     drop(archive);
-    Ok(Checkpoint::new(store, path, catalog, None))
+    let mut checkpoint = Checkpoint::new(store, path, catalog, None);
+    checkpoint.object = object;
+    Ok(checkpoint)
 }
 
-/// Tensors that repeat their elements, such as expanded ones, may take this many bytes beyond what is stored of them.
-const EXPANDED_LIMIT: u64 = 4 << 30;
-/// Raises that limit: a number of bytes.
-const EXPANDED_LIMIT_VARIABLE: &str = "RESHARD_EXPANDED_LIMIT";
-
-fn expanded_limit() -> u64 {
-    std::env::var(EXPANDED_LIMIT_VARIABLE).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(EXPANDED_LIMIT)
-}
-
-/// Whether a tensor is so much larger than its bytes in the file that reading it would never end.
-fn expands(tensor: &StoredTensor, limit: u64) -> bool {
-    let bytes = tensor.shape.iter().fold(tensor.dtype.size(), |bytes, size| bytes.saturating_mul(*size));
-    bytes > tensor.storage.length.saturating_add(limit)
+/// The first class in a tree that only its own library can read.
+fn opaque_in(tree: &Tree<StoredTensor>) -> Option<&str> {
+    match tree {
+        Tree::Opaque(opaque) => Some(&opaque.class),
+        Tree::List(items) | Tree::Tuple(items) => items.iter().find_map(opaque_in),
+        Tree::Dict(dict) => dict.iter().find_map(|(_, below)| opaque_in(below)),
+        _ => None,
+    }
 }
 
 fn stored(tensor: StoredTensor) -> Result<CatalogTensor> {

@@ -1,11 +1,13 @@
 //! Records that PyTorch wrote, by what their zip archives carry: the CRC-32 of every entry, and a frame without slack.
 
+use std::collections::HashMap;
+
 use rayon::prelude::*;
 use reshard_formats::{Content, ReadAt, RecordError, TorchArchive};
 
 use super::zip;
 use super::{Gathered, Named, VerifyOptions, read};
-use crate::checkpoint::{Checkpoint, StoredFile};
+use crate::checkpoint::{CatalogKind, Checkpoint, ChunkPlace, StoredFile};
 use crate::error::{Result, chain};
 use crate::workers::Workers;
 
@@ -16,19 +18,33 @@ const BATCH: u64 = 4 << 20;
 #[derive(Debug)]
 pub(super) struct Batch<'c> {
     file: u32,
-    records: Vec<Named<'c>>,
+    /// What the keys at each place say of it: mostly one key.
+    records: Vec<Vec<Named<'c>>>,
 }
 
+/// The records of a file, each place once however many keys name it, and none that overlaps another, which was found before:
+/// what is read is no more than the file.
 pub(super) fn batches<'c>(file: u32, named: &[Named<'c>]) -> Vec<Batch<'c>> {
     let mut batches: Vec<Batch<'c>> = Vec::new();
     let mut start = 0;
+    let mut last: Option<(u64, u64)> = None;
     for record in named {
-        let fits = batches.last().is_some() && record.offset.saturating_add(record.length) - start <= BATCH;
+        let end = record.offset.saturating_add(record.length);
+        let same = last.is_some_and(|(offset, last_end)| (offset, last_end) == (record.offset, end));
+        if let Some(keys) = batches.last_mut().and_then(|batch| batch.records.last_mut()).filter(|_| same) {
+            keys.push(record.clone());
+            continue;
+        }
+        if last.is_some_and(|(_, last_end)| record.offset < last_end) {
+            continue;
+        }
+        last = Some((record.offset, end));
+        let fits = batches.last().is_some() && end - start <= BATCH;
         match batches.last_mut().filter(|_| fits) {
-            Some(batch) => batch.records.push(record.clone()),
+            Some(batch) => batch.records.push(vec![record.clone()]),
             None => {
                 start = record.offset;
-                batches.push(Batch { file, records: vec![record.clone()] });
+                batches.push(Batch { file, records: vec![vec![record.clone()]] });
             }
         }
     }
@@ -69,8 +85,10 @@ fn check(checkpoint: &Checkpoint, batch: &Batch<'_>, options: &VerifyOptions) ->
     let whole = StoredFile(reader.as_ref());
     // What reaches past the file's end was found before.
     let inside = |r: &&Named<'_>| r.offset.checked_add(r.length).is_some_and(|end| end <= reader.len());
-    let records: Vec<&Named<'_>> = batch.records.iter().filter(inside).collect();
-    let (Some(first), Some(last)) = (records.first(), records.last()) else { return Ok(gathered) };
+    let places: Vec<&[Named<'_>]> =
+        batch.records.iter().filter(|keys| keys.first().filter(inside).is_some()).map(Vec::as_slice).collect();
+    let ends = (places.first().and_then(|keys| keys.first()), places.last().and_then(|keys| keys.first()));
+    let (Some(first), Some(last)) = ends else { return Ok(gathered) };
     let (start, end) = (first.offset, last.offset + last.length);
     let mut bytes = Vec::new();
     if end - start <= BATCH {
@@ -80,11 +98,12 @@ fn check(checkpoint: &Checkpoint, batch: &Batch<'_>, options: &VerifyOptions) ->
             return Ok(gathered);
         }
     }
-    for record in records {
+    for keys in places {
+        let Some(record) = keys.first() else { continue };
         options.control.check("verifying")?;
         let found = match bytes.is_empty() {
-            true => check_record(&whole, 0, record.offset, record, name, &mut gathered),
-            false => check_record(&bytes, start, record.offset - start, record, name, &mut gathered),
+            true => check_record(&whole, 0, record.offset, keys, name, &mut gathered),
+            false => check_record(&bytes, start, record.offset - start, keys, name, &mut gathered),
         };
         if let Err((at, what)) = found {
             gathered.error(Some(record.key), name, Some(at), what);
@@ -95,15 +114,16 @@ fn check(checkpoint: &Checkpoint, batch: &Batch<'_>, options: &VerifyOptions) ->
     Ok(gathered)
 }
 
-/// Checks the record at `offset` of `src`, whose own first byte is `base` of the file.
+/// Checks the record at `offset` of `src`, whose own first byte is `base` of the file, and what all keys that name it say.
 fn check_record(
     src: &dyn ReadAt,
     base: u64,
     offset: u64,
-    record: &Named<'_>,
+    keys: &[Named<'_>],
     name: &str,
     gathered: &mut Gathered,
 ) -> std::result::Result<(), (u64, String)> {
+    let Some(record) = keys.first() else { return Ok(()) };
     let failed = |error: RecordError| (base + position(&error).unwrap_or(offset), chain(&error));
     let archive = TorchArchive::open(src, offset, record.length).map_err(failed)?;
     if archive.entries().iter().any(|entry| entry.crc32.is_none()) {
@@ -119,14 +139,25 @@ fn check_record(
         Err(RecordError::Unsupported { what, .. }) => Content::Opaque { class: what },
         content => content.map_err(failed)?,
     };
+    keys.iter().try_for_each(|record| promised(&content, record, base + offset, name, gathered))
+}
+
+/// Compares what a record holds with what the metadata says of a key.
+fn promised(
+    content: &Content,
+    record: &Named<'_>,
+    at: u64,
+    name: &str,
+    gathered: &mut Gathered,
+) -> std::result::Result<(), (u64, String)> {
     match (content, record.tensor) {
         (Content::Tensor(found), Some((dtype, _, shape))) if found.dtype != dtype || found.shape.as_slice() != shape => {
             let found = format!("{} of shape {:?}", found.dtype.name(), found.shape.as_slice());
-            Err((base + offset, format!("the record holds a {found}, the metadata promises {} of shape {shape:?}", dtype.name())))
+            Err((at, format!("the record holds a {found}, the metadata promises {} of shape {shape:?}", dtype.name())))
         }
         (Content::Opaque { class }, Some(_)) => {
             let what = format!("its record is a {class}, which only its own library can read");
-            gathered.warning(Some(record.key), name, Some(base + offset), what);
+            gathered.warning(Some(record.key), name, Some(at), what);
             Ok(())
         }
         (Content::Value(_), None) => {
@@ -134,7 +165,7 @@ fn check_record(
             Ok(())
         }
         (Content::Tensor(_), Some(_)) | (_, None) => Ok(()),
-        (_, Some(_)) => Err((base + offset, "the record holds no tensor".to_owned())),
+        (_, Some(_)) => Err((at, "the record holds no tensor".to_owned())),
     }
 }
 
@@ -190,19 +221,19 @@ pub(super) fn torch_file(checkpoint: &Checkpoint, options: &VerifyOptions) -> Re
     options.control.check("verifying")?;
     gathered.unchecked = entries.iter().filter(|e| e.crc32.is_none()).count() as u64;
     gathered.checked = entries.len() as u64 - gathered.unchecked;
-    let by_place = |at: u64| {
-        let catalog = checkpoint.catalog();
-        let key = catalog.entries.iter().find(|(_, entry)| match &entry.kind {
-            crate::checkpoint::CatalogKind::Tensor(tensor) => tensor.chunks.iter().any(|chunk| match &chunk.place {
-                crate::checkpoint::ChunkPlace::Data(data) => data.checksum.is_some_and(|c| c.offset == at),
-                _ => false,
-            }),
-            _ => false,
-        });
-        key.map(|(key, _)| key.as_str())
-    };
+    let mut by_place: HashMap<u64, &str> = HashMap::new();
+    for (key, entry) in checkpoint.catalog().entries.iter().filter(|_| !found.is_empty()) {
+        let CatalogKind::Tensor(tensor) = &entry.kind else { continue };
+        for chunk in &tensor.chunks {
+            if let ChunkPlace::Data(data) = &chunk.place
+                && let Some(crc) = data.checksum
+            {
+                by_place.entry(crc.offset).or_insert(key);
+            }
+        }
+    }
     for (at, what) in found {
-        gathered.error(by_place(at), name, Some(at), what);
+        gathered.error(by_place.get(&at).copied(), name, Some(at), what);
     }
     if let Err((at, what)) = zip::check(&file, &archive, 0, reader.len()) {
         gathered.error(None, name, Some(at), what);

@@ -96,6 +96,8 @@ pub struct VerifyReport {
     pub indexes: u64,
     /// Values that were decoded; what only its own library can read is not.
     pub values: u64,
+    /// Values that were not decoded, as only their own libraries can read them: how many of each class.
+    pub opaque: BTreeMap<String, u64>,
     /// Whether data was read; else structure, lengths and indexes alone were checked.
     pub data: bool,
     /// How long it took.
@@ -125,6 +127,7 @@ pub(crate) struct Gathered {
     unchecked: u64,
     indexes: u64,
     values: u64,
+    opaque: BTreeMap<String, u64>,
 }
 
 impl Gathered {
@@ -135,6 +138,7 @@ impl Gathered {
         self.unchecked += other.unchecked;
         self.indexes += other.indexes;
         self.values += other.values;
+        other.opaque.into_iter().for_each(|(class, count)| *self.opaque.entry(class).or_default() += count);
         self
     }
 
@@ -215,6 +219,7 @@ pub fn verify(checkpoint: &Checkpoint, options: &VerifyOptions) -> Result<Verify
         unchecked: gathered.unchecked,
         indexes: gathered.indexes,
         values: gathered.values,
+        opaque: gathered.opaque,
         data: options.data,
         seconds: start.elapsed().as_secs_f64(),
         findings: gathered.findings,
@@ -225,14 +230,14 @@ pub fn verify(checkpoint: &Checkpoint, options: &VerifyOptions) -> Result<Verify
 /// finding; only a path that holds no checkpoint, or cannot be reached, is an error.
 pub fn verify_store(store: Arc<dyn Store>, options: &VerifyOptions) -> Result<VerifyReport> {
     let path = store.describe();
-    opened(&path, Checkpoint::open_store(store), options)
+    opened(&path, Checkpoint::open_store_to_verify(store), options)
 }
 
 /// [`verify_store`] for an address.
 pub fn verify_path(path: &str, open: &OpenOptions, options: &VerifyOptions) -> Result<VerifyReport> {
     // An address that makes no sense is the caller's mistake and no finding.
     Address::parse(path).doing(|| format!("opening {path}"))?;
-    opened(path, Checkpoint::open_with(path, open), options)
+    opened(path, Checkpoint::open_to_verify(path, open), options)
 }
 
 fn opened(path: &str, checkpoint: Result<Checkpoint>, options: &VerifyOptions) -> Result<VerifyReport> {
@@ -264,6 +269,7 @@ fn opened(path: &str, checkpoint: Result<Checkpoint>, options: &VerifyOptions) -
         unchecked: 0,
         indexes: 0,
         values: 0,
+        opaque: BTreeMap::new(),
         data: false,
         seconds: start.elapsed().as_secs_f64(),
         findings: vec![finding],

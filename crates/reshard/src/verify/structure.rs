@@ -155,12 +155,21 @@ fn places(name: &str, size: u64, records: &[Named<'_>], gathered: &mut Gathered)
     for record in records {
         match record.offset.checked_add(record.length) {
             Some(end) if end <= size => {
-                if let Some((offset, last_end, key)) = last
-                    && record.offset < last_end
-                    && (offset, last_end) != (record.offset, end)
-                {
-                    let what = format!("its record overlaps that of {key:?}");
-                    gathered.error(Some(record.key), name, Some(record.offset), what);
+                match last {
+                    Some((offset, last_end, key)) if (offset, last_end) == (record.offset, end) => {
+                        let what = format!("its record is that of {key:?} too");
+                        gathered.warning(Some(record.key), name, Some(record.offset), what);
+                        continue;
+                    }
+                    Some((_, last_end, key)) if record.offset < last_end => {
+                        let what = format!("its record overlaps that of {key:?}");
+                        gathered.error(Some(record.key), name, Some(record.offset), what);
+                        // What comes next may lie inside the longer of both.
+                        if last_end > end {
+                            continue;
+                        }
+                    }
+                    _ => {}
                 }
                 last = Some((record.offset, end, record.key));
             }

@@ -1,52 +1,89 @@
 //! What values would do to a reader that unpickles them: every value's record is decoded, whoever wrote the file.
 
+use std::collections::{BTreeMap, HashSet};
+
 use rayon::prelude::*;
 use reshard_formats::TorchArchive;
 use reshard_formats::pickle::acts;
 
 use super::{Gathered, Severity, VerifyOptions};
 use crate::checkpoint::{CatalogKind, Checkpoint, Format, LoadedValue, StoredFile, ValuePlace};
-use crate::error::{ErrorKind, Result};
+use crate::error::{Result, chain};
 use crate::workers::Workers;
+
+/// What a value's record was found to be.
+enum Found {
+    Plain,
+    /// Of a class that only its own library can read: nothing is wrong with it, and nothing in it was looked at.
+    Opaque(String),
+    Wrong(String),
+    /// Nobody looked: it was cancelled.
+    Unread,
+}
 
 /// Adds what is wrong with values and was not found before: records that say two things, and ones that act.
 pub(super) fn check(checkpoint: &Checkpoint, options: &VerifyOptions, mut gathered: Gathered) -> Result<Gathered> {
-    let values: Vec<(&str, &ValuePlace)> = checkpoint
-        .catalog()
-        .entries
-        .iter()
-        .filter_map(|(key, entry)| match &entry.kind {
-            CatalogKind::Value(place) => Some((key.as_str(), place)),
-            CatalogKind::Tensor(_) => None,
-        })
-        .collect();
-    let wrong = |key: &str| -> Option<String> {
-        if options.control.is_cancelled() {
-            return None;
-        }
-        match checkpoint.read_value(key) {
-            Ok(LoadedValue::Opaque { class, classes, .. }) => {
-                let found = std::iter::once(&class).chain(&classes).find(|class| acts(class))?;
-                Some(format!("it names `{found}`: loading it with PyTorch would execute code"))
+    // Each place once, however many keys name it; a record that overlaps another was found before.
+    let mut places: BTreeMap<(u32, u64, u64), Vec<&str>> = BTreeMap::new();
+    let mut inline: Vec<(&str, &str)> = Vec::new();
+    for (key, entry) in &checkpoint.catalog().entries {
+        match &entry.kind {
+            CatalogKind::Value(ValuePlace::Record { file, offset, length }) => {
+                places.entry((*file, *offset, *length)).or_default().push(key);
             }
-            Ok(_) => None,
-            Err(error) => (error.kind() == ErrorKind::Corrupt).then(|| error.full_text()),
+            CatalogKind::Value(ValuePlace::Opaque { class }) => inline.push((key, class)),
+            _ => {}
         }
+    }
+    let mut last = (0, 0);
+    places.retain(|(file, offset, length), _| {
+        let apart = *file != last.0 || *offset >= last.1;
+        last = if apart { (*file, offset.saturating_add(*length)) } else { last };
+        apart
+    });
+    let places: Vec<_> = places.into_iter().collect();
+    let look = |key: &str| match checkpoint.read_value(key) {
+        _ if options.control.is_cancelled() => Found::Unread,
+        Ok(LoadedValue::Opaque { class, classes, .. }) => {
+            match std::iter::once(&class).chain(&classes).find(|class| acts(class)) {
+                Some(found) => Found::Wrong(format!("it names `{found}`: loading it with PyTorch would execute code")),
+                None => Found::Opaque(class),
+            }
+        }
+        Ok(_) => Found::Plain,
+        // Also a disk that fails at last: what was not read is not vouched for.
+        Err(error) => Found::Wrong(error.full_text()),
     };
-    let found: Vec<Option<String>> =
-        Workers::reading(checkpoint.store.as_ref()).run(|| values.par_iter().map(|(key, _)| wrong(key)).collect())?;
+    let found: Vec<Found> = Workers::reading(checkpoint.store.as_ref())
+        .run(|| places.par_iter().map(|(_, keys)| keys.first().map_or(Found::Unread, |key| look(key))).collect())?;
     options.control.check("verifying")?;
     if checkpoint.catalog().format == Format::Torch {
         whole_file(checkpoint, &mut gathered)?;
     }
-    for ((key, place), what) in values.into_iter().zip(found) {
-        let known = gathered.findings.iter().any(|f| f.severity == Severity::Error && f.key.as_deref() == Some(key));
-        let Some(what) = what.filter(|_| !known) else { continue };
-        let (file, offset) = match place {
-            ValuePlace::Record { file, offset, .. } => (checkpoint.file_name(*file), Some(*offset)),
-            _ => (checkpoint.file_name(0), None),
-        };
-        gathered.error(Some(key), file, offset, what);
+    let errors = gathered.findings.iter().filter(|f| f.severity == Severity::Error);
+    let known: HashSet<String> = errors.clone().filter_map(|f| f.key.clone()).collect();
+    // A file that is not there, or too short, was found once, and not for each of its keys.
+    let broken: HashSet<String> = errors.filter(|f| f.key.is_none()).filter_map(|f| f.file.clone()).collect();
+    for (((file, offset, _), keys), found) in places.into_iter().zip(found) {
+        match found {
+            Found::Opaque(class) => *gathered.opaque.entry(class).or_default() += keys.len() as u64,
+            Found::Wrong(_) if broken.contains(checkpoint.file_name(file)) => {}
+            Found::Wrong(what) => {
+                for key in keys.into_iter().filter(|key| !known.contains(*key)) {
+                    gathered.error(Some(key), checkpoint.file_name(file), Some(offset), what.clone());
+                }
+            }
+            Found::Plain | Found::Unread => {}
+        }
+    }
+    for (key, class) in inline {
+        match acts(class) {
+            true => {
+                let what = format!("it names `{class}`: loading it with PyTorch would execute code");
+                gathered.error(Some(key), checkpoint.file_name(0), None, what);
+            }
+            false => *gathered.opaque.entry(class.to_owned()).or_default() += 1,
+        }
     }
     Ok(gathered)
 }
@@ -55,8 +92,16 @@ pub(super) fn check(checkpoint: &Checkpoint, options: &VerifyOptions, mut gather
 fn whole_file(checkpoint: &Checkpoint, gathered: &mut Gathered) -> Result<()> {
     let file = StoredFile(checkpoint.reader(0)?.as_ref());
     let classes = TorchArchive::open_file(&file).and_then(|archive| archive.content_and_classes());
-    // What cannot be read was found before.
-    let found = classes.ok().and_then(|(_, classes)| classes.into_iter().find(|class| acts(class)));
+    let classes = match classes {
+        Ok((_, classes)) => classes,
+        Err(error) => {
+            if gathered.findings.iter().all(|f| f.severity != Severity::Error) {
+                gathered.error(None, checkpoint.file_name(0), None, chain(&error));
+            }
+            return Ok(());
+        }
+    };
+    let found = classes.into_iter().find(|class| acts(class));
     if let Some(found) = found {
         let what = format!("it names `{found}`: loading it with PyTorch would execute code");
         gathered.error(None, checkpoint.file_name(0), None, what);

@@ -20,8 +20,8 @@ use crate::layouts::{Cut, Memory, Whole, add_to_save, held, store_at};
 use crate::ordered::Ordered;
 
 const RANKS: usize = 2;
-const OLD: u64 = 1;
-const NEW: u64 = 2;
+pub(crate) const OLD: u64 = 1;
+pub(crate) const NEW: u64 = 2;
 
 /// The content of a checkpoint, by its number.
 fn generation(number: u64) -> Vec<Whole> {
@@ -57,7 +57,7 @@ fn one(results: Vec<Result<reshard::SaveReport>>) -> Result<()> {
     results.into_iter().find_map(Result::err).map_or(Ok(()), Err)
 }
 
-fn saving(number: u64, store: &Arc<dyn Store>) -> Result<()> {
+pub(crate) fn saving(number: u64, store: &Arc<dyn Store>) -> Result<()> {
     let wholes = generation(number);
     let cut = Cut { mesh: vec![RANKS as u64], placements: vec![Placement::Shard(0)] };
     one(run_threads(RANKS, |group| {
@@ -66,7 +66,7 @@ fn saving(number: u64, store: &Arc<dyn Store>) -> Result<()> {
     }))
 }
 
-fn saving_in_the_background(number: u64, store: &Arc<dyn Store>) -> Result<()> {
+pub(crate) fn saving_in_the_background(number: u64, store: &Arc<dyn Store>) -> Result<()> {
     let wholes = generation(number);
     let cut = Cut { mesh: vec![1], placements: vec![Placement::Replicate] };
     let memories: Vec<Vec<Memory>> = wholes.iter().map(|w| held(w, &cut, 0, false)).collect();
@@ -76,7 +76,7 @@ fn saving_in_the_background(number: u64, store: &Arc<dyn Store>) -> Result<()> {
 }
 
 /// A checkpoint to read from, on a store of its own that never fails.
-fn source(number: u64) -> Checkpoint {
+pub(crate) fn source(number: u64) -> Checkpoint {
     static STORES: LazyLock<Vec<Arc<dyn Store>>> = LazyLock::new(|| {
         let make = |number| {
             let store: Arc<dyn Store> = Arc::new(MemoryStore::shared(&format!("matrix-source-{number}"), ""));
@@ -98,47 +98,47 @@ fn converting_to(number: u64, store: &Arc<dyn Store>, target: ConvertTarget) -> 
     convert(&source(number), &Destination::folder(Arc::clone(store)), target, &conversion()).map(drop)
 }
 
-fn converting(number: u64, store: &Arc<dyn Store>) -> Result<()> {
+pub(crate) fn converting(number: u64, store: &Arc<dyn Store>) -> Result<()> {
     converting_to(number, store, ConvertTarget::Dcp { ranks: 2 })
 }
 
-fn to_one_file(number: u64, store: &Arc<dyn Store>) -> Result<()> {
+pub(crate) fn to_one_file(number: u64, store: &Arc<dyn Store>) -> Result<()> {
     converting_to(number, store, ConvertTarget::Safetensors { max_shard_size: None })
 }
 
-fn to_several_files(number: u64, store: &Arc<dyn Store>) -> Result<()> {
+pub(crate) fn to_several_files(number: u64, store: &Arc<dyn Store>) -> Result<()> {
     converting_to(number, store, ConvertTarget::Safetensors { max_shard_size: Some(600) })
 }
 
-fn to_torch(number: u64, store: &Arc<dyn Store>) -> Result<()> {
+pub(crate) fn to_torch(number: u64, store: &Arc<dyn Store>) -> Result<()> {
     converting_to(number, store, ConvertTarget::Torch)
 }
 
-fn laying_out_anew(number: u64, store: &Arc<dyn Store>) -> Result<()> {
+pub(crate) fn laying_out_anew(number: u64, store: &Arc<dyn Store>) -> Result<()> {
     let layout = Layout::parse("dp=3", &["*=S(0)"]).unwrap();
     relayout(&source(number), store, &layout, &conversion()).map(drop)
 }
 
-fn merging(number: u64, store: &Arc<dyn Store>) -> Result<()> {
+pub(crate) fn merging(number: u64, store: &Arc<dyn Store>) -> Result<()> {
     let (a, b) = (source(number), source(number));
     let target = ConvertTarget::Dcp { ranks: 2 };
     merge(&[&a, &b], &[], &Destination::folder(Arc::clone(store)), target, &conversion()).map(drop)
 }
 
-fn editing(number: u64, store: &Arc<dyn Store>) -> Result<()> {
+pub(crate) fn editing(number: u64, store: &Arc<dyn Store>) -> Result<()> {
     let mut options = EditOptions::default();
     options.set = vec![("step".to_owned(), None, Value::from(number as i64))];
     edit(&source(number), store, &options).map(drop)
 }
 
-fn recovering(_number: u64, store: &Arc<dyn Store>) -> Result<()> {
+pub(crate) fn recovering(_number: u64, store: &Arc<dyn Store>) -> Result<()> {
     let mut options = RecoverOptions::default();
     options.replace = true;
     recover(store, &options).map(drop)
 }
 
 /// The writer under another library's planner, here a planner of one rank.
-fn writing_records(number: u64, store: &Arc<dyn Store>) -> Result<()> {
+pub(crate) fn writing_records(number: u64, store: &Arc<dyn Store>) -> Result<()> {
     let options = overwriting();
     let save = begin(store.as_ref(), None, &options)?;
     let wholes = generation(number);
@@ -169,14 +169,14 @@ fn writing_records(number: u64, store: &Arc<dyn Store>) -> Result<()> {
 }
 
 /// What a save leaves that is stopped when all its data is written and `.metadata` is not.
-fn unpublished(store: &Arc<dyn Store>) {
+pub(crate) fn unpublished(store: &Arc<dyn Store>) {
     let faults = Faults::new();
     let when = When::Nth { operation: Some(Operation::Publish), path: ".metadata".into(), nth: 0 };
     faults.add(Rule { when, fault: Fault::Crash });
     saving(NEW, &faults.wrap(Arc::clone(store))).unwrap_err();
 }
 
-type Write = fn(u64, &Arc<dyn Store>) -> Result<()>;
+pub(crate) type Write = fn(u64, &Arc<dyn Store>) -> Result<()>;
 
 /// A writer, and what lies at the path before.
 struct Case {
@@ -194,7 +194,7 @@ fn case(new: Write, old: Option<Write>) -> Case {
 }
 
 /// Which generation lies there, bit for bit; `None` when there is no checkpoint. Anything in between fails the test.
-fn found(store: &Arc<dyn Store>, when: &str) -> Option<u64> {
+pub(crate) fn found(store: &Arc<dyn Store>, when: &str) -> Option<u64> {
     let checkpoint = match Checkpoint::open_store(Arc::clone(store)) {
         Ok(checkpoint) => checkpoint,
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Incomplete) => return None,

@@ -7,7 +7,6 @@ PyTorch's affair alone.
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import Future
 from typing import Any, cast
 
@@ -19,6 +18,7 @@ from torch.distributed.checkpoint.utils import _api_bc_check
 from typing_extensions import deprecated
 
 from ..._errors import ReshardError
+from ..._paths import StrPath
 from .. import _load, _save
 from .._group import group_for
 from . import _torch
@@ -27,7 +27,6 @@ from ._metadata import SavedMetadata
 from ._options import options
 from ._route import default_load_planner, default_save_planner, reader_route, writer_route
 
-StrPath = str | os.PathLike[str]
 AsyncCheckpointerType: Any = getattr(_saver, "AsyncCheckpointerType", None)
 AsyncSaveResponse: Any = getattr(_saver, "AsyncSaveResponse", None)
 _THREAD: Any = AsyncCheckpointerType.THREAD if AsyncCheckpointerType is not None else None

@@ -1,14 +1,20 @@
-"""Putting sharded safetensors files together, on one rank or on all: each output file is one conversion of the engine's."""
+"""Putting sharded safetensors files together, on one rank or on all: each output file is one conversion of the engine's.
+
+The files are published as a set by their index, which comes last. Where a model is in the folder already, the new files get fresh
+names, as the engine's conversion gives them: whatever stops it, the index names the old model whole, or the new one.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
+import secrets
 from typing import Any
 
-import torch.distributed as dist
-
 from ... import _tools
+from ..._errors import InvalidInput
 from .. import _group
 
 try:
@@ -17,6 +23,9 @@ except ImportError:  # before 2.7
     _theirs = None  # type: ignore[assignment]
 
 _INDEX = "model.safetensors.index.json"
+#: The engine's name for a folder's whole model, which readers take before they look at an index.
+_MODEL = "model.safetensors"
+_FRESH = re.compile(r"model-[0-9a-f]{24}-\d{5}-of-\d{5}\.safetensors")
 
 
 def __getattr__(name: str) -> Any:
@@ -35,8 +44,9 @@ def consolidate_safetensors_files(
         num_threads: taken as in PyTorch, and not needed.
     """
     files = _files(fqn_to_index_mapping)
-    sizes = {index: _write(input_dir, output_dir, index, len(files), keys) for index, keys in files.items()}
-    _write_index(output_dir, files, sum(sizes.values()))
+    mark, old = _begin(output_dir, len(files))
+    sizes = {index: _write(input_dir, output_dir, _name(index, len(files), mark), keys) for index, keys in files.items()}
+    _publish(output_dir, files, sum(sizes.values()), mark, old)
 
 
 def consolidate_safetensors_files_on_every_rank(
@@ -46,30 +56,44 @@ def consolidate_safetensors_files_on_every_rank(
     num_threads: int = 1,
     process_group: Any = None,
 ) -> None:
-    """The same, with the output files shared between all ranks; the first rank writes the index when all are there."""
+    """The same, with the output files shared between all ranks; the first rank publishes the index when all are there."""
     group = _group.group_for(process_group)
     rank, size = (group.rank, group.size) if group is not None else (0, 1)
     files = _files(fqn_to_index_mapping)
-    mine = [index for position, index in enumerate(files) if position % size == rank]
+    begun: tuple[str, list[str]] = ("", [])
     failure: BaseException | None = None
-    written = 0
     try:
-        written = sum(_write(input_dir, output_dir, index, len(files), files[index]) for index in mine)
+        begun = _begin(output_dir, len(files)) if rank == 0 else begun
     except Exception as error:
         failure = error
-    told = json.dumps([written, None if failure is None else _group.described_failure(failure)]).encode()
-    answers = [json.loads(part) for part in (group.all_gather(told) if group is not None else [told])]
+    mark, _ = _shared(group, [begun[0], 0], failure)[0]
+    written = 0
+    try:
+        mine = [index for position, index in enumerate(files) if position % size == rank]
+        written = sum(_write(input_dir, output_dir, _name(index, len(files), mark), files[index]) for index in mine)
+    except Exception as error:
+        failure = error
+    sizes = [size for _, size in _shared(group, ["", written], failure)]
+    try:
+        if rank == 0:
+            _publish(output_dir, files, sum(sizes), mark, begun[1])
+    except Exception as error:
+        failure = error
+    _shared(group, ["", 0], failure)
+
+
+def _shared(group: Any, told: list[Any], failure: BaseException | None) -> list[list[Any]]:
+    """What every rank tells; an error on every rank where one has failed."""
+    text = json.dumps([told, None if failure is None else _group.described_failure(failure)]).encode()
+    answers = [json.loads(part) for part in (group.all_gather(text) if group is not None else [text])]
     if failure is not None:
         raise failure
-    failed = [(rank, text) for rank, (_, text) in enumerate(answers) if text is not None]
+    failed = [(rank, why) for rank, (_, why) in enumerate(answers) if why is not None]
     if failed:
         raise _group.GroupError(
             f"rank {failed[0][0]} could not consolidate its files: {failed[0][1]}", ranks=[rank for rank, _ in failed]
         )
-    if rank == 0:
-        _write_index(output_dir, files, sum(size for size, _ in answers))
-    if dist.is_available() and dist.is_initialized() and group is not None:
-        group.all_gather(b"")
+    return [answer for answer, _ in answers]
 
 
 def _files(mapping: dict[str, int]) -> dict[int, list[str]]:
@@ -79,18 +103,33 @@ def _files(mapping: dict[str, int]) -> dict[int, list[str]]:
     return files
 
 
-def _name(index: int, count: int) -> str:
-    return f"model-{index:05d}-of-{count:05d}.safetensors"
+def _name(index: int, count: int, mark: str = "") -> str:
+    return f"model-{mark}{index:05d}-of-{count:05d}.safetensors"
 
 
-def _write(source: str, folder: str, index: int, count: int, keys: list[str]) -> int:
+def _begin(folder: str, count: int) -> tuple[str, list[str]]:
+    """What sets the new files' names apart, where a model is there already, and the files of that model."""
     os.makedirs(folder, exist_ok=True)
-    target = os.path.join(folder, _name(index, count))
-    return _tools.convert(source, target, to="safetensors", keys=keys, overwrite=True).bytes
+    if os.path.lexists(os.path.join(folder, _MODEL)):
+        raise InvalidInput(
+            f"{folder} holds {_MODEL}, which would be found in place of what is written; choose another path, or remove it first"
+        )
+    there = set(os.listdir(folder))
+    taken = _INDEX in there or any(_name(index, count) in there for index in range(1, count + 1))
+    old = {name for name in there if _FRESH.fullmatch(name)}
+    with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
+        with open(os.path.join(folder, _INDEX), encoding="utf-8") as file:
+            named = set(json.load(file)["weight_map"].values())
+        old |= {name for name in named & there if str(name).endswith(".safetensors")}
+    return (f"{secrets.token_hex(12)}-" if taken else "", sorted(old))
 
 
-def _write_index(folder: str, files: dict[int, list[str]], size: int) -> None:
-    names = {key: _name(index, len(files)) for index, keys in files.items() for key in keys}
+def _write(source: str, folder: str, name: str, keys: list[str]) -> int:
+    return _tools.convert(source, os.path.join(folder, name), to="safetensors", keys=keys, overwrite=True).bytes
+
+
+def _publish(folder: str, files: dict[int, list[str]], size: int, mark: str, old: list[str]) -> None:
+    names = {key: _name(index, len(files), mark) for index, keys in files.items() for key in keys}
     text = json.dumps({"metadata": {"total_size": size}, "weight_map": names}, indent=2)
     path = os.path.join(folder, _INDEX)
     with open(path + ".tmp", "w", encoding="utf-8") as file:
@@ -98,3 +137,12 @@ def _write_index(folder: str, files: dict[int, list[str]], size: int) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(path + ".tmp", path)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    # What only the old index named is superseded; leftovers do no harm, so a failure here is none.
+    for name in set(old) - set(names.values()):
+        with contextlib.suppress(OSError):
+            os.remove(os.path.join(folder, name))

@@ -9,6 +9,7 @@ from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 
 from ... import _reshard
+from ..._paths import path_text
 from .. import _storage
 from . import _torch
 from ._options import options
@@ -34,7 +35,7 @@ def writer_route(storage: Any, checkpoint_id: Any) -> Route:
         if not checkpoint_id:
             raise _no_id()
         # What no part of the engine can write to is PyTorch's to find a storage for.
-        path = os.fspath(checkpoint_id) if _reshard.is_address(os.fspath(checkpoint_id)) else None
+        path = path_text(checkpoint_id) if _reshard.is_address(path_text(checkpoint_id)) else None
         writer = None if path is None else _storage.StorageWriter(path, overwrite=options.overwrite, checksums=options.checksums)
         return Route(path, writer, {})
     if checkpoint_id is not None:
@@ -44,7 +45,7 @@ def writer_route(storage: Any, checkpoint_id: Any) -> Route:
     chosen = {"sync": storage.sync_files, "overwrite": getattr(storage, "overwrite", True) and options.overwrite}
     chosen["files_per_rank"] = max(storage.thread_count, 1)
     # A file for each tensor is what the storage can do, not a save of the engine's own.
-    path = os.fspath(storage.path) if storage.single_file_per_rank else None
+    path = path_text(storage.path) if storage.single_file_per_rank else None
     return Route(path, engine_writer(storage), chosen)
 
 
@@ -72,7 +73,7 @@ def reader_route(storage: Any, checkpoint_id: Any, process_group: Any, no_dist: 
     if not storage:
         if not checkpoint_id:
             raise _no_id()
-        path = os.fspath(checkpoint_id) if _reshard.is_address(os.fspath(checkpoint_id)) else None
+        path = path_text(checkpoint_id) if _reshard.is_address(path_text(checkpoint_id)) else None
     else:
         if checkpoint_id is not None:
             storage.reset(checkpoint_id)
@@ -80,7 +81,7 @@ def reader_route(storage: Any, checkpoint_id: Any, process_group: Any, no_dist: 
         tensors = type(storage) in (_torch.HuggingFaceStorageReader, HuggingFaceStorageReader)
         if not tensors and not (files and plain_reader(storage)):
             return Route(None, storage, {})
-        path = os.fspath(storage.path)
+        path = path_text(storage.path)
     if path is None:
         return Route(None, storage, {})
     reader = _storage.StorageReader(path, allow_pickle=options.allow_pickle, verify=options.verify)
