@@ -2,6 +2,7 @@
 
 mod changing;
 mod reading;
+mod seeing;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
@@ -9,6 +10,8 @@ pub(crate) use changing::{
     ConvertArgs, EditArgs, FormatArg, KeyArgs, MergeArgs, PlanArgs, PruneArgs, RecoverArgs, RelayoutArgs, WriteArgs,
 };
 pub(crate) use reading::{DiffArgs, LatestArgs, PageArgs, ReportArgs, ServeArgs, VerifyArgs};
+
+pub(crate) use seeing::{ViewAction, ViewArgs, ViewVerbArgs};
 
 use crate::printer::ColorChoice;
 use crate::version;
@@ -58,6 +61,7 @@ pub(crate) enum Verb {
     Relayout(RelayoutArgs),
     Plan(PlanArgs),
     Merge(MergeArgs),
+    View(ViewVerbArgs),
     Edit(EditArgs),
     Recover(RecoverArgs),
     Latest(LatestArgs),
@@ -83,6 +87,8 @@ pub(crate) struct InspectArgs {
     /// The checkpoint
     pub(crate) path: String,
     #[command(flatten)]
+    pub(crate) view: ViewArgs,
+    #[command(flatten)]
     pub(crate) output: JsonArg,
 }
 
@@ -102,6 +108,8 @@ pub(crate) struct LsArgs {
     /// Sort keys
     #[arg(long, value_enum, default_value_t, value_name = "BY")]
     pub(crate) sort: SortBy,
+    #[command(flatten)]
+    pub(crate) view: ViewArgs,
     #[command(flatten)]
     pub(crate) output: JsonArg,
 }
@@ -138,6 +146,8 @@ pub(crate) struct ShowArgs {
     #[arg(long)]
     pub(crate) chunks: bool,
     #[command(flatten)]
+    pub(crate) view: ViewArgs,
+    #[command(flatten)]
     pub(crate) output: JsonArg,
 }
 
@@ -151,6 +161,8 @@ pub(crate) struct DigestArgs {
     /// Do not verify stored checksums while reading
     #[arg(long)]
     pub(crate) no_verify: bool,
+    #[command(flatten)]
+    pub(crate) view: ViewArgs,
     /// Print JSON, which a digest always is
     #[arg(long, hide = true)]
     pub(crate) json: bool,

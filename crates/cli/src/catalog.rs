@@ -17,6 +17,7 @@ pub(crate) fn place(place: &ChunkPlace) -> (u64, u64) {
     match place {
         ChunkPlace::Record { offset, length, .. } => (*offset, *length),
         ChunkPlace::Data(data) => (data.layout.base(), data.layout.end().saturating_sub(data.layout.base())),
+        ChunkPlace::Seen(seen) => self::place(&seen.stored),
         _ => (0, 0),
     }
 }

@@ -52,6 +52,27 @@ impl ByteLayout {
         Ok(ByteLayout { shape: Dims::from_slice(shape), byte_strides, element_size, base: 0, span })
     }
 
+    /// From strides in bytes; all that is touched must end inside the 64-bit range.
+    pub(crate) fn from_parts(
+        shape: &[u64],
+        byte_strides: &[u64],
+        element_size: u64,
+        base: u64,
+    ) -> Result<ByteLayout, LayoutError> {
+        let elements = volume_of(shape)?;
+        let mut span = if elements == 0 { 0 } else { element_size };
+        for (&size, &stride) in shape.iter().zip(byte_strides) {
+            if elements > 0 && size > 1 {
+                let reach = stride.checked_mul(size - 1).and_then(|reach| reach.checked_add(span));
+                span = reach.ok_or_else(|| LayoutError::overflow("strides × shape in bytes"))?;
+            }
+        }
+        let layout =
+            ByteLayout { shape: Dims::from_slice(shape), byte_strides: Dims::from_slice(byte_strides), element_size, base, span };
+        layout.check_end()?;
+        Ok(layout)
+    }
+
     /// The same layout, starting at byte `base`. A position past the 64-bit range is reported by whoever uses the
     /// layout ([`crate::runs`]); [`ByteLayout::try_at`] reports it here.
     #[must_use]

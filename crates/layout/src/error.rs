@@ -138,6 +138,23 @@ pub enum LayoutError {
         /// Which placement.
         index: usize,
     },
+    /// Two shapes that do not have the same elements.
+    #[error("shape {from:?} cannot become {to:?}: they do not have the same number of elements")]
+    Reshape {
+        /// The shape that is there.
+        from: Dims,
+        /// The shape that is asked for.
+        to: Dims,
+    },
+    /// An order of dimensions that does not name each of them once.
+    #[error("{order:?} does not name every dimension once")]
+    BadOrder {
+        /// The order.
+        order: Vec<usize>,
+    },
+    /// Elements that do not lie at regular distances in the order that is asked for.
+    #[error("the stored elements do not lie in row-major order, and cannot be seen in this shape by strides alone")]
+    NoStrides,
     /// A layout would fall apart into more regions than can be handled.
     #[error("{field} gives more than {limit} regions")]
     TooManyRegions {

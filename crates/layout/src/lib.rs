@@ -39,6 +39,7 @@ mod mesh;
 mod placement;
 mod region;
 mod runs;
+mod seen;
 mod sharding;
 
 pub use bytes::ByteLayout;
@@ -51,6 +52,7 @@ pub use mesh::Mesh;
 pub use placement::{LocalRegion, Placement, holders, local_regions, local_shape};
 pub use region::{Region, volume_of};
 pub use runs::{Run, Runs, runs};
+pub use seen::SeenBox;
 pub use sharding::{ChunkSharding, EnumerableSharding};
 
 /// One number per dimension; tensors of up to four dimensions need no allocation.

@@ -68,11 +68,12 @@ mod stream;
 mod trace;
 mod typed;
 mod verify;
+mod view;
 mod workers;
 
 pub use checkpoint::{
-    Catalog, CatalogEntry, CatalogKind, CatalogTensor, Checkpoint, ChunkPlace, DataPlace, Format, LoadedValue, StoredChunk,
-    StoredCrc, ValuePlace, decode_record,
+    Catalog, CatalogEntry, CatalogKind, CatalogTensor, Checkpoint, ChunkPlace, DataPlace, Format, LoadedValue, SeenPlace,
+    StoredChunk, StoredCrc, ValuePlace, decode_record,
 };
 pub use control::Control;
 pub use convert::{ConvertOptions, ConvertReport, Destination, Target as ConvertTarget, convert};
@@ -106,3 +107,4 @@ pub use steps::{Best, Decision, PruneReport, Retention, Step, StepState, StepsMe
 pub use trace::ChromeTrace;
 pub use typed::Element;
 pub use verify::{Finding, Severity, VerifyOptions, VerifyReport, verify, verify_path, verify_store};
+pub use view::{Made, Recipe, RuleReport, View, ViewReport, recipes};

@@ -108,8 +108,9 @@ pub(crate) struct Selected<'c> {
     pub(crate) entry: &'c CatalogEntry,
 }
 
-const MODEL_PARTS: &[&str] = &["model", "models", "module", "state_dict", "model_state_dict", "model_state", "net", "network"];
-const OPTIMIZER_PARTS: &[&str] =
+pub(crate) const MODEL_PARTS: &[&str] =
+    &["model", "models", "module", "state_dict", "model_state_dict", "model_state", "net", "network"];
+pub(crate) const OPTIMIZER_PARTS: &[&str] =
     &["optim", "optimizer", "optimizers", "optim_state", "optimizer_state", "optim_state_dict", "optimizer_state_dict"];
 
 impl Selection {
@@ -257,17 +258,8 @@ impl CastRules {
     /// Parses `bf16` or `GLOB=bf16`; short names of types are understood.
     pub fn parse(&mut self, text: &str) -> Result<()> {
         let (pattern, name) = text.rsplit_once('=').unwrap_or(("*", text));
-        let name = name.strip_prefix("torch.").unwrap_or(name);
-        let long = match name {
-            "bf16" => "bfloat16",
-            "fp16" | "f16" | "half" => "float16",
-            "fp32" | "f32" | "float" => "float32",
-            "fp64" | "f64" | "double" => "float64",
-            "fp8" | "f8e4m3" | "e4m3" => "float8_e4m3fn",
-            "f8e5m2" | "e5m2" => "float8_e5m2",
-            other => other,
-        };
-        let dtype = DType::from_name(long).ok_or_else(|| Error::invalid(format!("unknown dtype {name:?}")))?;
+        let dtype = dtype_named(name)
+            .ok_or_else(|| Error::invalid(format!("unknown dtype {:?}", name.strip_prefix("torch.").unwrap_or(name))))?;
         self.add(pattern, dtype)
     }
 
@@ -284,6 +276,21 @@ impl CastRules {
             _ => stored,
         }
     }
+}
+
+/// A dtype by one of its names: `bfloat16`, `torch.bfloat16`, `bf16`.
+pub(crate) fn dtype_named(name: &str) -> Option<DType> {
+    let name = name.strip_prefix("torch.").unwrap_or(name);
+    let long = match name {
+        "bf16" => "bfloat16",
+        "fp16" | "f16" | "half" => "float16",
+        "fp32" | "f32" | "float" => "float32",
+        "fp64" | "f64" | "double" => "float64",
+        "fp8" | "f8e4m3" | "e4m3" => "float8_e4m3fn",
+        "f8e5m2" | "e5m2" => "float8_e5m2",
+        other => other,
+    };
+    DType::from_name(long)
 }
 
 /// Whether elements are real floating-point numbers.

@@ -8,16 +8,18 @@ mod slab;
 
 use std::collections::HashMap;
 
+use rayon::prelude::*;
 use reshard_formats::DType;
 use reshard_layout::{ByteLayout, Dims, Region, copy_runs, coverage, flat_pieces, runs};
 
 use self::slab::{Slab, read_runs};
 
 use crate::cast::{can_cast, cast};
-use crate::checkpoint::{CatalogTensor, Checker, Checkpoint, Located};
+use crate::checkpoint::{CatalogTensor, Check, Checker, Checkpoint, ChunkPlace, Located};
 use crate::control::Control;
 use crate::error::{Error, Result, StorageContext};
 use crate::mismatch::{Difference, Mismatch};
+use crate::workers::Workers;
 
 /// Streams are read in blocks of this many bytes: a multiple of every element's size, and still in the cache when used.
 pub(crate) const BLOCK: usize = 1 << 20;
@@ -78,21 +80,26 @@ impl<'c> TensorStream<'c> {
             self.open.insert(chunk, opened);
         }
         let Some(open) = self.open.get_mut(&chunk) else { return Err(Error::internal("a chunk was lost")) };
-        let (checkpoint, key) = (self.checkpoint, self.key);
-        let element = self.tensor.dtype.size();
+        let (checkpoint, key, dtype) = (self.checkpoint, self.key, self.tensor.dtype);
+        let located = &open.located;
+        let element = located.dtype.size();
         let length = overlap.volume() * element;
-        let layout = &open.located.layout;
+        let layout = &located.layout;
         let from = overlap.within(&stored.region)?;
         let to = overlap.within(wanted)?;
-        let packed = ByteLayout::contiguous(wanted.sizes(), element)?;
-        let form = open.located.form;
+        let packed = ByteLayout::contiguous(wanted.sizes(), dtype.size())?;
+        let form = located.form;
         let zero = Dims::from_elem(0, overlap.ndim());
+        if let Some(value) = &located.fill {
+            let all = runs(overlap.sizes(), layout, from.offsets(), &packed, to.offsets())?;
+            return copy_runs(value, target, all).map_err(Error::from);
+        }
         let own = ByteLayout::contiguous(overlap.sizes(), element)?;
         let stretches = runs(overlap.sizes(), layout, from.offsets(), &own, &zero)?;
-        let straight = overlap == wanted && (!open.in_order || stretches.count_runs() == 1);
+        let straight = overlap == wanted && (!open.in_order || stretches.count_runs() == 1) && located.dtype == dtype;
         self.scratch.resize(if straight { 0 } else { length as usize }, 0);
         let bytes: &mut [u8] = if straight { target } else { &mut self.scratch };
-        let reader = checkpoint.reader(open.located.file)?;
+        let reader = checkpoint.reader(located.file)?;
         if open.in_order {
             read_runs(reader.as_ref(), stretches, bytes).doing(|| format!("reading {key:?} from {}", reader.path()))?;
         } else {
@@ -110,10 +117,16 @@ impl<'c> TensorStream<'c> {
         if let Some(checker) = &mut open.checker {
             checker.update(bytes);
         }
-        if !form.is_plain(self.tensor.dtype) {
-            form.decode(self.tensor.dtype, bytes);
+        if !form.is_plain(located.dtype) {
+            form.decode(located.dtype, bytes);
+        }
+        if located.dtype != dtype {
+            let mut values = vec![0; (overlap.volume() * dtype.size()) as usize];
+            cast(located.dtype, &self.scratch, dtype, &mut values)?;
+            self.scratch = values;
         }
         if !straight {
+            let own = ByteLayout::contiguous(overlap.sizes(), dtype.size())?;
             copy_runs(&self.scratch, target, runs(overlap.sizes(), &own, &zero, &packed, to.offsets())?)?;
         }
         open.left = open.left.saturating_sub(length);
@@ -130,7 +143,10 @@ impl<'c> TensorStream<'c> {
     fn open_chunk(&self, chunk: usize) -> Result<OpenChunk> {
         let located = self.checkpoint.locate(self.key, self.tensor, chunk)?;
         let region = &self.tensor.chunks[chunk].region;
-        let element = self.tensor.dtype.size();
+        if located.fill.is_some() {
+            return Ok(OpenChunk { located, checker: None, left: u64::MAX, in_order: true, slab: None });
+        }
+        let element = located.dtype.size();
         let layout = &located.layout;
         let (base, extent) = (layout.base(), layout.end() - layout.base());
         let in_order = layout.is_contiguous();
@@ -233,6 +249,32 @@ pub(crate) fn check_cut_chunks(checkpoint: &Checkpoint, key: &str, regions: &[&R
         checkpoint.check_stretch(key, located.file, located.check, control)?;
     }
     Ok(())
+}
+
+/// Compares the checksums of records of which a view's tensors are small parts: no stream sees one of these whole, and none
+/// reads it only to compare it. Each is read once, whatever shows it.
+pub(crate) fn check_seen_records(checkpoint: &Checkpoint, keys: &[&str], control: &Control) -> Result<()> {
+    if checkpoint.base().is_none() {
+        return Ok(());
+    }
+    let mut records: HashMap<(u32, Check), &str> = HashMap::new();
+    for key in keys {
+        let tensor = checkpoint.tensor(key)?;
+        for (i, chunk) in tensor.chunks.iter().enumerate() {
+            let ChunkPlace::Seen(seen) = &chunk.place else { continue };
+            let located = checkpoint.locate(key, tensor, i)?;
+            let own = chunk.region.volume().saturating_mul(seen.dtype.size() * SUMMED_RATIO);
+            if located.check.stretch().is_some_and(|(_, length)| length > own) {
+                records.entry((located.file, located.check)).or_insert(key);
+            }
+        }
+    }
+    let mut records: Vec<_> = records.into_iter().collect();
+    records.sort_by_key(|((file, check), _)| (*file, check.stretch()));
+    Workers::reading(checkpoint.store.as_ref()).run(|| {
+        let check = |((file, check), key): &((u32, Check), &str)| checkpoint.check_stretch(key, *file, *check, control).map(drop);
+        records.par_iter().with_max_len(1).try_for_each(check)
+    })?
 }
 
 /// Proves that the chunks of a tensor hold every element exactly once.

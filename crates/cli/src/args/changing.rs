@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, ValueEnum};
 
-use super::JsonArg;
+use super::{JsonArg, ViewArgs};
 
 /// A format to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -104,6 +104,8 @@ pub(crate) struct ConvertArgs {
     #[command(flatten)]
     pub(crate) write: RewriteArgs,
     #[command(flatten)]
+    pub(crate) view: ViewArgs,
+    #[command(flatten)]
     pub(crate) output: JsonArg,
 }
 
@@ -118,6 +120,8 @@ pub(crate) struct RelayoutArgs {
     pub(crate) layout: LayoutArgs,
     #[command(flatten)]
     pub(crate) write: RewriteArgs,
+    #[command(flatten)]
+    pub(crate) view: ViewArgs,
     #[command(flatten)]
     pub(crate) output: JsonArg,
 }
@@ -146,6 +150,8 @@ pub(crate) struct PlanArgs {
     /// List every rank
     #[arg(long)]
     pub(crate) all: bool,
+    #[command(flatten)]
+    pub(crate) view: ViewArgs,
     #[command(flatten)]
     pub(crate) output: JsonArg,
 }

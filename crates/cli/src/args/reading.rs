@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::JsonArg;
+use super::{JsonArg, ViewArgs};
 
 /// Check structure, sizes, coverage and every checksum; each finding with key, file and offset
 #[derive(Debug, Args)]
@@ -13,6 +13,8 @@ pub(crate) struct VerifyArgs {
     /// Check structure, sizes and coverage only; read no data
     #[arg(long)]
     pub(crate) quick: bool,
+    #[command(flatten)]
+    pub(crate) view: ViewArgs,
     #[command(flatten)]
     pub(crate) output: JsonArg,
 }
@@ -50,6 +52,8 @@ pub(crate) struct DiffArgs {
     #[arg(long)]
     pub(crate) all: bool,
     #[command(flatten)]
+    pub(crate) view: ViewArgs,
+    #[command(flatten)]
     pub(crate) output: JsonArg,
 }
 
@@ -85,6 +89,8 @@ pub(crate) struct PageArgs {
     /// When comparing: only keys, dtypes and shapes
     #[arg(long, requires = "other")]
     pub(crate) shapes_only: bool,
+    #[command(flatten)]
+    pub(crate) view: ViewArgs,
 }
 
 /// Write a self-contained HTML page about a checkpoint, or about two and their differences

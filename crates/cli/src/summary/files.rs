@@ -119,6 +119,7 @@ pub(crate) fn record_end(place: &ChunkPlace) -> u64 {
     match place {
         ChunkPlace::Record { offset, length, .. } => offset.saturating_add(*length),
         ChunkPlace::Data(data) => data.layout.end(),
+        ChunkPlace::Seen(seen) => record_end(&seen.stored),
         _ => 0,
     }
 }

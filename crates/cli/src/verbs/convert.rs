@@ -23,7 +23,7 @@ pub(crate) fn run(context: &mut Context, args: &ConvertArgs) -> Result<Outcome> 
     let options = meaning::convert_options(&args.write.keys, &args.write.cast, &args.write.write)?;
     let max_shard_size = args.max_shard_size.as_deref().map(meaning::size).transpose()?;
     let target = meaning::target(args.to, &args.destination, None, args.ranks, max_shard_size)?;
-    let source = context.open(&args.source)?;
+    let source = context.open_seen(&args.source, &args.view)?;
     let destination = Destination::parse(&args.destination, target, &context.open.store)?;
     let report = {
         interrupt::cancels(&options.control);

@@ -33,7 +33,7 @@ pub(crate) fn run(context: &mut Context, args: &DiffArgs) -> Result<Outcome> {
     options.first = selection;
     options.elements = !args.shapes_only;
     options.tolerance = tolerance(args.tolerance, args.absolute, args.relative)?;
-    let (first, second) = (context.open(&args.first)?, context.open(&args.second)?);
+    let (first, second) = (context.open_seen(&args.first, &args.view)?, context.open(&args.second)?);
     let report = {
         let _bar = Progress::watch(&context.printer, "diff", &options.control);
         diff(&first, &second, &options)?

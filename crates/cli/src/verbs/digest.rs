@@ -11,7 +11,7 @@ pub(crate) fn run(context: &mut Context, args: &DigestArgs) -> Result<Outcome> {
     let mut options = DigestOptions::default();
     options.selection = Selection::globs(args.glob.as_slice())?;
     options.verify = !args.no_verify;
-    let checkpoint = context.open(&args.path)?;
+    let checkpoint = context.open_seen(&args.path, &args.view)?;
     let found = {
         let _bar = Progress::watch(&context.printer, "digest", &options.control);
         digest(&checkpoint, &options)?

@@ -21,7 +21,7 @@ const MOST_TROUBLES: usize = 5;
 const BAR: usize = 20;
 
 pub(crate) fn run(context: &mut Context, args: &InspectArgs) -> Result<Outcome> {
-    let checkpoint = context.open(&args.path)?;
+    let checkpoint = context.open_seen(&args.path, &args.view)?;
     let summary = Summary::of(&checkpoint);
     if args.output.json {
         context.printer.json(&json::Inspected::new(&checkpoint, &summary))?;

@@ -58,7 +58,7 @@ impl Row<'_> {
 
 pub(crate) fn run(context: &mut Context, args: &LsArgs) -> Result<Outcome> {
     let selection = Selection::globs(args.glob.as_slice())?;
-    let checkpoint = context.open(&args.path)?;
+    let checkpoint = context.open_seen(&args.path, &args.view)?;
     let mut rows: Vec<Row<'_>> = checkpoint
         .catalog()
         .entries

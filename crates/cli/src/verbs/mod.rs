@@ -19,6 +19,7 @@ mod report;
 mod serve;
 mod show;
 mod verify;
+mod view;
 
 use std::ffi::OsString;
 
@@ -66,7 +67,12 @@ impl Context {
 
     /// Opens a checkpoint.
     pub(crate) fn open(&self, path: &str) -> Result<Checkpoint> {
-        Checkpoint::open_with(path, &self.open).map_err(|error| match std::path::Path::new(path).is_file() {
+        self.open_as(path, &self.open)
+    }
+
+    /// Opens a checkpoint in a certain way.
+    fn open_as(&self, path: &str, open: &OpenOptions) -> Result<Checkpoint> {
+        Checkpoint::open_with(path, open).map_err(|error| match std::path::Path::new(path).is_file() {
             true if matches!(error, reshard::Error::Storage { .. }) => {
                 Failure::because(format!("{path}: unrecognized file type"), &error)
                     .hint("a checkpoint in one file ends in .safetensors, .pt, .pth, .bin or .ckpt")
@@ -121,6 +127,7 @@ fn run_verb(context: &mut Context, verb: Verb) -> Result<Outcome> {
         Verb::Relayout(args) => relayout::run(context, &args),
         Verb::Plan(args) => plan::run(context, &args),
         Verb::Merge(args) => merge::run(context, &args),
+        Verb::View(args) => view::run(context, &args),
         Verb::Edit(args) => edit::run(context, &args),
         Verb::Recover(args) => recover::run(context, &args),
         Verb::Latest(args) => latest::run(context, &args),

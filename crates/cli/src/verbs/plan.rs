@@ -25,7 +25,7 @@ struct Planned<'a> {
 pub(crate) fn run(context: &mut Context, args: &PlanArgs) -> Result<Outcome> {
     let layout = Layout::parse(&args.layout.mesh, &args.layout.rule)?;
     let selection = meaning::selection(&args.keys)?;
-    let checkpoint = context.open(&args.path)?;
+    let checkpoint = context.open_seen(&args.path, &args.view)?;
     let estimate = estimate_load(&checkpoint, &layout, &selection)?;
     if args.output.json {
         context.printer.json(&Planned { schema: 1, path: checkpoint.path(), estimate: &estimate })?;

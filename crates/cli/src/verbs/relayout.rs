@@ -14,7 +14,7 @@ use crate::verbs::{Context, Outcome};
 pub(crate) fn run(context: &mut Context, args: &RelayoutArgs) -> Result<Outcome> {
     let layout = Layout::parse(&args.layout.mesh, &args.layout.rule)?;
     let options = meaning::convert_options(&args.write.keys, &args.write.cast, &args.write.write)?;
-    let source = context.open(&args.source)?;
+    let source = context.open_seen(&args.source, &args.view)?;
     let store = context.store(&args.destination)?;
     let report = {
         interrupt::cancels(&options.control);

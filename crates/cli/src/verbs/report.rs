@@ -13,7 +13,7 @@ use crate::report_data::{self, Comparison, Wanted};
 use crate::verbs::{Context, Outcome, diff};
 
 pub(crate) fn run(context: &mut Context, args: &ReportArgs) -> Result<Outcome> {
-    let checkpoint = context.open(&args.page.path)?;
+    let checkpoint = context.open_seen(&args.page.path, &args.page.view)?;
     let comparison = compared(context, &args.page)?;
     let wanted = Wanted { histograms: args.histograms, verify: args.page.verify, comparison };
     let (data, _) = report_data::collect(&checkpoint, &context.printer, &wanted)?;

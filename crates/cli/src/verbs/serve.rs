@@ -10,7 +10,7 @@ use crate::report_data::{self, Live, Wanted};
 use crate::verbs::{Context, Outcome, report};
 
 pub(crate) fn run(context: &mut Context, args: &ServeArgs) -> Result<Outcome> {
-    let checkpoint = context.open(&args.page.path)?;
+    let checkpoint = context.open_seen(&args.page.path, &args.page.view)?;
     let comparison = report::compared(context, &args.page)?;
     let wanted = Wanted { histograms: false, verify: args.page.verify, comparison };
     let (mut data, _) = report_data::collect(&checkpoint, &context.printer, &wanted)?;

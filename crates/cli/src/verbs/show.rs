@@ -84,7 +84,7 @@ struct ChunkRow<'a> {
 
 pub(crate) fn run(context: &mut Context, args: &ShowArgs) -> Result<Outcome> {
     let slice = args.slice.as_deref().map(Slice::parse).transpose()?;
-    let checkpoint = context.open(&args.path)?;
+    let checkpoint = context.open_seen(&args.path, &args.view)?;
     match &checkpoint.entry(&args.key)?.kind {
         CatalogKind::Tensor(tensor) => {
             let meaning = match &slice {

@@ -19,11 +19,12 @@ struct Verified<'a> {
 }
 
 pub(crate) fn run(context: &mut Context, args: &VerifyArgs) -> Result<Outcome> {
+    let open = context.open_through(&args.view)?;
     let mut options = VerifyOptions::default();
     options.data = !args.quick;
     let report = {
         let _bar = Progress::watch(&context.printer, "verify", &options.control);
-        verify_path(&args.path, &context.open, &options)?
+        verify_path(&args.path, &open, &options)?
     };
     if args.output.json {
         context.printer.json(&Verified { schema: 1, sound: report.is_sound(), report: &report })?;

@@ -141,6 +141,8 @@ fn what_is_printed_is_what_is_documented() {
     check("convert", &["convert", "--json", &tp, &at("bf16"), "--to", "dcp", "--ranks", "2", "--cast", "bf16"]);
     check("diff", &["diff", "--json", &tp, &at("bf16")]);
     check("convert", &["relayout", "--json", &tp, &at("cut"), "--mesh", "2,2", "--rule", "*weight=S(0),R"]);
+    check("view-check", &["view", "check", "--json", "{from=\"model.{x...}\", to=\"m.{x}\"}", &tp]);
+    check("view-list", &["view", "list", "--json"]);
     check("merge", &["merge", "--json", &tp, &tp, "-o", &at("mean.pt")]);
     check("edit", &["edit", "--json", &tp, &at("edited"), "--drop", "optim.*", "--rename", "model=net", "--set", "a=1"]);
     std::fs::remove_file(folder.path().join("cut/.metadata")).unwrap();

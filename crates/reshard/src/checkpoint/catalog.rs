@@ -114,6 +114,26 @@ pub enum ChunkPlace {
     },
     /// At a known position.
     Data(Box<DataPlace>),
+    /// In another stored chunk: a part of it, or its elements in another order. What views make.
+    Seen(Box<SeenPlace>),
+    /// In no file: every element is this one.
+    Fill(Box<[u8]>),
+    /// Nowhere: a load leaves these elements as they are, and nothing else can read them.
+    Live,
+}
+
+/// A chunk as it is stored, and what of it is seen where.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct SeenPlace {
+    /// Where the stored chunk lies: in a record or at a known position.
+    pub stored: ChunkPlace,
+    /// The stored chunk's element type; a tensor of another is cast while it is read.
+    pub dtype: DType,
+    /// Where the stored chunk starts in its own tensor, and its sizes.
+    pub region: Region,
+    /// Where each element lies: a layout whose bytes are the numbers of the stored chunk's elements in row-major order.
+    pub window: ByteLayout,
 }
 
 /// Bytes at a known position of a file.
@@ -160,9 +180,29 @@ pub enum ValuePlace {
     },
 }
 
+impl StoredChunk {
+    /// The number of no file, for chunks that lie in none.
+    pub const NO_FILE: u32 = u32::MAX;
+}
+
+impl ChunkPlace {
+    /// Where the bytes lie that a chunk is made from; itself, unless it is a part of another.
+    pub fn stored(&self) -> &ChunkPlace {
+        match self {
+            ChunkPlace::Seen(seen) => seen.stored.stored(),
+            other => other,
+        }
+    }
+}
+
 impl CatalogTensor {
     pub(crate) fn new(dtype: DType, shape: Dims, requires_grad: bool, chunks: Vec<StoredChunk>) -> CatalogTensor {
         CatalogTensor { dtype, shape, requires_grad, chunks, index: OnceLock::new() }
+    }
+
+    /// A copy of it.
+    pub(crate) fn copied(&self) -> CatalogTensor {
+        CatalogTensor::new(self.dtype, self.shape.clone(), self.requires_grad, self.chunks.clone())
     }
 
     /// The number of elements.
@@ -185,6 +225,15 @@ impl CatalogTensor {
 impl CatalogEntry {
     pub(crate) fn tensor(path: Option<KeyPath>, tensor: CatalogTensor) -> CatalogEntry {
         CatalogEntry { path, kind: CatalogKind::Tensor(tensor) }
+    }
+
+    /// A copy of it.
+    pub(crate) fn copied(&self) -> CatalogEntry {
+        let kind = match &self.kind {
+            CatalogKind::Tensor(tensor) => CatalogKind::Tensor(tensor.copied()),
+            CatalogKind::Value(place) => CatalogKind::Value(place.clone()),
+        };
+        CatalogEntry { path: self.path.clone(), kind }
     }
 
     pub(crate) fn value(path: Option<KeyPath>, place: ValuePlace) -> CatalogEntry {

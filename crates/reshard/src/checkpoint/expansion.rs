@@ -131,13 +131,16 @@ fn stretch(place: &ChunkPlace) -> (u64, u64) {
     match place {
         ChunkPlace::Record { offset, length, .. } => (*offset, offset.saturating_add(*length)),
         ChunkPlace::Data(data) => (data.layout.base(), data.layout.end()),
+        ChunkPlace::Seen(seen) => stretch(&seen.stored),
+        ChunkPlace::Fill(_) | ChunkPlace::Live => (0, 0),
     }
 }
 
 fn record_length(place: &ChunkPlace) -> u64 {
     match place {
         ChunkPlace::Record { length, .. } => *length,
-        ChunkPlace::Data(_) => 0,
+        // Parts of a record, as a view has them, are read as such.
+        ChunkPlace::Data(_) | ChunkPlace::Seen(_) | ChunkPlace::Fill(_) | ChunkPlace::Live => 0,
     }
 }
 

@@ -1,9 +1,9 @@
 //! Where exactly a chunk's bytes lie, and what they should hash to.
 
-use reshard_formats::{Content, ElementForm, TorchArchive};
-use reshard_layout::ByteLayout;
+use reshard_formats::{Content, DType, ElementForm, TorchArchive};
+use reshard_layout::{ByteLayout, Dims};
 
-use super::catalog::{CatalogTensor, ChunkPlace};
+use super::catalog::{CatalogTensor, ChunkPlace, StoredChunk};
 use super::{Checkpoint, StoredFile};
 use crate::error::{Error, Result, chain};
 
@@ -15,10 +15,14 @@ pub(crate) struct Located {
     pub(crate) layout: ByteLayout,
     pub(crate) form: ElementForm,
     pub(crate) check: Check,
+    /// The element type of what is stored.
+    pub(crate) dtype: DType,
+    /// For a chunk that lies in no file: what every element is.
+    pub(crate) fill: Option<Box<[u8]>>,
 }
 
 /// What is known about the bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Check {
     /// Nothing.
     None,
@@ -44,22 +48,46 @@ impl Checkpoint {
         let Some(stored) = tensor.chunks.get(chunk) else {
             return Err(Error::internal(format!("{key:?} has no chunk {chunk}")));
         };
-        let file = stored.file;
-        let (offset, length) = match &stored.place {
+        match &stored.place {
+            ChunkPlace::Seen(seen) => {
+                let mut located = self.locate_stored(key, seen.dtype, seen.region.sizes(), stored.file, &seen.stored)?;
+                let through = located.layout.through(&seen.window);
+                located.layout = through.map_err(|e| Error::invalid(format!("{key:?} in {}: {e}", self.path)))?;
+                Ok(located)
+            }
+            ChunkPlace::Fill(value) => {
+                let (sizes, none) = (stored.region.sizes(), Dims::from_elem(0, stored.region.ndim()));
+                let layout = ByteLayout::strided(sizes, &none, tensor.dtype.size())?;
+                let form = ElementForm::default();
+                let fill = Some(value.clone());
+                Ok(Located { file: StoredChunk::NO_FILE, layout, form, check: Check::None, dtype: tensor.dtype, fill })
+            }
+            place => self.locate_stored(key, tensor.dtype, stored.region.sizes(), stored.file, place),
+        }
+    }
+
+    /// Finds the bytes of a chunk of this type and these sizes, which is all of what lies at a place.
+    fn locate_stored(&self, key: &str, dtype: DType, sizes: &[u64], file: u32, place: &ChunkPlace) -> Result<Located> {
+        let (offset, length) = match place {
             ChunkPlace::Data(data) => {
                 let check = match data.checksum {
                     Some(c) => Check::Crc32 { offset: c.offset, length: c.length, expected: c.crc32 },
                     None => Check::None,
                 };
-                return Ok(Located { file, layout: data.layout.clone(), form: data.form, check });
+                return Ok(Located { file, layout: data.layout.clone(), form: data.form, check, dtype, fill: None });
             }
             ChunkPlace::Record { transform: Some(name), .. } => {
                 return Err(Error::invalid(format!("{key:?} was stored through {name}, which reshard cannot undo")));
             }
             ChunkPlace::Record { offset, length, .. } => (*offset, *length),
+            ChunkPlace::Live => {
+                let detail = "the view leaves these elements as they are in the tensor that is loaded";
+                return Err(Error::invalid(format!("{key:?} in {} is not stored whole: {detail}", self.path)));
+            }
+            ChunkPlace::Seen(_) | ChunkPlace::Fill(_) => return Err(Error::internal("a chunk is part of a part")),
         };
-        let packed = ByteLayout::contiguous(stored.region.sizes(), tensor.dtype.size())?;
-        if let Some(record) = self.side.as_ref().and_then(|side| side.find(self.file_name(file), offset))
+        let packed = ByteLayout::contiguous(sizes, dtype.size())?;
+        if let Some(record) = self.side().and_then(|side| side.find(self.file_name(file), offset))
             && record.length == length
             && record.data_length == packed.end()
         {
@@ -68,20 +96,21 @@ impl Checkpoint {
                 Some(sums) => Check::Xxh3 { offset: data, length: record.data_length, expected: sums.xxh3() },
                 None => Check::None,
             };
-            return Ok(Located { file, layout: packed.try_at(data)?, form: ElementForm::default(), check });
+            let layout = packed.try_at(data)?;
+            return Ok(Located { file, layout, form: ElementForm::default(), check, dtype, fill: None });
         }
         let reader = StoredFile(self.reader(file)?.as_ref());
         let damaged = |detail: String| self.corrupt(key, file, offset, detail);
         let archive = TorchArchive::open(&reader, offset, length).map_err(|e| damaged(chain(&e)))?;
         match archive.content().map_err(|e| damaged(chain(&e)))? {
             Content::Tensor(found) => {
-                if found.dtype != tensor.dtype || found.shape.as_slice() != stored.region.sizes() {
+                if found.dtype != dtype || found.shape.as_slice() != sizes {
                     return Err(damaged(format!(
                         "the record holds a {} of shape {:?}, the metadata promises {} of shape {:?}",
                         found.dtype.name(),
                         found.shape.as_slice(),
-                        tensor.dtype.name(),
-                        stored.region.sizes(),
+                        dtype.name(),
+                        sizes,
                     )));
                 }
                 let storage = found.storage;
@@ -89,7 +118,7 @@ impl Checkpoint {
                     Some(expected) => Check::Crc32 { offset: storage.offset, length: storage.length, expected },
                     None => Check::None,
                 };
-                Ok(Located { file, layout: found.layout, form: found.form, check })
+                Ok(Located { file, layout: found.layout, form: found.form, check, dtype, fill: None })
             }
             _ => Err(damaged("the record holds no tensor".into())),
         }

@@ -13,9 +13,11 @@ mod read;
 use std::sync::{Arc, OnceLock};
 
 pub use catalog::{
-    Catalog, CatalogEntry, CatalogKind, CatalogTensor, ChunkPlace, DataPlace, Format, StoredChunk, StoredCrc, ValuePlace,
+    Catalog, CatalogEntry, CatalogKind, CatalogTensor, ChunkPlace, DataPlace, Format, SeenPlace, StoredChunk, StoredCrc,
+    ValuePlace,
 };
 pub(crate) use check::{Checker, check_whole};
+use indexmap::IndexMap;
 pub(crate) use locate::{Check, Located};
 pub use read::{LoadedValue, decode_record};
 use reshard_formats::ReadAt;
@@ -51,6 +53,8 @@ pub struct Checkpoint {
     pub(crate) object: Option<String>,
     /// What keys may take beyond twice the bytes that are stored of them.
     pub(crate) expanded_limit: u64,
+    /// The checkpoint that this one is a view of; it has the files and what is known of them.
+    base: Option<Arc<Checkpoint>>,
     readers: Vec<OnceLock<Arc<dyn Reader>>>,
 }
 
@@ -58,7 +62,35 @@ impl Checkpoint {
     pub(crate) fn new(store: Arc<dyn Store>, path: String, catalog: Catalog, side: Option<Sidecar>) -> Checkpoint {
         let readers = catalog.files.iter().map(|_| OnceLock::new()).collect();
         let expanded_limit = expansion::default_limit();
-        Checkpoint { store, path, catalog, side, flaws: Vec::new(), object: None, expanded_limit, readers }
+        Checkpoint { store, path, catalog, side, flaws: Vec::new(), object: None, expanded_limit, base: None, readers }
+    }
+
+    /// This checkpoint with other entries, which lie in its files.
+    pub(crate) fn seen_as(self, entries: IndexMap<String, CatalogEntry>) -> Checkpoint {
+        let catalog = Catalog {
+            format: self.catalog.format,
+            files: self.catalog.files.clone(),
+            entries,
+            save_id: self.catalog.save_id.clone(),
+            dcp_version: self.catalog.dcp_version.clone(),
+            writer: self.catalog.writer.clone(),
+            notes: self.catalog.notes.clone(),
+        };
+        let (store, path, expanded_limit) = (Arc::clone(&self.store), self.path.clone(), self.expanded_limit);
+        // A view of a view has the same files.
+        let base = self.base.clone().unwrap_or_else(|| Arc::new(self));
+        let (flaws, readers) = (Vec::new(), Vec::new());
+        Checkpoint { store, path, catalog, side: None, flaws, object: None, expanded_limit, base: Some(base), readers }
+    }
+
+    /// What is stored, where this is a view of it.
+    pub(crate) fn base(&self) -> Option<&Checkpoint> {
+        self.base.as_deref()
+    }
+
+    /// Checksums and data places, where there are any.
+    pub(crate) fn side(&self) -> Option<&Sidecar> {
+        self.base().unwrap_or(self).side.as_ref()
     }
 
     /// The address.
@@ -83,7 +115,7 @@ impl Checkpoint {
 
     /// Whether checksums of every record lie beside it.
     pub fn has_sidecar(&self) -> bool {
-        self.side.is_some()
+        self.side().is_some()
     }
 
     /// The entry of a key.
@@ -105,6 +137,9 @@ impl Checkpoint {
 
     /// An open file of the checkpoint.
     pub(crate) fn reader(&self, file: u32) -> Result<&Arc<dyn Reader>> {
+        if let Some(base) = self.base() {
+            return base.reader(file);
+        }
         let (Some(name), Some(cell)) = (self.catalog.files.get(file as usize), self.readers.get(file as usize)) else {
             return Err(Error::internal(format!("{} has no file number {file}", self.path)));
         };

@@ -68,7 +68,7 @@ impl Checkpoint {
         }
         let mut record = vec![0; length as usize];
         reader.read_at(offset, &mut record).doing(|| format!("reading {key:?} from {}", reader.path()))?;
-        let sums = self.side.as_ref().and_then(|side| side.find(self.file_name(file), offset)).and_then(|r| r.sums);
+        let sums = self.side().and_then(|side| side.find(self.file_name(file), offset)).and_then(|r| r.sums);
         if let Some(sums) = sums
             && Checksums::of(&record) != sums
         {

@@ -30,7 +30,7 @@ use crate::mismatch::is_narrowing;
 use crate::scaled::scales_of;
 use crate::select::{CastRules, Selection};
 use crate::source::{is_safetensors, is_torch};
-use crate::stream::{CastStream, TensorStream, check_covered, check_cut_chunks};
+use crate::stream::{CastStream, TensorStream, check_covered, check_cut_chunks, check_seen_records};
 use crate::workers::Workers;
 
 /// What to make of a checkpoint.
@@ -252,6 +252,7 @@ pub(crate) fn write_plan(
         true => destination.check_seen(target)?,
         false => destination.check_free(target)?,
     }
+    verify_seen(plan, sources, options)?;
     match target {
         Target::Dcp { ranks } => {
             if let Some(file) = &destination.file {
@@ -283,6 +284,15 @@ pub(crate) fn verify_cut(plan: &Plan<'_>, sources: &[&Checkpoint], pieces: &[Ran
             sources.iter().try_for_each(|source| check_cut_chunks(source, &tensor.stored, regions, &options.control))
         })
     })?
+}
+
+/// Compares the checksums of records that views show in parts.
+pub(crate) fn verify_seen(plan: &Plan<'_>, sources: &[&Checkpoint], options: &ConvertOptions) -> Result<()> {
+    if !options.verify {
+        return Ok(());
+    }
+    let keys: Vec<&str> = plan.tensors.iter().map(|tensor| tensor.stored.as_str()).collect();
+    sources.iter().try_for_each(|source| check_seen_records(source, &keys, &options.control))
 }
 
 /// A plan to write a checkpoint's selected keys.

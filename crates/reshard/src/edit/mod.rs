@@ -69,6 +69,9 @@ pub fn edit(source: &Checkpoint, destination: &Arc<dyn Store>, options: &EditOpt
             source.path()
         )));
     }
+    if source.base().is_some() {
+        return Err(Error::invalid(format!("{} is seen through a view, and only what is stored can be edited", source.path())));
+    }
     let store = destination.as_ref();
     let commit = Commit::begin(store, false)?;
     if !store.list("").doing(|| format!("looking into {}", store.describe()))?.is_empty() {

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::boxes;
 use super::resolve::Resolved;
-use crate::checkpoint::CatalogKind;
+use crate::checkpoint::{CatalogKind, ChunkPlace};
 use crate::error::{Error, Result};
 use crate::group::{Group, agree, decode, encode};
 use crate::leaf::{LoadLeaf, LoadPiece, LoadState};
@@ -53,8 +53,8 @@ pub(super) fn agree_on_readers(group: &dyn Group, state: &LoadState<'_>, found: 
             continue;
         };
         let LoadLeaf::Tensor(wanted) = &entry.leaf else { continue };
-        // What has to be cast is read by whoever wants it so.
-        if wanted.dtype != stored.dtype {
+        // What has to be cast is read by whoever wants it so; what stays as it is, stays everybody's own.
+        if wanted.dtype != stored.dtype || stored.chunks.iter().any(|chunk| matches!(chunk.place, ChunkPlace::Live)) {
             continue;
         }
         for (i, piece) in wanted.pieces.iter().enumerate().filter(|(_, piece)| !piece.region.is_empty()) {

@@ -5,6 +5,7 @@ mod boxes;
 mod direct;
 mod exchange;
 mod options;
+mod order;
 mod plan;
 mod read;
 mod resolve;
@@ -20,7 +21,7 @@ pub use resolve::Cast;
 use resolve::Resolved;
 use serde::Serialize;
 
-use crate::checkpoint::{CatalogKind, Checkpoint, LoadedValue, ValuePlace};
+use crate::checkpoint::{CatalogKind, Checkpoint, LoadedValue, StoredChunk, ValuePlace};
 use crate::error::{Error, Result};
 use crate::group::{Group, together};
 use crate::leaf::LoadState;
@@ -142,7 +143,9 @@ fn stored_twice(checkpoint: &Checkpoint, found: &[Resolved<'_>], options: &LoadO
     let mut files = BTreeSet::new();
     for resolved in found {
         match &resolved.stored.kind {
-            CatalogKind::Tensor(tensor) => files.extend(tensor.chunks.iter().map(|chunk| chunk.file)),
+            CatalogKind::Tensor(tensor) => {
+                files.extend(tensor.chunks.iter().map(|chunk| chunk.file).filter(|&file| file != StoredChunk::NO_FILE));
+            }
             CatalogKind::Value(ValuePlace::Record { file, .. }) => drop(files.insert(*file)),
             CatalogKind::Value(_) => {}
         }

@@ -6,12 +6,11 @@
 use std::collections::{HashMap, HashSet};
 
 use rayon::prelude::*;
-use reshard_formats::DType;
 use reshard_layout::{Dims, Move, Region, moves};
 
 use super::options::{LoadOptions, Verify};
 use super::resolve::Resolved;
-use crate::checkpoint::{CatalogKind, CatalogTensor, Check, Checkpoint, Located};
+use crate::checkpoint::{CatalogKind, CatalogTensor, Check, Checkpoint, ChunkPlace, Located, StoredChunk};
 use crate::error::Result;
 use crate::leaf::{LoadLeaf, LoadState};
 use crate::workers::Workers;
@@ -31,7 +30,6 @@ pub(super) struct PlannedMove {
     pub(super) piece_offsets: Dims,
     pub(super) sizes: Dims,
     pub(super) located: Located,
-    pub(super) stored: DType,
     pub(super) bytes: u64,
     /// Whether the move takes the whole chunk.
     pub(super) whole: bool,
@@ -42,7 +40,7 @@ pub(super) struct PlannedMove {
 impl PlannedMove {
     /// Whether the stored bytes are not yet the values.
     pub(super) fn decodes(&self) -> bool {
-        !self.located.form.is_plain(self.stored)
+        !self.located.form.is_plain(self.located.dtype)
     }
 }
 
@@ -131,6 +129,7 @@ pub(super) fn plan(
     let mut files: Vec<u32> = waves.iter().flatten().map(|m| m.located.file).collect();
     files.sort_unstable();
     files.dedup();
+    files.retain(|&file| file != StoredChunk::NO_FILE);
     plan.files = files.len() as u64;
     let size = if remote { REMOTE_BATCH } else { LOCAL_BATCH };
     plan.waves = waves.into_iter().map(|moves| batches(moves, size)).collect();
@@ -154,6 +153,10 @@ fn piece_moves(
     let key = resolved.wanted as u32;
     for found in overlaps(stored, &target.region)? {
         let chunk = &stored.chunks[found.chunk];
+        // What a view leaves as it is.
+        if matches!(chunk.place, ChunkPlace::Live) {
+            continue;
+        }
         let mut step = || -> Result<()> {
             let located = checkpoint.locate(resolved.key, stored, found.chunk)?;
             let whole = found.region == chunk.region;
@@ -168,9 +171,8 @@ fn piece_moves(
                 piece_offsets: Dims::from_slice(found.region.within(&target.region)?.offsets()),
                 chunk_offsets,
                 sizes: Dims::from_slice(found.region.sizes()),
-                bytes: found.region.volume() * stored.dtype.size(),
+                bytes: found.region.volume() * located.dtype.size(),
                 located,
-                stored: stored.dtype,
                 whole,
                 start,
             });

@@ -7,15 +7,16 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rayon::prelude::*;
-use reshard_layout::{ByteLayout, Dims, Region, Run, Runs, runs};
+use reshard_layout::{ByteLayout, Dims, Region, Run, Runs, copy_runs, runs};
 use reshard_storage::Reader;
 
 use super::boxes::{self, place};
 use super::direct::Direct;
 use super::options::{LoadOptions, Verify};
+use super::order::FileOrder;
 use super::plan::{PlannedMove, ReadPlan};
 use crate::cast::cast;
-use crate::checkpoint::{Checker, Checkpoint};
+use crate::checkpoint::{Checker, Checkpoint, StoredChunk};
 use crate::error::{Error, Result, StorageContext};
 use crate::leaf::{LoadLeaf, LoadPiece, LoadState};
 
@@ -110,17 +111,23 @@ impl<'a> Job<'_, 'a> {
     fn batch(&self, batch: &[PlannedMove]) -> Result<()> {
         let Some(first) = batch.first() else { return Ok(()) };
         self.options.control.check("loading")?;
+        if first.located.file == StoredChunk::NO_FILE {
+            return batch.iter().try_for_each(|planned| self.fill(planned));
+        }
         let reader = self.checkpoint.reader(first.located.file)?.as_ref();
         let mut direct = Direct::new(self, reader, batch);
         for (i, planned) in batch.iter().enumerate() {
             let (piece, dtype) = self.piece(planned.wanted, planned.piece)?;
             let verify = self.options.verify != Verify::Never && planned.whole && planned.located.check_is_layout();
-            if planned.decodes() || dtype != planned.stored || piece.memory.away().is_some() {
+            if planned.decodes() || dtype != planned.located.dtype || piece.memory.away().is_some() {
                 self.by_boxes(reader, planned, piece, dtype, verify)?;
                 continue;
             }
             let all = self.runs(planned, &planned.sizes, &planned.chunk_offsets, &piece.layout, &planned.piece_offsets)?;
-            if all.run_len() < TINY && all.count_runs() > 1 {
+            let tiny = all.run_len() < TINY && all.count_runs() > 1;
+            if tiny && !FileOrder::new(&planned.located.layout, &planned.sizes).is_own() {
+                self.by_boxes(reader, planned, piece, dtype, verify)?;
+            } else if tiny {
                 self.tiny(reader, planned, piece, all, verify)?;
             } else {
                 direct.add(i, piece, all, verify)?;
@@ -196,7 +203,8 @@ impl<'a> Job<'_, 'a> {
         flush(&mut group, end)
     }
 
-    /// Moves that need a cast or a byte swap, or whose target the CPU cannot write by itself: box by box through a buffer.
+    /// Moves that need a cast or a byte swap, that lie crosswise in the file, or whose target the CPU cannot write by itself: box
+    /// by box through a buffer.
     fn by_boxes(
         &self,
         reader: &dyn Reader,
@@ -205,26 +213,35 @@ impl<'a> Job<'_, 'a> {
         dtype: reshard_formats::DType,
         verify: bool,
     ) -> Result<()> {
-        let element = planned.stored.size();
+        let stored = planned.located.dtype;
+        let element = stored.size();
         let mut checker = verify.then(|| Checker::new(planned.located.check));
-        for part in Region::whole(&planned.sizes)?.cut_to(self.options.buffer / element) {
+        let order = FileOrder::new(&planned.located.layout, &planned.sizes);
+        for part in order.parts(self.options.buffer / element)? {
             self.options.control.check("loading")?;
+            let part = part?;
             let bytes = part.volume() * element;
             let from = part.translated(&planned.chunk_offsets)?;
-            let packed = ByteLayout::contiguous(part.sizes(), element)?;
+            let (filed, zero) = (order.layout(part.sizes(), element)?, Dims::from_elem(0, part.ndim()));
             let mut content = vec![0u8; bytes as usize];
-            let all = self.runs(planned, part.sizes(), from.offsets(), &packed, &Dims::from_elem(0, part.ndim()))?;
+            let all = self.runs(planned, part.sizes(), from.offsets(), &filed, &zero)?;
             self.gather(reader, planned.wanted, all, &mut content)?;
+            if !order.is_own() {
+                let mut turned = vec![0u8; bytes as usize];
+                let packed = ByteLayout::contiguous(part.sizes(), element)?;
+                copy_runs(&content, &mut turned, runs(part.sizes(), &filed, &zero, &packed, &zero)?)?;
+                content = turned;
+            }
             // What is verified is a whole record in its own order, and so are the boxes one after the other.
             if let Some(checker) = &mut checker {
                 checker.update(&content);
             }
             if planned.decodes() {
-                planned.located.form.decode(planned.stored, &mut content);
+                planned.located.form.decode(stored, &mut content);
             }
-            if dtype != planned.stored {
+            if dtype != stored {
                 let mut wanted = vec![0u8; (part.volume() * dtype.size()) as usize];
-                cast(planned.stored, &content, dtype, &mut wanted)?;
+                cast(stored, &content, dtype, &mut wanted)?;
                 content = wanted;
             }
             boxes::put(piece, &part.translated(&planned.piece_offsets)?, &content)?;
@@ -234,6 +251,21 @@ impl<'a> Job<'_, 'a> {
             Some(checker) => self.compare(planned, checker),
             None => Ok(()),
         }
+    }
+
+    /// A chunk that lies in no file: every element is the same.
+    fn fill(&self, planned: &PlannedMove) -> Result<()> {
+        let (piece, dtype) = self.piece(planned.wanted, planned.piece)?;
+        let stored = planned.located.fill.as_deref().ok_or_else(boxes::outside)?;
+        let mut element = vec![0u8; dtype.size() as usize];
+        cast(planned.located.dtype, stored, dtype, &mut element)?;
+        for part in Region::whole(&planned.sizes)?.cut_to(self.options.buffer / dtype.size()) {
+            self.options.control.check("loading")?;
+            let content = element.repeat(part.volume() as usize);
+            boxes::put(piece, &part.translated(&planned.piece_offsets)?, &content)?;
+        }
+        self.options.control.advance(planned.bytes);
+        Ok(())
     }
 
     /// Reads runs into one buffer; one long run straight, many through spans.

@@ -105,18 +105,18 @@ fn one_rank(
         let placements = layout.placements(key, tensor.shape.len())?;
         let regions = local_regions(layout.mesh(), &placements, &tensor.shape, rank).map_err(named)?;
         let shape = local_shape(layout.mesh(), &placements, &tensor.shape, rank).map_err(named)?;
-        let target = ByteLayout::contiguous(&shape, tensor.dtype.size()).map_err(named)?;
         let index = tensor.index().map_err(named)?;
         let before = estimate.bytes;
         for local in regions.iter().filter(|l| !l.global.is_empty()) {
             estimate.bytes += local.global.volume() * tensor.dtype.size();
             for found in moves(index, std::slice::from_ref(&local.global)) {
                 let chunk = &tensor.chunks[found.chunk];
+                let Some(source) = stored_layout(&chunk.place, chunk.region.sizes(), tensor.dtype)? else { continue };
                 files.insert(chunk.file);
-                let source = stored_layout(&chunk.place, chunk.region.sizes(), tensor.dtype)?;
                 let inside = found.region.within(&local.global).map_err(named)?;
                 let to: reshard_layout::Dims = inside.offsets().iter().zip(&local.local).map(|(a, b)| a + b).collect();
                 let from = found.region.within(&chunk.region).map_err(named)?;
+                let target = ByteLayout::contiguous(&shape, source.element_size()).map_err(named)?;
                 let all = runs(found.region.sizes(), &source, from.offsets(), &target, &to).map_err(named)?;
                 let (read, requests) = requests(all, gap);
                 estimate.bytes_read += read;
@@ -130,12 +130,17 @@ fn one_rank(
     Ok(estimate)
 }
 
-/// How a chunk lies in its file, up to a constant: a record's tensor is packed.
-fn stored_layout(place: &ChunkPlace, sizes: &[u64], dtype: DType) -> Result<ByteLayout> {
-    match place {
-        ChunkPlace::Data(data) => Ok(data.layout.clone()),
-        ChunkPlace::Record { .. } => Ok(ByteLayout::contiguous(sizes, dtype.size())?),
-    }
+/// How a chunk lies in its file, up to a constant: a record's tensor is packed. `None` for one that lies in no file.
+fn stored_layout(place: &ChunkPlace, sizes: &[u64], dtype: DType) -> Result<Option<ByteLayout>> {
+    Ok(match place {
+        ChunkPlace::Data(data) => Some(data.layout.clone()),
+        ChunkPlace::Record { .. } => Some(ByteLayout::contiguous(sizes, dtype.size())?),
+        ChunkPlace::Seen(seen) => match stored_layout(&seen.stored, seen.region.sizes(), seen.dtype)? {
+            Some(stored) => Some(stored.through(&seen.window)?),
+            None => None,
+        },
+        ChunkPlace::Fill(_) | ChunkPlace::Live => None,
+    })
 }
 
 /// Bytes and requests of reading runs, neighbours merged.

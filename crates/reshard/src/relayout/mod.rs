@@ -12,7 +12,7 @@ use reshard_storage::Store;
 use crate::checkpoint::{Checkpoint, Format};
 use crate::convert::dcp::write_dcp;
 use crate::convert::output::OutputOptions;
-use crate::convert::{ConvertOptions, ConvertReport, Destination, Target, plan_of, verify_cut};
+use crate::convert::{ConvertOptions, ConvertReport, Destination, Target, plan_of, verify_cut, verify_seen};
 use crate::error::Result;
 use crate::mesh::Layout;
 
@@ -31,6 +31,7 @@ pub fn relayout(
     }
     let planned = plan_of(source, options, Format::Dcp)?;
     let pieces = planned.plan.pieces(layout)?;
+    verify_seen(&planned.plan, &[source], options)?;
     verify_cut(&planned.plan, &[source], &pieces, options)?;
     let output = OutputOptions::new(options.sync, &options.control, &[source]);
     let ranks = layout.ranks() as usize;

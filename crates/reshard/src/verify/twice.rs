@@ -298,6 +298,7 @@ pub(super) fn flaws(checkpoint: &Checkpoint, gathered: &mut Gathered) {
 
 /// For loads that verify always: the same comparison for the files that hold what is wanted.
 pub(crate) fn check_stored_twice(checkpoint: &Checkpoint, files: &BTreeSet<u32>) -> Result<()> {
+    let checkpoint = checkpoint.base().unwrap_or(checkpoint);
     let mut gathered = Gathered::default();
     flaws(checkpoint, &mut gathered);
     if checkpoint.catalog().format == Format::Dcp {

@@ -23,6 +23,7 @@ mod s3_faults;
 mod strided;
 mod typed;
 mod verifying;
+mod views;
 mod writers;
 // The S3 server that the storage crate tests with.
 #[path = "../../../storage/tests/it/server.rs"]

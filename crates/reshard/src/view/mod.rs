@@ -1,0 +1,177 @@
+//! Views: a checkpoint seen through rules.
+//!
+//! A view makes a catalog from a catalog. Renaming changes keys, stacking adds a coordinate, splitting takes a box of a box,
+//! joining puts boxes beside each other, transposing orders strides anew, padding adds a box with nothing behind it. No byte
+//! is moved or read: whoever loads, converts or compares reads exactly the bytes of what it wants, from where they are.
+//! [`Checkpoint::through`] gives a checkpoint like any other, and so views can be put behind each other.
+
+mod apply;
+mod family;
+mod parse;
+mod pattern;
+mod recipes;
+mod rules;
+mod steps;
+mod tensor;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use reshard_formats::Value;
+
+use self::apply::{Applied, applied};
+pub use self::apply::{Made, RuleReport, ViewReport};
+pub use self::recipes::{Recipe, recipes};
+use self::rules::Rules;
+use crate::checkpoint::{CatalogKind, Checkpoint, LoadedValue, ValuePlace};
+use crate::error::{Error, Result};
+
+/// Rules by which a checkpoint is seen.
+#[derive(Debug, Clone)]
+pub struct View {
+    origin: String,
+    rules: Rules,
+}
+
+impl View {
+    /// Reads rules from TOML. `origin` is what the text is called in messages: a file's name. `parameters` are values for the
+    /// numbers that the rules leave open.
+    pub fn parse(text: &str, origin: &str, parameters: &BTreeMap<String, i64>) -> Result<View> {
+        Ok(View { origin: origin.to_owned(), rules: parse::rules(text, origin, parameters)? })
+    }
+
+    /// One rule, written as an inline table: `{ from = "a.{x}", to = "b.{x}", steps = [{ transpose = [0, 1] }] }`.
+    pub fn parse_rule(text: &str, parameters: &BTreeMap<String, i64>) -> Result<View> {
+        View::parse(&format!("rule = [{text}]"), "the rule", parameters)
+    }
+
+    /// Rules that come with reshard, by name; [`recipes`] lists them.
+    pub fn recipe(name: &str, parameters: &BTreeMap<String, i64>) -> Result<View> {
+        match recipes().iter().find(|recipe| recipe.name == name) {
+            Some(recipe) => View::parse(recipe.text, &format!("recipe {name}"), parameters),
+            None => {
+                let known: Vec<&str> = recipes().iter().map(|recipe| recipe.name).collect();
+                Err(Error::invalid(format!("there is no file and no recipe {name:?}; recipes: {}", known.join(", "))))
+            }
+        }
+    }
+
+    /// Rules by what a person writes: one rule as an inline table, the name of a file, or that of a recipe.
+    pub fn find(what: &str, parameters: &BTreeMap<String, i64>) -> Result<View> {
+        if what.trim_start().starts_with('{') {
+            return View::parse_rule(what, parameters);
+        }
+        let path = std::path::Path::new(what);
+        if path.is_file() {
+            let text = std::fs::read_to_string(path);
+            let text = text.map_err(|error| Error::invalid(format!("cannot read rules from {what}: {error}")))?;
+            return View::parse(&text, what, parameters);
+        }
+        if what.contains('/') || what.ends_with(".toml") {
+            return Err(Error::invalid(format!("the file of rules {what} does not exist")));
+        }
+        View::recipe(what, parameters)
+    }
+
+    /// The rules that undo these; an error names the first that nothing undoes.
+    pub fn reversed(&self) -> Result<View> {
+        let rules = self.rules.reversed().map_err(|why| Error::invalid(format!("{}: {why}", self.origin)))?;
+        Ok(View { origin: format!("{}, reversed", self.origin), rules })
+    }
+
+    /// What the view would make of a checkpoint, from metadata alone.
+    pub fn check(&self, checkpoint: &Checkpoint) -> Result<ViewReport> {
+        Ok(self.applied(checkpoint)?.report)
+    }
+
+    fn applied(&self, checkpoint: &Checkpoint) -> Result<Applied> {
+        let wrong = |why: String| Error::invalid(format!("{} on {}: {why}", self.origin, checkpoint.path()));
+        applied(checkpoint.catalog(), &self.rules).map_err(wrong)
+    }
+}
+
+impl Checkpoint {
+    /// The checkpoint seen through a view. Every rule is checked against the metadata before anything is read, and then
+    /// nothing is but what has become one and must be the same, such as step counters.
+    pub fn through(self, view: &View) -> Result<Checkpoint> {
+        let Applied { mut entries, same, names, group_lists, .. } = view.applied(&self)?;
+        for keys in &same {
+            self.check_same(view, keys)?;
+        }
+        for key in group_lists {
+            if let Some(entry) = entries.get_mut(&key)
+                && let LoadedValue::Plain(value) = self.read_value(&key)?
+            {
+                let what = |why: String| Error::invalid(format!("{} on {}: {key:?}: {why}", view.origin, self.path));
+                entry.kind = CatalogKind::Value(ValuePlace::Inline(renamed_groups(value, &names).map_err(what)?));
+            }
+        }
+        Ok(self.seen_as(entries))
+    }
+
+    /// Compares what became one.
+    fn check_same(&self, view: &View, keys: &[String]) -> Result<()> {
+        let Some((first, others)) = keys.split_first() else { return Ok(()) };
+        let content = |key: &str| -> Result<(Vec<u8>, Option<LoadedValue>)> {
+            Ok(match &self.entry(key)?.kind {
+                CatalogKind::Tensor(_) => (self.read_whole(key)?, None),
+                CatalogKind::Value(_) => (Vec::new(), Some(self.read_value(key)?)),
+            })
+        };
+        let expected = content(first)?;
+        for other in others {
+            if content(other)? != expected {
+                let what = format!("{first:?} and {other:?} become one, and do not hold the same");
+                return Err(Error::invalid(format!("{} on {}: {what}", view.origin, self.path)));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Parameter groups with the new names of their parameters.
+fn renamed_groups(value: Value, names: &BTreeMap<String, BTreeSet<String>>) -> Result<Value, String> {
+    let Value::List(groups) = value else { return Ok(value) };
+    let mut home: BTreeMap<String, usize> = BTreeMap::new();
+    let mut rename = |number: usize, params: Vec<Value>| -> Result<Vec<Value>, String> {
+        let mut renamed = Vec::new();
+        for param in params {
+            let Some(new) = text(&param).and_then(|name| names.get(name)) else {
+                renamed.push(param);
+                continue;
+            };
+            for name in new {
+                match home.insert(name.clone(), number) {
+                    None => renamed.push(Value::from(name.as_str())),
+                    Some(other) if other == number => {}
+                    Some(_) => return Err(format!("{name:?} is made from parameters of several groups")),
+                }
+            }
+        }
+        Ok(renamed)
+    };
+    let is_params = |key: &Value| text(key) == Some("params");
+    let mut done = Vec::with_capacity(groups.len());
+    for (number, group) in groups.into_iter().enumerate() {
+        done.push(match group {
+            Value::Dict(pairs) => {
+                let mut new = Vec::with_capacity(pairs.len());
+                for (key, value) in pairs {
+                    new.push(match value {
+                        Value::List(params) if is_params(&key) => (key, Value::List(rename(number, params)?)),
+                        other => (key, other),
+                    });
+                }
+                Value::Dict(new)
+            }
+            other => other,
+        });
+    }
+    Ok(Value::List(done))
+}
+
+fn text(value: &Value) -> Option<&str> {
+    match value {
+        Value::Str(text) => Some(text),
+        _ => None,
+    }
+}

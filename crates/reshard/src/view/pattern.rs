@@ -1,0 +1,291 @@
+//! Names with captures: `model.layers.{layer}.mlp.{part:gate|up}_proj.weight`.
+//!
+//! `{name}` is a stretch without a dot, `{name:int}` a whole number, `{name:a|b}` one of these words, `{name...}` anything,
+//! dots too. `{stage*8+layer}` and `{layer+4}` are numbers that others make; read backwards, they give those others.
+
+use std::collections::BTreeMap;
+
+use regex::Regex;
+
+/// What the captures of a pattern stand for.
+pub(super) type Captures = BTreeMap<String, String>;
+
+/// A pattern for keys.
+#[derive(Debug, Clone)]
+pub(super) struct Pattern {
+    text: String,
+    pieces: Vec<Piece>,
+    regex: Regex,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Piece {
+    Text(String),
+    Capture {
+        name: String,
+        kind: Kind,
+    },
+    /// `outer * factor + inner + add`, each part of which may be absent.
+    Number {
+        outer: Option<(String, u64)>,
+        inner: Option<String>,
+        add: u64,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Kind {
+    Segment,
+    Int,
+    Words(Vec<String>),
+    Rest,
+}
+
+/// A whole number as it is written: no signs, no leading zeros.
+const INT: &str = "(?:0|[1-9][0-9]{0,17})";
+
+impl Pattern {
+    /// Reads a pattern; names in sums are looked up in `parameters`.
+    pub(super) fn parse(text: &str, parameters: &BTreeMap<String, i64>) -> Result<Pattern, String> {
+        let mut pieces = Vec::new();
+        let mut rest = text;
+        while let Some(open) = rest.find('{') {
+            let literal = &rest[..open];
+            if literal.contains('}') {
+                return Err(format!("{text:?} has a }} without its {{"));
+            }
+            let close = rest[open..].find('}').ok_or_else(|| format!("{text:?} has a {{ without its }}"))? + open;
+            if !literal.is_empty() {
+                pieces.push(Piece::Text(literal.to_owned()));
+            }
+            pieces.push(piece(&rest[open + 1..close], parameters).map_err(|why| format!("{text:?}: {why}"))?);
+            rest = &rest[close + 1..];
+        }
+        if rest.contains('}') {
+            return Err(format!("{text:?} has a }} without its {{"));
+        }
+        if !rest.is_empty() {
+            pieces.push(Piece::Text(rest.to_owned()));
+        }
+        if pieces.is_empty() {
+            return Err("a pattern is empty".to_owned());
+        }
+        let mut expression = String::from("^");
+        for piece in &pieces {
+            match piece {
+                Piece::Text(text) => expression.push_str(&regex::escape(text)),
+                Piece::Capture { kind: Kind::Segment, .. } => expression.push_str("([^.]+)"),
+                Piece::Capture { kind: Kind::Rest, .. } => expression.push_str("(.+)"),
+                Piece::Capture { kind: Kind::Int, .. } | Piece::Number { .. } => {
+                    expression.push_str(&format!("({INT})"));
+                }
+                Piece::Capture { kind: Kind::Words(words), .. } => {
+                    let words: Vec<String> = words.iter().map(|word| regex::escape(word)).collect();
+                    expression.push_str(&format!("({})", words.join("|")));
+                }
+            }
+        }
+        expression.push('$');
+        let regex = Regex::new(&expression).map_err(|error| format!("{text:?}: {error}"))?;
+        Ok(Pattern { text: text.to_owned(), pieces, regex })
+    }
+
+    /// As it was written.
+    pub(super) fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// The names of its captures.
+    pub(super) fn names(&self) -> Vec<&str> {
+        let mut names: Vec<&str> = Vec::new();
+        for piece in &self.pieces {
+            match piece {
+                Piece::Text(_) => {}
+                Piece::Capture { name, .. } => names.push(name),
+                Piece::Number { outer, inner, .. } => {
+                    names.extend(outer.as_ref().map(|(name, _)| name.as_str()).into_iter().chain(inner.as_deref()));
+                }
+            }
+        }
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+
+    /// What its captures are in a name; `None` when the name is another.
+    pub(super) fn captures(&self, name: &str) -> Option<Captures> {
+        // Most names of most checkpoints differ in their first words.
+        if let Some(Piece::Text(first)) = self.pieces.first()
+            && !name.starts_with(first.as_str())
+        {
+            return None;
+        }
+        if let Some(Piece::Text(last)) = self.pieces.last()
+            && !name.ends_with(last.as_str())
+        {
+            return None;
+        }
+        let found = self.regex.captures(name)?;
+        let mut captures = Captures::new();
+        let mut put = |name: &str, value: String| match captures.get(name) {
+            Some(before) => *before == value,
+            None => captures.insert(name.to_owned(), value).is_none(),
+        };
+        let groups = found.iter().skip(1);
+        for (piece, group) in self.pieces.iter().filter(|piece| !matches!(piece, Piece::Text(_))).zip(groups) {
+            let text = group?.as_str();
+            let same = match piece {
+                Piece::Text(_) => true,
+                Piece::Capture { name, .. } => put(name, text.to_owned()),
+                Piece::Number { outer, inner, add } => {
+                    let number = text.parse::<u64>().ok()?.checked_sub(*add)?;
+                    match (outer, inner) {
+                        (Some((outer, factor)), Some(inner)) => {
+                            put(outer, (number / factor).to_string()) && put(inner, (number % factor).to_string())
+                        }
+                        (Some((outer, factor)), None) => {
+                            number.is_multiple_of(*factor) && put(outer, (number / factor).to_string())
+                        }
+                        (None, Some(inner)) => put(inner, number.to_string()),
+                        (None, None) => number == 0,
+                    }
+                }
+            };
+            if !same {
+                return None;
+            }
+        }
+        Some(captures)
+    }
+
+    /// The name that captures make.
+    pub(super) fn name(&self, captures: &Captures) -> Result<String, String> {
+        let mut name = String::new();
+        let value =
+            |capture: &str| captures.get(capture).ok_or_else(|| format!("nothing says what {{{capture}}} of {:?} is", self.text));
+        let number = |capture: &str| {
+            let text = value(capture)?;
+            text.parse::<u64>().map_err(|_| format!("{{{capture}}} of {:?} is {text:?}, which is no whole number", self.text))
+        };
+        for piece in &self.pieces {
+            match piece {
+                Piece::Text(text) => name.push_str(text),
+                Piece::Capture { name: capture, .. } => name.push_str(value(capture)?),
+                Piece::Number { outer, inner, add } => {
+                    let mut sum = *add;
+                    if let Some(inner) = inner {
+                        let inner_value = number(inner)?;
+                        if let Some((_, factor)) = outer
+                            && inner_value >= *factor
+                        {
+                            return Err(format!("{{{inner}}} of {:?} is {inner_value}, not below {factor}", self.text));
+                        }
+                        sum = sum.saturating_add(inner_value);
+                    }
+                    if let Some((outer, factor)) = outer {
+                        sum = sum.saturating_add(number(outer)?.saturating_mul(*factor));
+                    }
+                    name.push_str(&sum.to_string());
+                }
+            }
+        }
+        Ok(name)
+    }
+}
+
+fn piece(text: &str, parameters: &BTreeMap<String, i64>) -> Result<Piece, String> {
+    let is_name = |name: &str| {
+        !name.is_empty()
+            && !name.starts_with(|c: char| c.is_ascii_digit())
+            && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+    };
+    let named = |name: &str| match is_name(name) {
+        true => Ok(name.to_owned()),
+        false => Err(format!("{name:?} is no name of a capture; names are letters, digits and _")),
+    };
+    if let Some(name) = text.strip_suffix("...") {
+        return Ok(Piece::Capture { name: named(name)?, kind: Kind::Rest });
+    }
+    if let Some((name, kind)) = text.split_once(':') {
+        let kind = match kind {
+            "int" => Kind::Int,
+            words if words.split('|').all(|word| !word.is_empty()) => Kind::Words(words.split('|').map(str::to_owned).collect()),
+            _ => return Err(format!("{kind:?} is no kind of capture; int and a|b|… are")),
+        };
+        return Ok(Piece::Capture { name: named(name)?, kind });
+    }
+    if !text.contains(['+', '*']) {
+        return Ok(Piece::Capture { name: named(text)?, kind: Kind::Segment });
+    }
+    let constant = |text: &str| -> Option<u64> {
+        text.parse().ok().or_else(|| parameters.get(text).and_then(|value| u64::try_from(*value).ok()))
+    };
+    let (mut outer, mut inner, mut add) = (None, None, 0u64);
+    for term in text.split('+').map(str::trim) {
+        if let Some((name, factor)) = term.split_once('*') {
+            let factor = constant(factor.trim()).filter(|&factor| factor > 0);
+            let factor = factor.ok_or_else(|| format!("{term:?} multiplies by no whole number above 0 and no parameter"))?;
+            if outer.replace((named(name.trim())?, factor)).is_some() {
+                return Err(format!("{text:?} multiplies twice"));
+            }
+        } else if let Some(constant) = constant(term) {
+            add = add.saturating_add(constant);
+        } else if inner.replace(named(term)?).is_some() {
+            return Err(format!("{text:?} adds two captures; only one can be told from their sum"));
+        }
+    }
+    Ok(Piece::Number { outer, inner, add })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pattern(text: &str) -> Pattern {
+        Pattern::parse(text, &BTreeMap::from([("per_stage".to_owned(), 8)])).unwrap()
+    }
+
+    #[test]
+    fn captures_are_found_and_make_the_name_again() {
+        for (text, name, captures) in [
+            ("layers.{layer}.w{p:q|k}.weight", "layers.3.wk.weight", vec![("layer", "3"), ("p", "k")]),
+            ("{all...}", "a.b.c", vec![("all", "a.b.c")]),
+            ("l.{layer:int}.{x}.{layer}", "l.10.y.10", vec![("layer", "10"), ("x", "y")]),
+            ("l.{stage*per_stage+layer}", "l.19", vec![("layer", "3"), ("stage", "2")]),
+            ("l.{layer+4}.w", "l.6.w", vec![("layer", "2")]),
+        ] {
+            let found = pattern(text).captures(name).unwrap();
+            assert_eq!(found.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect::<Vec<_>>(), captures);
+            assert_eq!(pattern(text).name(&found).unwrap(), name);
+        }
+    }
+
+    #[test]
+    fn other_names_do_not_match() {
+        for (text, name) in [
+            ("layers.{layer}.w", "layers.1.2.w"),
+            ("l.{layer:int}", "l.x"),
+            ("l.{layer:int}", "l.01"),
+            ("{p:q|k}", "v"),
+            ("{a}.{a}", "x.y"),
+            ("l.{layer+4}", "l.3"),
+            ("a+b", "aab"),
+        ] {
+            assert!(pattern(text).captures(name).is_none(), "{text} {name}");
+        }
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let wrong = |text: &str| Pattern::parse(text, &BTreeMap::new()).unwrap_err();
+        assert!(wrong("a{b").contains("without its }"));
+        assert!(wrong("a}b").contains("without its {"));
+        assert!(wrong("{a b}").contains("no name of a capture"));
+        assert!(wrong("{a*x+b}").contains("no parameter"));
+        assert!(wrong("{a+b}").contains("adds two captures"));
+        assert!(wrong("{a:}").contains("no kind"));
+        assert!(pattern("{a}").name(&Captures::new()).unwrap_err().contains("{a}"));
+        let too_far = Captures::from([("stage".into(), "0".into()), ("layer".into(), "9".into())]);
+        assert!(pattern("{stage*per_stage+layer}").name(&too_far).unwrap_err().contains("not below 8"));
+    }
+}

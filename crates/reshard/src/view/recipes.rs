@@ -1,0 +1,63 @@
+//! Rules that come with reshard.
+
+/// A recipe: rules for a pair of libraries and a family of models.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct Recipe {
+    /// What it is called.
+    pub name: &'static str,
+    /// What it is for.
+    pub description: &'static str,
+    /// Numbers that it needs.
+    pub parameters: &'static [&'static str],
+    /// Its rules.
+    pub text: &'static str,
+}
+
+macro_rules! recipes {
+    ($($name:literal, $description:literal, [$($parameter:literal),*];)+) => {
+        &[$(Recipe {
+            name: $name,
+            description: $description,
+            parameters: &[$($parameter),*],
+            text: include_str!(concat!("recipes/", $name, ".toml")),
+        }),+]
+    };
+}
+
+const RECIPES: &[Recipe] = recipes! {
+    "deepseek-v3-hf-to-megatron", "DeepSeek V3, Hugging Face to Megatron core", [];
+    "deepseek-v3-hf-to-torchtitan", "DeepSeek V3, Hugging Face to torchtitan", [];
+    "llama3-hf-to-megatron", "Llama 3, Hugging Face to Megatron core", ["heads", "kv_heads"];
+    "llama3-hf-to-torchtitan", "Llama 3, Hugging Face to torchtitan", ["heads", "kv_heads"];
+    "megatron-fuse-norms", "Megatron core, names of the local layer spec to those of Transformer Engine", [];
+    "megatron-stack-layers", "Megatron core, all layers of a kind in one tensor", [];
+    "pipeline-stages-merge", "Pipeline stages with layers numbered from 0 in each, to one model", ["per_stage"];
+    "qwen3-hf-to-megatron", "Qwen 3 (dense and MoE), Hugging Face to Megatron core", ["heads", "kv_heads"];
+    "qwen3-hf-to-torchtitan", "Qwen 3 (dense and MoE), Hugging Face to torchtitan", [];
+    "vocabulary-resize", "More rows for embeddings and head, of zeros, with the optimizer's moments alike", ["from", "to"];
+};
+
+/// All recipes, by name.
+pub fn recipes() -> &'static [Recipe] {
+    RECIPES
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::View;
+
+    #[test]
+    fn every_recipe_can_be_read_says_what_it_is_for_and_has_a_reverse() {
+        for recipe in recipes() {
+            let parameters: BTreeMap<String, i64> = recipe.parameters.iter().map(|name| ((*name).to_owned(), 4)).collect();
+            let view = View::recipe(recipe.name, &parameters).unwrap();
+            view.reversed().unwrap();
+            assert!(recipe.text.contains(&format!("description = {:?}", recipe.description)), "{}", recipe.name);
+        }
+        assert!(View::recipe("llama", &BTreeMap::new()).unwrap_err().to_string().contains("llama3-hf-to-torchtitan"));
+    }
+}

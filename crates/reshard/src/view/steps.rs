@@ -1,0 +1,314 @@
+//! A rule's steps, carried out on the tensors of one group of names.
+
+use std::collections::BTreeMap;
+
+use super::pattern::Captures;
+use super::rules::{Action, PadValue, Rule, Sizes, Step};
+use super::tensor::{self, Outcome, dimension};
+use crate::checkpoint::{CatalogTensor, ChunkPlace};
+
+/// A tensor on its way through a rule, or a place for one where only names count.
+#[derive(Debug)]
+pub(super) struct Piece {
+    /// Which of the rule's names it has.
+    pub(super) part: usize,
+    pub(super) captures: Captures,
+    pub(super) tensor: Option<CatalogTensor>,
+    /// The positions of the entries that it is made from.
+    pub(super) sources: Vec<usize>,
+}
+
+/// Carries out all steps of a rule.
+pub(super) fn run(rule: &Rule, mut pieces: Vec<Piece>) -> Outcome<Vec<Piece>> {
+    for (number, step) in rule.steps.iter().enumerate() {
+        let parts = parts_before(rule, number);
+        pieces = one(rule, step, parts, pieces).map_err(|why| match step.at.line {
+            0 => format!("{}: {why}", step.action.word()),
+            line => format!("{} (line {line}): {why}", step.action.word()),
+        })?;
+    }
+    Ok(pieces)
+}
+
+/// How many names a rule's tensors have before a step.
+pub(super) fn parts_before(rule: &Rule, step: usize) -> usize {
+    rule.steps.iter().take(step).fold(rule.from.len(), |parts, step| match step.action {
+        Action::Concat { .. } => 1,
+        Action::Split { .. } => rule.to.len(),
+        _ => parts,
+    })
+}
+
+fn one(rule: &Rule, step: &Step, parts: usize, pieces: Vec<Piece>) -> Outcome<Vec<Piece>> {
+    match &step.action {
+        Action::Stack { capture, dim } => stacked(capture, *dim, pieces),
+        Action::Unstack { capture, dim } => unstacked(capture, *dim, pieces),
+        Action::Concat { dim, sizes, groups } => joined(*dim, sizes.as_ref(), *groups, parts, pieces),
+        Action::Split { dim, sizes, groups } => split(*dim, sizes.as_ref(), *groups, rule.to.len(), pieces),
+        action => pieces
+            .into_iter()
+            .map(|mut piece| {
+                if step.of.as_ref().is_none_or(|of| of.contains(&piece.part)) {
+                    piece.tensor = piece.tensor.map(|tensor| changed(action, tensor)).transpose()?;
+                }
+                Ok(piece)
+            })
+            .collect(),
+    }
+}
+
+/// Steps that change a tensor by itself.
+fn changed(action: &Action, tensor: CatalogTensor) -> Outcome<CatalogTensor> {
+    let ndim = tensor.shape.len();
+    let dim_of = |dim: &i64| dimension(*dim, ndim);
+    match action {
+        Action::Transpose(a, b) => {
+            let mut order: Vec<usize> = (0..ndim).collect();
+            order.swap(dim_of(a)?, dim_of(b)?);
+            tensor::permuted(&tensor, &order)
+        }
+        Action::Permute(order) => {
+            let order = order.iter().map(dim_of).collect::<Outcome<Vec<_>>>()?;
+            tensor::permuted(&tensor, &order)
+        }
+        Action::Reshape { to, from } => {
+            if let Some(from) = from {
+                let expected = filled(from, tensor.elements())?;
+                if expected != tensor.shape.as_slice() {
+                    return Err(format!("it is said to have shape {expected:?}, and has {:?}", &tensor.shape[..]));
+                }
+            }
+            tensor::reshaped(&tensor, &filled(to, tensor.elements())?)
+        }
+        Action::Unflatten { dim, sizes } => unflattened(&tensor, dim_of(dim)?, sizes),
+        Action::Flatten { start, end, sizes } => {
+            let (start, end) = (dim_of(start)?, dim_of(end)?);
+            if start > end {
+                return Err(format!("dimension {start} does not come before {end}"));
+            }
+            let joined = &tensor.shape[start..=end];
+            if let Some(sizes) = sizes {
+                let expected = filled(sizes, joined.iter().product())?;
+                if expected != joined {
+                    return Err(format!("dimensions {start} to {end} are said to be {expected:?}, and are {joined:?}"));
+                }
+            }
+            let mut shape = tensor.shape[..start].to_vec();
+            shape.push(joined.iter().product());
+            shape.extend_from_slice(&tensor.shape[end + 1..]);
+            tensor::reshaped(&tensor, &shape)
+        }
+        Action::Slice { dim, start, stop } => {
+            let dim = dim_of(dim)?;
+            let stop = stop.unwrap_or(tensor.shape[dim]);
+            let length = stop.checked_sub(*start).ok_or_else(|| format!("{start}:{stop} is no range"))?;
+            tensor::sliced(&tensor, dim, *start, length)
+        }
+        Action::Truncate { dim, size } => tensor::sliced(&tensor, dim_of(dim)?, 0, *size),
+        Action::Pad { dim, size, value, from } => {
+            let dim = dim_of(dim)?;
+            if let Some(from) = from.filter(|from| *from != tensor.shape[dim]) {
+                return Err(format!("dimension {dim} is said to have {from} indices, and has {}", tensor.shape[dim]));
+            }
+            let place = match value {
+                PadValue::Live => ChunkPlace::Live,
+                PadValue::Number(number) => {
+                    let mut element = vec![0; tensor.dtype.size() as usize];
+                    let wide = number.to_le_bytes();
+                    crate::cast::cast(reshard_formats::DType::Float64, &wide, tensor.dtype, &mut element)
+                        .map_err(|error| error.to_string())?;
+                    ChunkPlace::Fill(element.into_boxed_slice())
+                }
+            };
+            tensor::padded(tensor, dim, *size, place)
+        }
+        Action::Cast { to, from } => match from {
+            Some(from) if *from != tensor.dtype => {
+                Err(format!("it is said to be {}, and is {}", from.name(), tensor.dtype.name()))
+            }
+            _ => tensor::cast(tensor, *to),
+        },
+        Action::Stack { .. } | Action::Unstack { .. } | Action::Concat { .. } | Action::Split { .. } => Ok(tensor),
+    }
+}
+
+/// Sizes of which one may be left over.
+fn filled(sizes: &[i64], elements: u64) -> Outcome<Vec<u64>> {
+    let wrong = || format!("{sizes:?} are no sizes of {elements} elements");
+    let mut known = 1u64;
+    for size in sizes.iter().filter(|size| **size != -1) {
+        known = u64::try_from(*size).ok().and_then(|size| known.checked_mul(size)).ok_or_else(wrong)?;
+    }
+    let left = match sizes.iter().filter(|size| **size == -1).count() {
+        0 => 1,
+        1 if known > 0 && elements.is_multiple_of(known) => elements / known,
+        _ => return Err(wrong()),
+    };
+    if known.checked_mul(left) != Some(elements) {
+        return Err(wrong());
+    }
+    Ok(sizes.iter().map(|size| if *size == -1 { left } else { size.unsigned_abs() }).collect())
+}
+
+fn unflattened(tensor: &CatalogTensor, dim: usize, sizes: &[i64]) -> Outcome<CatalogTensor> {
+    let mut shape = tensor.shape[..dim].to_vec();
+    shape.extend(filled(sizes, tensor.shape[dim]).map_err(|why| format!("dimension {dim}: {why}"))?);
+    shape.extend_from_slice(&tensor.shape[dim + 1..]);
+    tensor::reshaped(tensor, &shape)
+}
+
+fn flattened(tensor: &CatalogTensor, dim: usize) -> Outcome<CatalogTensor> {
+    let mut shape = tensor.shape[..dim].to_vec();
+    shape.push(tensor.shape[dim] * tensor.shape[dim + 1]);
+    shape.extend_from_slice(&tensor.shape[dim + 2..]);
+    tensor::reshaped(tensor, &shape)
+}
+
+/// Pieces that differ in one thing only.
+fn grouped<K: Ord>(pieces: Vec<Piece>, key: impl Fn(&Piece) -> K) -> BTreeMap<K, Vec<Piece>> {
+    let mut groups: BTreeMap<K, Vec<Piece>> = BTreeMap::new();
+    for piece in pieces {
+        groups.entry(key(&piece)).or_default().push(piece);
+    }
+    groups
+}
+
+fn stacked(capture: &str, dim: i64, pieces: Vec<Piece>) -> Outcome<Vec<Piece>> {
+    let without = |piece: &Piece| {
+        let mut captures = piece.captures.clone();
+        captures.remove(capture);
+        (piece.part, captures)
+    };
+    let mut made = Vec::new();
+    for ((part, captures), group) in grouped(pieces, without) {
+        let mut numbered = Vec::with_capacity(group.len());
+        for piece in group {
+            let text = piece.captures.get(capture).cloned().unwrap_or_default();
+            let number: u64 = text.parse().map_err(|_| format!("{{{capture}}} is {text:?}, which is no whole number"))?;
+            numbered.push((number, piece));
+        }
+        numbered.sort_by_key(|(number, _)| *number);
+        if let Some((expected, _)) = (0u64..).zip(&numbered).find(|(expected, (number, _))| expected != number) {
+            let last = numbered.last().map_or(0, |(number, _)| *number);
+            return Err(format!("there is no {{{capture}}} = {expected}, though there is one up to {last}"));
+        }
+        made.push(together(part, captures, numbered.into_iter().map(|(_, piece)| piece).collect(), |tensors| {
+            let ndim = tensors.first().map_or(0, |tensor| tensor.shape.len()) + 1;
+            let dim = dimension(dim, ndim)?;
+            let tensors = tensors.iter().map(|tensor| tensor::with_dim(tensor, dim)).collect::<Outcome<_>>()?;
+            tensor::concatenated(tensors, dim)
+        })?);
+    }
+    Ok(made)
+}
+
+/// One piece of several; a place for a tensor where they are places.
+fn together(
+    part: usize,
+    captures: Captures,
+    pieces: Vec<Piece>,
+    join: impl FnOnce(Vec<CatalogTensor>) -> Outcome<CatalogTensor>,
+) -> Outcome<Piece> {
+    let mut sources = Vec::new();
+    let mut tensors = Vec::new();
+    let count = pieces.len();
+    for piece in pieces {
+        sources.extend(piece.sources);
+        tensors.extend(piece.tensor);
+    }
+    let tensor = if tensors.len() == count { Some(join(tensors)?) } else { None };
+    Ok(Piece { part, captures, tensor, sources })
+}
+
+fn unstacked(capture: &str, dim: i64, pieces: Vec<Piece>) -> Outcome<Vec<Piece>> {
+    let mut made = Vec::new();
+    for piece in pieces {
+        let Some(tensor) = piece.tensor else {
+            return Err(format!("no tensor tells how many {{{capture}}} there are"));
+        };
+        let dim = dimension(dim, tensor.shape.len())?;
+        for index in 0..tensor.shape[dim] {
+            let mut captures = piece.captures.clone();
+            captures.insert(capture.to_owned(), index.to_string());
+            let row = tensor::without_dim(&tensor::sliced(&tensor, dim, index, 1)?, dim)?;
+            made.push(Piece { part: piece.part, captures, tensor: Some(row), sources: piece.sources.clone() });
+        }
+    }
+    Ok(made)
+}
+
+fn joined(dim: i64, sizes: Option<&Sizes>, groups: u64, parts: usize, pieces: Vec<Piece>) -> Outcome<Vec<Piece>> {
+    let mut made = Vec::new();
+    for (captures, mut group) in grouped(pieces, |piece| piece.captures.clone()) {
+        group.sort_by_key(|piece| piece.part);
+        if group.len() != parts || group.iter().enumerate().any(|(part, piece)| piece.part != part) {
+            return Err(format!("{} of the {parts} tensors are there for {captures:?}", group.len()));
+        }
+        made.push(together(0, captures, group, |tensors| {
+            let dim = dimension(dim, tensors.first().map_or(0, |tensor| tensor.shape.len()))?;
+            if let Some(sizes) = sizes {
+                let total = tensors.iter().filter_map(|tensor| tensor.shape.get(dim)).sum();
+                let found: Vec<u64> = tensors.iter().filter_map(|tensor| tensor.shape.get(dim).copied()).collect();
+                let expected = shares(sizes, parts, total)?;
+                if expected != found {
+                    return Err(format!("dimension {dim} of them should be {expected:?}, and is {found:?}"));
+                }
+            }
+            if groups == 1 {
+                return tensor::concatenated(tensors, dim);
+            }
+            let grouped = tensors.iter().map(|tensor| unflattened(tensor, dim, &[groups as i64, -1])).collect::<Outcome<_>>()?;
+            flattened(&tensor::concatenated(grouped, dim + 1)?, dim)
+        })?);
+    }
+    Ok(made)
+}
+
+/// How a dimension of so many indices is shared.
+fn shares(sizes: &Sizes, parts: usize, total: u64) -> Outcome<Vec<u64>> {
+    let list = match sizes {
+        Sizes::Exact(list) | Sizes::Ratio(list) => list,
+    };
+    if list.len() != parts {
+        return Err(format!("{list:?} share a dimension between {}, and there are {parts}", list.len()));
+    }
+    let sum = list.iter().try_fold(0u64, |sum, size| sum.checked_add(*size)).filter(|sum| *sum > 0);
+    let sum = sum.ok_or_else(|| format!("{list:?} are no shares"))?;
+    match sizes {
+        Sizes::Exact(list) if sum == total => Ok(list.clone()),
+        Sizes::Exact(list) => Err(format!("the sizes {list:?} make {sum}, the dimension has {total}")),
+        Sizes::Ratio(list) if total.is_multiple_of(sum) => Ok(list.iter().map(|share| share * (total / sum)).collect()),
+        Sizes::Ratio(list) => Err(format!("{total} cannot be shared in the ratio {list:?}")),
+    }
+}
+
+fn split(dim: i64, sizes: Option<&Sizes>, groups: u64, parts: usize, pieces: Vec<Piece>) -> Outcome<Vec<Piece>> {
+    let equal = Sizes::Ratio(vec![1; parts]);
+    let sizes = sizes.unwrap_or(&equal);
+    let mut made = Vec::new();
+    for piece in pieces {
+        let mut cut: Vec<Option<CatalogTensor>> = (0..parts).map(|_| None).collect();
+        if let Some(tensor) = &piece.tensor {
+            let dim = dimension(dim, tensor.shape.len())?;
+            let whole = tensor.shape[dim];
+            let list = shares(sizes, parts, whole)?;
+            let (source, along) = match groups {
+                1 => (None, dim),
+                groups => (Some(unflattened(tensor, dim, &[groups as i64, -1])?), dim + 1),
+            };
+            let mut start = 0;
+            for (slot, size) in cut.iter_mut().zip(&list) {
+                if !size.is_multiple_of(groups) {
+                    return Err(format!("{size} of dimension {dim} cannot be shared between {groups} groups"));
+                }
+                let part = tensor::sliced(source.as_ref().unwrap_or(tensor), along, start, size / groups)?;
+                start += size / groups;
+                *slot = Some(if groups == 1 { part } else { flattened(&part, dim)? });
+            }
+        }
+        for (part, tensor) in cut.into_iter().enumerate() {
+            made.push(Piece { part, captures: piece.captures.clone(), tensor, sources: piece.sources.clone() });
+        }
+    }
+    Ok(made)
+}
