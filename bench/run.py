@@ -37,6 +37,7 @@ NUMBER_OF = {
     "convert": 9,
     "objects": 10,
     "others": 11,
+    "numbers": 12,
 }
 
 

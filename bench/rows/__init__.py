@@ -16,6 +16,7 @@ _NAMES = {
     9: ("convert", "Convert and consolidate"),
     10: ("objects", "Object store on loopback"),
     11: ("others", "What one would pick instead"),
+    12: ("numbers", "Numbers of every tensor"),
 }
 
 NUMBERS = list(_NAMES)

@@ -200,6 +200,25 @@ def diff(
 def digest(
     path: str, options: dict[str, Any], verify: bool, control: Control, storage_options: dict[str, Any] | None = None
 ) -> str: ...
+def scan(
+    path: str,
+    options: dict[str, Any],
+    bins: int,
+    verify: bool,
+    control: Control,
+    storage_options: dict[str, Any] | None = None,
+) -> str: ...
+def health(
+    path: str,
+    options: dict[str, Any],
+    limits: list[str],
+    verify: bool,
+    control: Control,
+    storage_options: dict[str, Any] | None = None,
+) -> str: ...
+def trend(
+    folder: str, options: dict[str, Any], numbers: bool, control: Control, storage_options: dict[str, Any] | None = None
+) -> str: ...
 def stats(path: str, key: str, bins: int, control: Control, storage_options: dict[str, Any] | None = None) -> str: ...
 def recover(
     path: str,

@@ -50,7 +50,7 @@ mod _reshard {
     #[pymodule_export]
     use crate::steps::{Pruned, Step, StepFolder, is_address};
     #[pymodule_export]
-    use crate::tools::looking::{diff, digest, prune, recover, stats};
+    use crate::tools::looking::{diff, digest, health, prune, recover, scan, stats, trend};
     #[pymodule_export]
     use crate::tools::writing::{convert, edit, merge, relayout};
     #[pymodule_export]

@@ -37,6 +37,59 @@ def test_convert_selects_renames_and_casts(saved, tmp_path):
             reshard.convert(saved, tmp_path / "other", **wrong)
 
 
+def test_numbers_of_every_tensor_are_those_of_torch(tmp_path):
+    path = str(tmp_path / "dtypes")
+    state = {}
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2):
+        values = torch.randn(300, 40, dtype=torch.float64).mul_(3)
+        values[0, :3] = torch.tensor([0.0, -0.0, 1e-40])
+        state[str(dtype)] = values.to(dtype)
+    state["odd"] = torch.tensor([[1.0, float("nan")], [float("inf"), -float("inf")]])
+    state["int"] = torch.arange(-500, 500)
+    rt.save(state, path)
+    found = reshard.stats(path)
+    assert set(found) == set(state)
+    for key, tensor in state.items():
+        wide = tensor.double()
+        finite = wide[wide.isfinite()]
+        stats = found[key]
+        assert stats == reshard.stats(path, key)
+        counts = (stats.elements, stats.nans, stats.positive_infinities, stats.negative_infinities, stats.zeros)
+        wanted = (tensor.numel(), wide.isnan().sum(), (wide == torch.inf).sum(), (wide == -torch.inf).sum(), (wide == 0).sum())
+        assert counts == tuple(map(int, wanted)), key
+        assert (stats.min, stats.max, stats.absmax) == (finite.min(), finite.max(), finite.abs().max())
+        for ours, theirs in ((stats.mean, finite.mean()), (stats.l2, finite.norm()), (stats.std, finite.std(correction=0))):
+            assert ours == pytest.approx(float(theirs), rel=1e-9, abs=1e-9), key
+        assert sum(count for _, count in stats.magnitudes) == int((finite != 0).sum())
+        for share, ours in ((0.05, stats.percentiles.p5), (0.5, stats.percentiles.p50), (0.95, stats.percentiles.p95)):
+            exact = float(finite.sort().values[round(share * (finite.numel() - 1))])
+            assert ours == pytest.approx(exact, rel=0 if tensor.itemsize <= 2 else 2**-8, abs=0), (key, share)
+
+
+def test_health_names_rules_and_what_was_looked_at(tmp_path):
+    path = str(tmp_path / "sick")
+    rt.save({"model": {"nan": torch.tensor([[1.0, float("nan")]]), "zero": torch.zeros(4, 4), "fine": torch.randn(4, 4)}}, path)
+    report = reshard.health(path)
+    assert {(finding.rule, finding.key) for finding in report.findings} == {("nan", "model.nan"), ("zero-weight", "model.zero")}
+    assert not report.healthy and report.checked == ("numbers",)
+    assert reshard.health(path, limits={"nan": None}).healthy
+    assert reshard.health(path, include=["model.fine"], verify=True).checked == ("checksums", "numbers")
+    with pytest.raises(reshard.InvalidInput, match="no rule"):
+        reshard.health(path, limits={"nonsense": 1})
+
+
+def test_a_run_has_a_trend_and_a_first_bad_step(tmp_path):
+    with rt.CheckpointManager(str(tmp_path / "run"), keep_last=9) as manager:
+        for step in range(1, 7):
+            weight = torch.full((4, 4), float("nan") if step >= 5 else float(step))
+            manager.save(step, {"model": {"w": weight}}, metrics={"loss": 1 / step})
+    run = reshard.trend(tmp_path / "run", numbers=True, include=["model.*"])
+    assert [step.metrics["loss"] for step in run.steps] == [pytest.approx(1 / step) for step in range(1, 7)]
+    assert [bad.key for bad in run.bad] == ["model.w"]
+    assert run.bad[0].what == "nan" and run.bad[0].first == run.steps[4].name and run.bad[0].fine == run.steps[3].name
+    assert run.steps[1].tensors["model.w"].change == pytest.approx(1.0)
+
+
 def test_diff_digest_and_stats(saved, tmp_path):
     other = str(tmp_path / "other")
     rt.save({"model": {"a": torch.arange(6.0).reshape(2, 3), "b": torch.full((4,), 1.5)}, "step": 11, "more": 1}, other)

@@ -7,9 +7,9 @@ mod seeing;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 pub(crate) use changing::{
-    ConvertArgs, EditArgs, FormatArg, KeyArgs, MergeArgs, PlanArgs, PruneArgs, RecoverArgs, RelayoutArgs, WriteArgs,
+    ConvertArgs, EditArgs, FormatArg, KeyArgs, LayoutArgs, MergeArgs, PlanArgs, PruneArgs, RecoverArgs, RelayoutArgs, WriteArgs,
 };
-pub(crate) use reading::{DiffArgs, LatestArgs, PageArgs, ReportArgs, ServeArgs, VerifyArgs};
+pub(crate) use reading::{DiffArgs, LatestArgs, PageArgs, ReportArgs, ServeArgs, StatsArgs, StatsSort, TrendArgs, VerifyArgs};
 
 pub(crate) use seeing::{ViewAction, ViewArgs, ViewVerbArgs};
 
@@ -19,7 +19,7 @@ use crate::version;
 /// See, check, change and move any checkpoint of distributed training, without PyTorch.
 #[derive(Debug, Parser)]
 #[command(name = "reshard", version = version::SHORT, long_version = version::LONG, propagate_version = false)]
-#[command(max_term_width = 110, after_help = AFTER_HELP, disable_help_subcommand = true)]
+#[command(max_term_width = 110, after_help = AFTER_HELP)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) global: GlobalArgs,
@@ -51,18 +51,25 @@ pub(crate) struct GlobalArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
+    #[command(visible_alias = "info")]
     Inspect(InspectArgs),
     Ls(LsArgs),
+    #[command(visible_alias = "cat")]
     Show(ShowArgs),
+    Stats(StatsArgs),
+    #[command(visible_alias = "hash")]
     Digest(DigestArgs),
     Verify(VerifyArgs),
     Diff(DiffArgs),
+    Trend(TrendArgs),
     Convert(ConvertArgs),
+    #[command(visible_alias = "reshard")]
     Relayout(RelayoutArgs),
     Plan(PlanArgs),
     Merge(MergeArgs),
     View(ViewVerbArgs),
     Edit(EditArgs),
+    #[command(visible_alias = "repair")]
     Recover(RecoverArgs),
     Latest(LatestArgs),
     Prune(PruneArgs),
@@ -186,7 +193,6 @@ pub(crate) struct CompletionsArgs {
 
 /// Print the manual page, or write one page per verb into a folder
 #[derive(Debug, Args)]
-#[command(hide = true)]
 pub(crate) struct ManArgs {
     /// The folder to write into
     pub(crate) folder: Option<std::path::PathBuf>,

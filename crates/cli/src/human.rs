@@ -1,5 +1,6 @@
 //! Numbers and shapes as people read them.
 
+use std::cmp::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// `17.9 kB`: three digits and a decimal unit; exact below 1000.
@@ -80,6 +81,26 @@ pub(crate) fn bar(part: u64, whole: u64, width: usize) -> String {
     format!("{}{}", "█".repeat(eighths / 8), EIGHTHS[eighths % 8])
 }
 
+/// A line of bars, one for each number, from the least to the largest; a dot where there is none, a cross where it is not
+/// finite.
+pub(crate) fn sparkline(values: &[Option<f64>]) -> String {
+    const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    let finite = values.iter().flatten().copied().filter(|value| value.is_finite());
+    let (low, high) = finite.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)));
+    let bar = |value: f64| {
+        let share = if high > low { (value - low) / (high - low) } else { 0.0 };
+        BARS[((share * 7.0).round() as usize).min(7)]
+    };
+    // A long run is shown by its last steps.
+    let start = values.len().saturating_sub(60);
+    let one = |value: &Option<f64>| match value {
+        Some(value) if value.is_finite() => bar(*value),
+        Some(_) => '×',
+        None => '·',
+    };
+    values[start..].iter().map(one).collect()
+}
+
 /// A number in few digits: `0.01`, `-3`, `1.25e-9`.
 pub(crate) fn number(value: f64) -> String {
     let size = value.abs();
@@ -151,6 +172,36 @@ pub fn shell_word(text: &str) -> String {
     }
 }
 
+/// Names in their order, numbers in them by value: `layers.2` comes before `layers.10`.
+pub(crate) fn natural(a: &str, b: &str) -> Ordering {
+    let (mut left, mut right) = (a.as_bytes(), b.as_bytes());
+    while let (Some(x), Some(y)) = (left.first(), right.first()) {
+        if x.is_ascii_digit() && y.is_ascii_digit() {
+            let digits = |text: &[u8]| text.iter().take_while(|c| c.is_ascii_digit()).count();
+            let (m, n) = (digits(left), digits(right));
+            let significant = |text: &[u8]| text.iter().position(|c| *c != b'0').unwrap_or(text.len());
+            let (p, q) = (&left[..m], &right[..n]);
+            let (p, q) = (&p[significant(p)..], &q[significant(q)..]);
+            match p.len().cmp(&q.len()).then_with(|| p.cmp(q)) {
+                Ordering::Equal => (left, right) = (&left[m..], &right[n..]),
+                other => return other,
+            }
+        } else {
+            match x.cmp(y) {
+                Ordering::Equal => (left, right) = (&left[1..], &right[1..]),
+                other => return other,
+            }
+        }
+    }
+    left.len().cmp(&right.len()).then_with(|| a.cmp(b))
+}
+
+/// Cells of a terminal that a character takes; wide East Asian ones take two.
+pub(crate) fn cells(c: char) -> usize {
+    let wide = |c: char| matches!(u32::from(c), 0x1100..=0x115f | 0x2e80..=0xa4cf | 0xac00..=0xd7a3 | 0xf900..=0xfaff | 0xfe30..=0xfe6f | 0xff00..=0xff60 | 0xffe0..=0xffe6 | 0x1f300..=0x1f64f | 0x1f900..=0x1f9ff);
+    if wide(c) { 2 } else { 1 }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -216,5 +267,12 @@ mod tests {
         assert_eq!(shortened("abcdefghij", 7), "abc…hij");
         assert_eq!(shortened("naïve", 5), "naïve");
         assert_eq!(printable("a\u{1b}[31mb\u{202e}"), "a\\u{1b}[31mb\\u{202e}");
+    }
+
+    #[test]
+    fn numbers_are_compared_by_value() {
+        let mut names = ["l.10.b", "l.2.b", "l.2.a", "l", "l.02.a", "m", "l.1000000000000000000000000"];
+        names.sort_by(|a, b| natural(a, b));
+        assert_eq!(names, ["l", "l.02.a", "l.2.a", "l.2.b", "l.10.b", "l.1000000000000000000000000", "m"]);
     }
 }

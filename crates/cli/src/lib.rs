@@ -13,6 +13,7 @@ mod failure;
 mod human;
 mod interrupt;
 mod meaning;
+mod paths;
 mod printer;
 mod progress;
 pub mod report;

@@ -3,10 +3,12 @@
 use std::path::Path;
 use std::time::Duration;
 
-use reshard::{CastRules, ConvertOptions, ConvertTarget, Format, Part, Rename, Selection};
+use reshard::{CastRules, Checkpoint, ConvertOptions, ConvertTarget, Format, Layout, Part, Rename, Selection, Unmatched};
 
-use crate::args::{FormatArg, KeyArgs, WriteArgs};
+use crate::args::{FormatArg, KeyArgs, LayoutArgs, WriteArgs};
 use crate::failure::{Failure, Result};
+use crate::human;
+use crate::printer::Printer;
 
 /// `5GB`, `512MiB`, `1_000_000`.
 pub(crate) fn size(text: &str) -> Result<u64> {
@@ -85,6 +87,37 @@ pub(crate) fn renames(typed: &[String], file: Option<&Path>) -> Result<Vec<Renam
         renames.push(Rename::parse(text)?);
     }
     Ok(renames)
+}
+
+/// A pattern that fits nothing is a mistake: this says which, and what may have been meant.
+pub(crate) fn all_used(checkpoint: &Checkpoint, selection: &Selection) -> Result<()> {
+    used(checkpoint, selection.unmatched(checkpoint))
+}
+
+/// The same for patterns that were looked for elsewhere.
+pub(crate) fn used(checkpoint: &Checkpoint, unmatched: Vec<Unmatched>) -> Result<()> {
+    let Some(first) = unmatched.first() else { return Ok(()) };
+    let patterns: Vec<String> = unmatched.iter().map(|unused| format!("{:?}", unused.pattern)).collect();
+    let failure = Failure::new(format!("no key of {} fits {}", human::printable(checkpoint.path()), patterns.join(", ")));
+    Err(failure.hint(match &first.near[..] {
+        [] => "`reshard ls` lists the keys".to_owned(),
+        near => format!("did you mean {}?", near.iter().map(|key| format!("{key:?}")).collect::<Vec<_>>().join(", ")),
+    }))
+}
+
+/// A mesh and how tensors lie on it. Without rules, a mesh of one dimension means FSDP's layout; what is assumed is said.
+pub(crate) fn layout(printer: &mut Printer, args: &LayoutArgs) -> Result<Layout> {
+    if !args.rule.is_empty() {
+        return Ok(Layout::parse(&args.mesh, &args.rule)?);
+    }
+    if args.mesh.contains(',') {
+        let layout = Layout::parse(&args.mesh, &args.rule)?;
+        printer.note("no --rule: every tensor is replicated on every rank of the mesh");
+        return Ok(layout);
+    }
+    let layout = Layout::fully_sharded(&args.mesh)?;
+    printer.note("no --rule: Shard(0) for every tensor that has a dimension, as FSDP does");
+    Ok(layout)
 }
 
 /// How to write, with which keys and casts.

@@ -6,6 +6,7 @@ use std::io::{self, BufWriter, IsTerminal, Write};
 use serde::Serialize;
 
 use crate::failure::{Failure, Result};
+use crate::human;
 
 /// When to paint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -63,6 +64,8 @@ pub(crate) struct Printer {
     pub(crate) quiet: bool,
     /// Columns of the terminal; a good width where there is none.
     pub(crate) width: usize,
+    /// The columns that lines have to fit into; none for files and pipes, where nothing is cut.
+    pub(crate) columns: Option<usize>,
 }
 
 /// The width of text that is not for a terminal.
@@ -85,13 +88,15 @@ impl Printer {
         let columns = std::env::var("COLUMNS").ok().and_then(|c| c.parse().ok());
         let measured =
             out.then(terminal_size::terminal_size).flatten().map(|(terminal_size::Width(columns), _)| usize::from(columns));
+        let columns: Option<usize> = columns.or(measured).map(|columns: usize| columns.clamp(40, 400));
         Printer {
             out: BufWriter::with_capacity(64 << 10, io::stdout()),
             color: allowed(out),
             error_color: allowed(err),
             watched: err && !quiet,
             quiet,
-            width: columns.or(measured).unwrap_or(PLAIN_WIDTH).clamp(40, 400),
+            width: columns.unwrap_or(PLAIN_WIDTH),
+            columns,
         }
     }
 
@@ -100,10 +105,14 @@ impl Printer {
         &mut self.out
     }
 
-    /// One line of data. What has power over a terminal is escaped, but for our own paint.
+    /// One line of data. What has power over a terminal is escaped, but for our own paint; what is wider than the terminal
+    /// goes on below between words.
     pub(crate) fn line(&mut self, text: impl AsRef<str>) -> Result<()> {
         let text = harmless(text.as_ref(), self.color);
-        Ok(writeln!(self.out, "{text}")?)
+        match self.columns {
+            Some(columns) => Ok(writeln!(self.out, "{}", wrapped(&text, columns))?),
+            None => Ok(writeln!(self.out, "{text}")?),
+        }
     }
 
     /// Data as JSON, indented, followed by a newline.
@@ -176,6 +185,59 @@ fn harmless(text: &str, paint: bool) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
+/// A line as lines of at most so many columns, cut between words; those that follow are indented. A word that no line can
+/// hold is cut in its middle.
+fn wrapped(text: &str, columns: usize) -> Cow<'_, str> {
+    if visible(text) <= columns {
+        return Cow::Borrowed(text);
+    }
+    let indent = text.len() - text.trim_start_matches(' ').len();
+    let below = " ".repeat((indent + 4).min(columns / 2));
+    let mut lines = String::with_capacity(text.len() + 32);
+    let mut used = 0;
+    // A run of spaces belongs to the word after it, and is dropped where a line ends.
+    let mut rest = text;
+    while !rest.is_empty() {
+        let spaces = rest.len() - rest.trim_start_matches(' ').len();
+        let end = rest[spaces..].find(' ').map_or(rest.len(), |end| spaces + end);
+        let (space, word) = (&rest[..spaces], &rest[spaces..end]);
+        rest = &rest[end..];
+        let mut width = visible(word);
+        let mut word = Cow::Borrowed(word);
+        if used > 0 && used + spaces + width > columns {
+            lines.push('\n');
+            lines.push_str(&below);
+            used = below.len();
+        } else {
+            lines.push_str(space);
+            used += spaces;
+        }
+        if used + width > columns && !word.contains('\x1b') {
+            word = Cow::Owned(human::shortened(&word, columns - used));
+            width = visible(&word);
+        }
+        lines.push_str(&word);
+        used += width;
+    }
+    Cow::Owned(lines)
+}
+
+/// Columns that a text takes, without its paint.
+fn visible(text: &str) -> usize {
+    let mut width = 0;
+    let mut rest = text;
+    while let Some(c) = rest.chars().next() {
+        match paint_length(rest) {
+            0 => {
+                width += human::cells(c);
+                rest = &rest[c.len_utf8()..];
+            }
+            painted => rest = &rest[painted..],
+        }
+    }
+    width
+}
+
 /// How many bytes of a change of color the text starts with.
 fn paint_length(text: &str) -> usize {
     let Some(codes) = text.strip_prefix("\x1b[") else { return 0 };
@@ -188,6 +250,18 @@ fn paint_length(text: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_lines_go_on_between_words() {
+        assert_eq!(wrapped("short", 40), "short");
+        let text = "  error: model.layers.0.weight, __0_0.distcp at byte 17: the checksum is another one";
+        let lines = wrapped(text, 40);
+        assert!(lines.lines().all(|line| visible(line) <= 40), "{lines}");
+        assert_eq!(lines.split_whitespace().collect::<Vec<_>>(), text.split_whitespace().collect::<Vec<_>>());
+        let long = format!("key {}", "x".repeat(100));
+        assert!(wrapped(&long, 40).lines().all(|line| visible(line) <= 40) && wrapped(&long, 40).contains('…'));
+        assert_eq!(visible("\x1b[31mbad\x1b[0m"), 3);
+    }
 
     #[test]
     fn only_paint_passes_and_only_where_it_is_welcome() {

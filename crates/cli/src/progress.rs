@@ -48,15 +48,21 @@ fn show(control: &Control, what: String, stopped: &Receiver<()>) {
         return;
     }
     let bar = ProgressBar::with_draw_target(Some(control.total()), ProgressDrawTarget::stderr_with_hz(10));
-    let bar = bar.with_elapsed(PATIENCE).with_message(what);
-    let template = "{msg} {wide_bar:.cyan/dim} {percent:>3}%  {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left";
-    if let Ok(style) = ProgressStyle::with_template(template) {
-        bar.set_style(style.progress_chars("█▉▊▋▌▍▎▏ "));
-    }
+    let bar = bar.with_elapsed(PATIENCE).with_message(what.clone());
+    let mut finishing = false;
+    bar.set_style(style(finishing));
     let start = Instant::now();
     loop {
-        bar.set_length(control.total().max(control.done()));
-        bar.set_position(control.done());
+        let (total, done) = (control.total(), control.done());
+        bar.set_length(total.max(done));
+        bar.set_position(done);
+        // What was moved is not yet safe: files are synced and published after the last byte, which takes its time.
+        let last = total > 0 && done >= total;
+        if last != finishing {
+            finishing = last;
+            bar.set_style(style(finishing));
+            bar.set_message(if finishing { format!("{what}: all moved, now syncing") } else { what.clone() });
+        }
         if control.total() == 0 && start.elapsed() > PATIENCE {
             bar.tick();
         }
@@ -65,4 +71,16 @@ fn show(control: &Control, what: String, stopped: &Receiver<()>) {
         }
     }
     bar.finish_and_clear();
+}
+
+/// Sizes as everywhere else: in units of 1000.
+fn style(finishing: bool) -> ProgressStyle {
+    let template = match finishing {
+        false => {
+            "{msg} {wide_bar:.cyan/dim} {percent:>3}%  {decimal_bytes}/{decimal_total_bytes}  {decimal_bytes_per_sec}  {eta} left"
+        }
+        true => "{msg} {spinner}  {decimal_total_bytes}  {elapsed}",
+    };
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    style.progress_chars("█▉▊▋▌▍▎▏ ")
 }

@@ -1,6 +1,8 @@
 //! Columns of text: aligned on terminals and in files alike, without frames, so that `awk` can read them too.
 
-use crate::human::printable;
+use std::borrow::Cow;
+
+use crate::human::{cells, printable, shortened};
 use crate::printer::{Paint, Printer};
 
 /// On which side of its column a text sits.
@@ -19,12 +21,17 @@ pub(crate) struct Table {
     head: Option<Vec<String>>,
     rows: Vec<Vec<(String, Option<Paint>)>>,
     indent: usize,
+    /// The column whose texts are cut in their middle where a terminal is too narrow.
+    fit: Option<usize>,
 }
+
+/// A column is cut to no less.
+const LEAST: usize = 12;
 
 impl Table {
     /// A table of columns on these sides.
     pub(crate) fn new(sides: &[Side]) -> Table {
-        Table { sides: sides.to_vec(), head: None, rows: Vec::new(), indent: 0 }
+        Table { sides: sides.to_vec(), head: None, rows: Vec::new(), indent: 0, fit: None }
     }
 
     /// A first row of names.
@@ -36,6 +43,12 @@ impl Table {
     /// Spaces before every row.
     pub(crate) fn indent(mut self, spaces: usize) -> Table {
         self.indent = spaces;
+        self
+    }
+
+    /// Cuts the texts of this column where a terminal is too narrow for all.
+    pub(crate) fn fit(mut self, column: usize) -> Table {
+        self.fit = Some(column);
         self
     }
 
@@ -59,8 +72,22 @@ impl Table {
         let head: Option<Vec<(String, Option<Paint>)>> =
             self.head.as_ref().map(|names| names.iter().map(|name| (name.clone(), Some(Paint::Dim))).collect());
         let rows: Vec<&Vec<(String, Option<Paint>)>> = head.iter().chain(&self.rows).collect();
-        let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|(cell, _)| cells(cell)).max().unwrap_or(0);
-        let widths: Vec<usize> = (0..self.sides.len()).map(width).collect();
+        let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|(cell, _)| wide(cell)).max().unwrap_or(0);
+        let mut widths: Vec<usize> = (0..self.sides.len()).map(width).collect();
+        let all = self.indent + widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1);
+        let too_wide = printer.columns.map_or(0, |columns| all.saturating_sub(columns));
+        let mut rows: Vec<Cow<'_, Vec<(String, Option<Paint>)>>> = rows.into_iter().map(Cow::Borrowed).collect();
+        if let (Some(column), true) = (self.fit, too_wide > 0)
+            && let Some(width) = widths.get_mut(column)
+        {
+            *width = width.saturating_sub(too_wide).max(LEAST.min(*width));
+            for row in &mut rows {
+                if row.get(column).is_some_and(|(cell, _)| wide(cell) > *width) {
+                    let cell = &mut row.to_mut()[column].0;
+                    *cell = shortened(cell, *width);
+                }
+            }
+        }
         let mut lines = Vec::with_capacity(rows.len());
         for row in rows {
             let mut line = " ".repeat(self.indent);
@@ -68,7 +95,7 @@ impl Table {
             for (column, (cell, paint)) in row.iter().enumerate() {
                 let (side, width) =
                     (self.sides.get(column).copied().unwrap_or(Side::Left), widths.get(column).copied().unwrap_or(0));
-                let space = width.saturating_sub(cells(cell));
+                let space = width.saturating_sub(wide(cell));
                 if column > 0 {
                     pending += 2;
                 }
@@ -93,16 +120,28 @@ impl Table {
     }
 }
 
-/// Cells of a terminal that a text takes; wide East Asian characters take two.
-fn cells(text: &str) -> usize {
-    let wide = |c: char| matches!(u32::from(c), 0x1100..=0x115f | 0x2e80..=0xa4cf | 0xac00..=0xd7a3 | 0xf900..=0xfaff | 0xfe30..=0xfe6f | 0xff00..=0xff60 | 0xffe0..=0xffe6 | 0x1f300..=0x1f64f | 0x1f900..=0x1f9ff);
-    text.chars().map(|c| if wide(c) { 2 } else { 1 }).sum()
+/// Cells of a terminal that a text takes.
+fn wide(text: &str) -> usize {
+    text.chars().map(cells).sum()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::printer::ColorChoice;
+
+    #[test]
+    fn a_narrow_terminal_cuts_the_column_that_may_be_cut() {
+        let mut table = Table::new(&[Side::Left, Side::Right]).fit(0);
+        table.row(["model.layers.0.attention.query.weight.of.a.very.long.name", "12.3 GB"]);
+        table.row(["short", "1 B"]);
+        let mut printer = Printer::new(ColorChoice::Never, true);
+        printer.columns = Some(40);
+        let lines = table.lines(&printer);
+        assert!(lines.iter().all(|line| line.chars().count() <= 40) && lines[0].contains('…') && lines[0].ends_with("12.3 GB"));
+        printer.columns = None;
+        assert!(table.lines(&printer)[0].contains("attention.query.weight.of.a.very.long.name"));
+    }
 
     #[test]
     fn columns_are_aligned_and_lines_end_with_text() {

@@ -204,6 +204,27 @@ impl Region {
         })
     }
 
+    /// What of this region lies outside of `other`, as disjoint regions: at most two a dimension.
+    pub fn without(&self, other: &Region) -> Vec<Region> {
+        let Some(shared) = self.intersection(other) else { return vec![self.clone()] };
+        let mut outside = Vec::new();
+        let mut rest = self.clone();
+        for dim in 0..self.ndim() {
+            let (start, end) = (rest.offsets[dim], rest.end(dim));
+            let mut slab = |from: u64, to: u64| {
+                if from < to {
+                    let mut slab = rest.clone();
+                    (slab.offsets[dim], slab.sizes[dim]) = (from, to - from);
+                    outside.push(slab);
+                }
+            };
+            slab(start, shared.offsets[dim]);
+            slab(shared.end(dim), end);
+            (rest.offsets[dim], rest.sizes[dim]) = (shared.offsets[dim], shared.sizes[dim]);
+        }
+        outside
+    }
+
     fn row_dim(&self) -> Option<usize> {
         self.sizes.iter().position(|&size| size > 1)
     }
@@ -260,6 +281,25 @@ mod tests {
         assert_eq!(region(&[0, 0], &[0, 9]).cut_to(1).count(), 1);
         for small in [region(&[], &[]), region(&[3], &[1])] {
             assert_eq!((small.cut_rows(3), small.cut_to(1).collect::<Vec<_>>()), (vec![small.clone()], vec![small.clone()]));
+        }
+    }
+
+    #[test]
+    fn what_is_outside_and_what_is_shared_are_the_whole() {
+        let whole = region(&[1, 2, 3], &[5, 4, 6]);
+        for other in [
+            region(&[0, 0, 0], &[3, 3, 20]),
+            region(&[2, 3, 4], &[1, 1, 1]),
+            region(&[1, 2, 3], &[5, 4, 6]),
+            region(&[6, 0, 0], &[1, 9, 9]),
+        ] {
+            let outside = whole.without(&other);
+            let shared = whole.intersection(&other).map_or(0, |shared| shared.volume());
+            assert_eq!(outside.iter().map(Region::volume).sum::<u64>() + shared, whole.volume(), "{other}");
+            for (i, one) in outside.iter().enumerate() {
+                assert!(whole.contains(one) && !one.overlaps(&other), "{one}");
+                assert!(outside[..i].iter().all(|before| !before.overlaps(one)), "{one}");
+            }
         }
     }
 

@@ -44,6 +44,7 @@ mod doc_tests;
 mod edit;
 mod error;
 pub mod group;
+mod health;
 mod layout_names;
 mod leaf;
 pub mod load;
@@ -51,6 +52,7 @@ mod memory;
 mod merge;
 mod mesh;
 mod mismatch;
+mod numbers;
 mod plan;
 pub mod records;
 mod recover;
@@ -61,7 +63,6 @@ mod scaled;
 mod select;
 mod source;
 mod staging;
-mod stats;
 mod steps;
 mod stream;
 #[cfg(feature = "trace")]
@@ -77,17 +78,22 @@ pub use checkpoint::{
 };
 pub use control::Control;
 pub use convert::{ConvertOptions, ConvertReport, Destination, Target as ConvertTarget, convert};
-pub use diff::{DiffOptions, DiffReport, Differing, KeyDifference, Tolerance, ValueDifference, diff};
+pub use diff::{DiffOptions, DiffReport, Differing, KeyDifference, ModuleChange, Tolerance, ValueDifference, diff};
 pub use digest::{Digest, DigestEntry, DigestOptions, digest};
 pub use edit::{EditOptions, EditReport, edit, setting_path};
 pub use error::{Caller, Error, ErrorKind, RankFailure, Result};
 pub use group::{Group, Solo, Threads, run_threads};
+pub use health::{
+    Checked, GroupHealth, HEALTH_RULES, HealthFinding, HealthLimits, HealthOptions, HealthReport, HealthRule, OptimizerGroup,
+    OptimizerHealth, OptimizerSummary, ParamHealth, SlotShare, health, optimizer_summary, small_integer,
+};
 pub use leaf::{LoadLeaf, LoadPiece, LoadState, LoadTensor, SaveLeaf, SavePiece, SaveState, SaveTensor, Scope};
 pub use load::{Cast, CastPolicy, KeyFilter, KeyMap, LoadOptions, LoadReport, Loaded, Strictness, Verify, load, load_with};
 pub use memory::{DeviceMemory, DeviceMemoryMut, Source, StridedBox, Target};
 pub use merge::{MergeReport, merge};
 pub use mesh::{Layout, LayoutRule};
-pub use mismatch::{Difference, Mismatch};
+pub use mismatch::{Difference, Mismatch, near_names};
+pub use numbers::{Percentiles, ScanOptions, StatsOptions, TensorStats, element_text, scan, stats};
 pub use plan::cache::PlanCache;
 pub use recover::{RecoverOptions, RecoverReport, UnusedFile, recover};
 pub use relayout::{LoadEstimate, RankEstimate, estimate_load, relayout};
@@ -98,11 +104,13 @@ pub use reshard_layout as layout;
 pub use reshard_state as state;
 pub use reshard_storage as storage;
 pub use save::{AsyncSaver, SaveHandle, SaveOptions, SimulatedPlan, save, save_with, simulate_plan};
-pub use select::{CastRules, Glob, Part, Rename, Selection};
+pub use select::{CastRules, Glob, Part, Rename, Selection, Unmatched, unmatched_globs};
 pub use source::OpenOptions;
 pub use staging::StagingPool;
-pub use stats::{StatsOptions, TensorStats, element_text, stats};
-pub use steps::{Best, Decision, PruneReport, Retention, Step, StepState, StepsMemory, StepsOptions, best, latest, prune, steps};
+pub use steps::{
+    Best, Decision, FirstBad, PruneReport, Retention, Step, StepState, StepsMemory, StepsOptions, Trend, TrendOptions, TrendStep,
+    TrendTensor, best, latest, prune, steps, trend,
+};
 #[cfg(feature = "trace")]
 pub use trace::ChromeTrace;
 pub use typed::Element;

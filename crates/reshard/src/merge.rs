@@ -13,7 +13,7 @@ use crate::convert::output::{OutputOptions, Plan};
 use crate::convert::{ConvertOptions, ConvertReport, Destination, Target, plan_of, write_plan};
 use crate::error::{Error, Result};
 use crate::mismatch::{Difference, Mismatch};
-use crate::stats::{numbers, real_part};
+use crate::numbers::{numbers, real_part};
 use crate::stream::{Stream, TensorStream, check_covered};
 
 /// What a merge did.
@@ -103,7 +103,7 @@ fn has_average(dtype: DType) -> bool {
 
 /// Every difference between the sources at once.
 fn check_same(first: &Checkpoint, others: &[&Checkpoint], options: &ConvertOptions) -> Result<()> {
-    let wanted = options.selection.to_read(first)?;
+    let wanted = options.selection.to_write(first)?;
     for other in others {
         let mut differences = Vec::new();
         for item in &wanted {

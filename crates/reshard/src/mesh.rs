@@ -3,8 +3,9 @@
 use reshard_formats::DType;
 use reshard_layout::{Mesh, Placement, Region, holders};
 
+use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
-use crate::select::Glob;
+use crate::select::{Glob, Selection, Unmatched, unmatched_names};
 
 /// How tensors whose key fits are cut: one placement for each dimension of the mesh.
 #[derive(Debug, Clone)]
@@ -91,6 +92,17 @@ impl Layout {
     pub fn rows(ranks: u64) -> Result<Layout> {
         let rule = LayoutRule { pattern: Glob::new("*")?, placements: vec![Placement::Shard(0)] };
         Ok(Layout { lenient: true, ..Layout::new(Mesh::new(&[ranks])?, vec![rule])? })
+    }
+
+    /// FSDP's: every tensor cut along its first dimension over the ranks of a mesh of one dimension.
+    pub fn fully_sharded(mesh: &str) -> Result<Layout> {
+        let layout = Layout::parse(mesh, &["*=S(0)"])?;
+        Ok(Layout { lenient: true, ..layout })
+    }
+
+    /// The rules that no selected key of a checkpoint fits.
+    pub fn unmatched(&self, selection: &Selection, checkpoint: &Checkpoint) -> Vec<Unmatched> {
+        unmatched_names(self.rules.iter().map(|rule| &rule.pattern), selection, checkpoint)
     }
 
     /// The mesh.

@@ -144,8 +144,8 @@ impl fmt::Display for Mismatch {
     }
 }
 
-/// The keys most similar to `key`: same last parts, or few edits away.
-pub(crate) fn near_names<'a>(key: &str, known: impl Iterator<Item = &'a str>) -> Vec<String> {
+/// The names most similar to `key`: same last parts, or few edits away.
+pub fn near_names<'a>(key: &str, known: impl Iterator<Item = &'a str>) -> Vec<String> {
     let last = key.rsplit('.').next().unwrap_or(key);
     let mut scored: Vec<(usize, &str)> = known
         .filter_map(|candidate| {

@@ -1,11 +1,17 @@
 //! Which keys, and under which names: globs, parts of the tree, prefixes and renames.
 
+mod part;
+mod unmatched;
+
 use std::collections::HashMap;
 
 use globset::GlobBuilder;
 use regex::Regex;
 use reshard_formats::{DType, KeyPath, PathSegment};
 
+use self::part::PartOf;
+pub(crate) use self::unmatched::unmatched_names;
+pub use self::unmatched::{Unmatched, unmatched_globs};
 use crate::checkpoint::{CatalogEntry, Checkpoint};
 use crate::error::{Error, Result};
 
@@ -23,6 +29,18 @@ impl Glob {
             .build()
             .map(|glob| Glob(glob.compile_matcher()))
             .map_err(|error| Error::invalid(format!("invalid pattern {text:?}: {}", error.kind())))
+    }
+
+    /// The pattern that only one key fits.
+    pub fn literal(key: &str) -> Result<Glob> {
+        let mut text = String::with_capacity(key.len());
+        for c in key.chars() {
+            if matches!(c, '*' | '?' | '[' | ']' | '{' | '}' | '!' | '\\') {
+                text.push('\\');
+            }
+            text.push(c);
+        }
+        Glob::new(&text)
     }
 
     /// Whether a key fits the pattern.
@@ -72,7 +90,7 @@ pub enum Part {
     /// Everything.
     #[default]
     All,
-    /// The model's parameters and buffers.
+    /// The model's parameters and buffers, under the names that the model has for them.
     Model,
     /// The optimizer's state.
     Optimizer,
@@ -132,19 +150,48 @@ impl Selection {
     pub(crate) fn apply<'c>(&self, checkpoint: &'c Checkpoint) -> Result<Vec<Selected<'c>>> {
         let mut selected = Vec::new();
         let mut taken: HashMap<String, &str> = HashMap::new();
-        let paths = self.part != Part::All && checkpoint.catalog().entries.values().any(|e| part_by_path(e).is_some());
+        let part = PartOf::of(self.part, checkpoint);
         for (stored, entry) in &checkpoint.catalog().entries {
-            if !self.wants(stored) || !self.in_part(stored, entry, paths) {
+            if !self.wants(stored) {
                 continue;
             }
-            let Some(key) = self.new_name(stored) else { continue };
+            let Some(own) = part.name(stored, entry) else { continue };
+            // A prefix that was asked for is the stored key's.
+            let Some((key, stripped)) = self.new_name(stored, own) else { continue };
             if let Some(other) = taken.insert(key.clone(), stored) {
                 return Err(Error::invalid(format!("{other:?} and {stored:?} would both be named {key:?}")));
             }
-            let path = new_path(stored, entry.path.as_ref(), &key, self.strip_prefix.as_deref());
+            let path = new_path(stored, entry.path.as_ref(), &key, (!stripped.is_empty()).then_some(stripped));
             selected.push(Selected { stored, key, path, entry });
         }
         Ok(selected)
+    }
+
+    /// The selected keys, of which there is one at least unless the checkpoint has none at all: what is written empty by
+    /// mistake is found out too late.
+    pub(crate) fn apply_some<'c>(&self, checkpoint: &'c Checkpoint) -> Result<Vec<Selected<'c>>> {
+        let selected = self.apply(checkpoint)?;
+        if !selected.is_empty() || checkpoint.catalog().entries.is_empty() {
+            return Ok(selected);
+        }
+        let path = checkpoint.path();
+        Err(Error::invalid(match self.part {
+            Part::Model => format!("no key of {path} is a model's, or none that was chosen"),
+            Part::Optimizer => format!("no key of {path} is an optimizer's, or none that was chosen"),
+            Part::All => format!("no key of {path} is chosen"),
+        }))
+    }
+
+    /// [`Selection::apply_some`], for whoever is going to read and write all of them.
+    pub(crate) fn to_write<'c>(&self, checkpoint: &'c Checkpoint) -> Result<Vec<Selected<'c>>> {
+        let selected = self.apply_some(checkpoint)?;
+        checkpoint.check_expanded(selected.iter().map(|item| item.stored))?;
+        Ok(selected)
+    }
+
+    /// The names of the selected keys, in the order of the checkpoint.
+    pub fn names(&self, checkpoint: &Checkpoint) -> Result<Vec<String>> {
+        Ok(self.apply(checkpoint)?.into_iter().map(|item| item.key).collect())
     }
 
     /// Whether the globs want a key, by its name in the checkpoint.
@@ -153,28 +200,21 @@ impl Selection {
         included && !self.exclude.iter().any(|glob| glob.matches(key))
     }
 
-    /// The new name of a key; `None` when it lacks the prefix.
-    fn new_name(&self, key: &str) -> Option<String> {
-        let mut name = match &self.strip_prefix {
-            Some(prefix) => key.strip_prefix(prefix.as_str())?.to_owned(),
-            None => key.to_owned(),
+    /// The new name of a key that its part calls `own`, and what was taken from its start; `None` when it lacks the prefix.
+    fn new_name<'k>(&self, key: &'k str, own: &'k str) -> Option<(String, &'k str)> {
+        let kept = match &self.strip_prefix {
+            Some(prefix) => key.strip_prefix(prefix.as_str())?,
+            None => own,
         };
+        let stripped = key.strip_suffix(kept).unwrap_or_default();
+        let mut name = kept.to_owned();
         if let Some(prefix) = &self.add_prefix {
             name.insert_str(0, prefix);
         }
         for rename in &self.renames {
             name = rename.apply(&name);
         }
-        Some(name)
-    }
-
-    fn in_part(&self, key: &str, entry: &CatalogEntry, paths: bool) -> bool {
-        if self.part == Part::All {
-            return true;
-        }
-        // A checkpoint whose paths name parts is told by them; one without (safetensors) by the keys' own words.
-        let found = if paths { part_by_path(entry) } else { part_of(key.split('.').next().unwrap_or(key)) };
-        found == Some(self.part)
+        Some((name, stripped))
     }
 }
 

@@ -36,6 +36,8 @@ pub(crate) struct TensorStream<'c> {
     key: &'c str,
     tensor: &'c CatalogTensor,
     region: Region,
+    /// The only chunk to read from; any that holds an element otherwise.
+    only: Option<usize>,
     verify: bool,
     /// In elements of the region.
     position: u64,
@@ -68,7 +70,20 @@ impl<'c> TensorStream<'c> {
     pub(crate) fn new(checkpoint: &'c Checkpoint, key: &'c str, region: Region, verify: bool) -> Result<TensorStream<'c>> {
         let tensor = checkpoint.tensor(key)?;
         region.check_inside(&tensor.shape)?;
-        Ok(TensorStream { checkpoint, key, tensor, region, verify, position: 0, open: HashMap::new(), scratch: Vec::new() })
+        let (open, scratch) = (HashMap::new(), Vec::new());
+        Ok(TensorStream { checkpoint, key, tensor, region, only: None, verify, position: 0, open, scratch })
+    }
+
+    /// A region that lies in one chunk, read from that chunk whatever else holds it.
+    pub(crate) fn part(
+        checkpoint: &'c Checkpoint,
+        key: &'c str,
+        chunk: usize,
+        region: Region,
+        verify: bool,
+    ) -> Result<TensorStream<'c>> {
+        let stream = TensorStream::new(checkpoint, key, region, verify)?;
+        Ok(TensorStream { only: Some(chunk), ..stream })
     }
 
     fn overlap(&mut self, chunk: usize, overlap: &Region, wanted: &Region, target: &mut [u8]) -> Result<()> {
@@ -175,14 +190,18 @@ impl Stream for TensorStream<'_> {
         let element = self.tensor.dtype.size();
         let count = buf.len() as u64 / element;
         let tensor = self.tensor;
-        let index = tensor.index()?;
         let region = self.region.clone();
         let mut filled = 0u64;
         for piece in flat_pieces(region.sizes(), self.position, self.position + count)? {
             let wanted = piece.region.translated(region.offsets())?;
             let (start, length) = (piece.start * element, wanted.volume() * element);
             let target = buf.get_mut(start as usize..(start + length) as usize).ok_or_else(outside)?;
-            for (chunk, overlap) in index.overlaps(&wanted) {
+            if let Some(chunk) = self.only {
+                filled += wanted.volume();
+                self.overlap(chunk, &wanted, &wanted, target)?;
+                continue;
+            }
+            for (chunk, overlap) in tensor.index()?.overlaps(&wanted) {
                 filled += overlap.volume();
                 self.overlap(chunk, &overlap, &wanted, target)?;
             }
@@ -297,7 +316,7 @@ pub(crate) fn check_covered(checkpoint: &Checkpoint, key: &str, tensor: &Catalog
     Err(uncovered(checkpoint, key, detail))
 }
 
-fn uncovered(checkpoint: &Checkpoint, key: &str, detail: String) -> Error {
+pub(crate) fn uncovered(checkpoint: &Checkpoint, key: &str, detail: String) -> Error {
     let differences = vec![Difference::Coverage { key: key.to_owned(), detail }];
     Error::Mismatch(Box::new(Mismatch { path: checkpoint.path().to_owned(), differences }))
 }

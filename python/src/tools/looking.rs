@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use reshard::{Best, Checkpoint, DiffOptions, DigestOptions, RecoverOptions, Retention, StatsOptions, StepsOptions, Tolerance};
+use reshard::{
+    Best, Checkpoint, DiffOptions, DigestOptions, HealthOptions, RecoverOptions, Retention, ScanOptions, StatsOptions,
+    StepsOptions, Tolerance, TrendOptions,
+};
 
 use super::writing::{json, open_options, renames, selection};
 use crate::errors::{Raise, invalid};
@@ -83,6 +86,71 @@ pub(crate) fn stats(
     chosen.control = control.inner.clone();
     let open = open_options(py, storage_options)?;
     let report = run(py, &control.inner, move || reshard::stats(&Checkpoint::open_with(&path, &open)?, &key, &chosen))?;
+    json(py, &report.or_raise(py)?)
+}
+
+/// Numbers about every selected tensor.
+#[pyfunction]
+#[pyo3(signature = (path, options, bins, verify, control, storage_options=None))]
+pub(crate) fn scan(
+    py: Python<'_>,
+    path: String,
+    options: &Bound<'_, PyDict>,
+    bins: usize,
+    verify: bool,
+    control: &Control,
+    storage_options: Option<&Bound<'_, PyDict>>,
+) -> PyResult<String> {
+    let mut chosen = ScanOptions::default();
+    chosen.selection = selection(py, options)?;
+    (chosen.bins, chosen.verify) = (bins, verify);
+    chosen.control = control.inner.clone();
+    let open = open_options(py, storage_options)?;
+    let report = run(py, &control.inner, move || reshard::scan(&Checkpoint::open_with(&path, &open)?, &chosen))?;
+    json(py, &report.or_raise(py)?)
+}
+
+/// Numbers about every selected tensor, judged by rules.
+#[pyfunction]
+#[pyo3(signature = (path, options, limits, verify, control, storage_options=None))]
+pub(crate) fn health(
+    py: Python<'_>,
+    path: String,
+    options: &Bound<'_, PyDict>,
+    limits: Vec<String>,
+    verify: bool,
+    control: &Control,
+    storage_options: Option<&Bound<'_, PyDict>>,
+) -> PyResult<String> {
+    let mut chosen = HealthOptions::default();
+    chosen.selection = selection(py, options)?;
+    chosen.verify = verify;
+    for limit in &limits {
+        chosen.limits.parse(limit).or_raise(py)?;
+    }
+    chosen.control = control.inner.clone();
+    let open = open_options(py, storage_options)?;
+    let report = run(py, &control.inner, move || reshard::health(&Checkpoint::open_with(&path, &open)?, &chosen))?;
+    json(py, &report.or_raise(py)?)
+}
+
+/// A run's steps side by side.
+#[pyfunction]
+#[pyo3(signature = (folder, options, numbers, control, storage_options=None))]
+pub(crate) fn trend(
+    py: Python<'_>,
+    folder: String,
+    options: &Bound<'_, PyDict>,
+    numbers: bool,
+    control: &Control,
+    storage_options: Option<&Bound<'_, PyDict>>,
+) -> PyResult<String> {
+    let mut chosen = TrendOptions::default();
+    chosen.selection = selection(py, options)?;
+    chosen.numbers = numbers;
+    chosen.steps.store = store_options(py, storage_options)?;
+    chosen.control = control.inner.clone();
+    let report = run(py, &control.inner, move || reshard::trend(&folder, &chosen))?;
     json(py, &report.or_raise(py)?)
 }
 

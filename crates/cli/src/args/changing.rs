@@ -39,7 +39,7 @@ pub(crate) struct KeyArgs {
     /// Skip keys matching GLOB (repeatable)
     #[arg(long, value_name = "GLOB")]
     pub(crate) exclude: Vec<String>,
-    /// Only the model
+    /// Only the model, under the model's own names: what was written loads into it
     #[arg(long, conflicts_with = "optimizer_only")]
     pub(crate) model_only: bool,
     /// Only the optimizer
@@ -133,7 +133,7 @@ pub(crate) struct LayoutArgs {
     #[arg(long)]
     pub(crate) mesh: String,
     /// Placements of tensors matching GLOB, one per mesh dimension: `GLOB=S(0),R` (repeatable, the first match wins;
-    /// a tensor that matches no rule is replicated)
+    /// a tensor that matches no rule is replicated; without rules a mesh of one dimension means `*=S(0)`, as FSDP does)
     #[arg(long, value_name = "GLOB=PLACEMENTS")]
     pub(crate) rule: Vec<String>,
 }

@@ -1,6 +1,6 @@
 //! Verbs that only look, beyond the first four.
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::{JsonArg, ViewArgs};
 
@@ -11,8 +11,17 @@ pub(crate) struct VerifyArgs {
     /// The checkpoint
     pub(crate) path: String,
     /// Check structure, sizes and coverage only; read no data
-    #[arg(long)]
+    #[arg(long, conflicts_with = "numbers")]
     pub(crate) quick: bool,
+    /// Look at the numbers as well: NaN, infinities, dead layers, the optimizer's moments (as `reshard stats`)
+    #[arg(long)]
+    pub(crate) numbers: bool,
+    /// Set a limit of a rule about numbers, or turn it off: `large-weight=1e3`, `no-state=off` (repeatable)
+    #[arg(long, value_name = "RULE=LIMIT", requires = "numbers")]
+    pub(crate) limit: Vec<String>,
+    /// List every finding
+    #[arg(long)]
+    pub(crate) all: bool,
     #[command(flatten)]
     pub(crate) view: ViewArgs,
     #[command(flatten)]
@@ -31,10 +40,10 @@ pub(crate) struct DiffArgs {
     #[arg(long, value_name = "T", conflicts_with_all = ["absolute", "relative"])]
     pub(crate) tolerance: Option<f64>,
     /// Absolute tolerance: |a − b| ≤ T
-    #[arg(long, alias = "atol", value_name = "T")]
+    #[arg(long, visible_alias = "atol", value_name = "T")]
     pub(crate) absolute: Option<f64>,
     /// Relative tolerance: |a − b| ≤ T·|b|
-    #[arg(long, alias = "rtol", value_name = "T")]
+    #[arg(long, visible_alias = "rtol", value_name = "T")]
     pub(crate) relative: Option<f64>,
     /// Compare keys, dtypes and shapes only; read no tensors
     #[arg(long)]
@@ -53,6 +62,72 @@ pub(crate) struct DiffArgs {
     pub(crate) all: bool,
     #[command(flatten)]
     pub(crate) view: ViewArgs,
+    #[command(flatten)]
+    pub(crate) output: JsonArg,
+}
+
+/// Show NaN, infinities, zeros, RMS, extremes and percentiles of every tensor, and what is wrong with them
+#[derive(Debug, Args)]
+#[command(after_help = "Exit code: 0 when no rule of gravity is broken, 1 when one is. JSON has percentiles and histograms too.")]
+pub(crate) struct StatsArgs {
+    /// The checkpoint
+    #[arg(required_unless_present = "rules")]
+    pub(crate) path: Option<String>,
+    /// Only keys matching GLOB (repeatable)
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) key: Vec<String>,
+    /// Sort tensors, largest first
+    #[arg(long, value_enum, default_value_t, value_name = "BY")]
+    pub(crate) sort: StatsSort,
+    /// Set a limit of a rule, or turn it off: `large-weight=1e3`, `no-state=off` (repeatable)
+    #[arg(long, value_name = "RULE=LIMIT")]
+    pub(crate) limit: Vec<String>,
+    /// List the rules and their limits
+    #[arg(long, conflicts_with = "path")]
+    pub(crate) rules: bool,
+    /// Verify stored checksums while reading
+    #[arg(long)]
+    pub(crate) verify: bool,
+    /// List every tensor and every finding
+    #[arg(long)]
+    pub(crate) all: bool,
+    #[command(flatten)]
+    pub(crate) view: ViewArgs,
+    #[command(flatten)]
+    pub(crate) output: JsonArg,
+}
+
+/// An order of tensors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum StatsSort {
+    /// NaN and infinities first, then as stored
+    #[default]
+    Bad,
+    /// By the share of zeros
+    Zeros,
+    /// By root mean square
+    Rms,
+    /// By the largest magnitude
+    Absmax,
+    /// As stored
+    None,
+}
+
+/// Show a run's steps side by side: stored metrics, how far weights moved, and since when a tensor is bad
+#[derive(Debug, Args)]
+#[command(after_help = "Exit code: 0 when no tensor of the newest step is bad, 1 when one is.")]
+pub(crate) struct TrendArgs {
+    /// The folder that holds a folder for each step
+    pub(crate) folder: String,
+    /// Only keys matching GLOB (repeatable)
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) key: Vec<String>,
+    /// Read every step: RMS of each tensor and how far it moved since the step before
+    #[arg(long)]
+    pub(crate) numbers: bool,
+    /// List every step and every tensor
+    #[arg(long)]
+    pub(crate) all: bool,
     #[command(flatten)]
     pub(crate) output: JsonArg,
 }

@@ -4,7 +4,9 @@ mod compare;
 mod live;
 
 use reshard::layout::Region;
-use reshard::{CatalogKind, Checkpoint, LoadedValue, StatsOptions, TensorStats, VerifyOptions, stats, verify};
+use reshard::{
+    CatalogKind, Checkpoint, LoadedValue, OptimizerSummary, SlotShare, StatsOptions, TensorStats, VerifyOptions, stats, verify,
+};
 
 pub(crate) use compare::Comparison;
 pub(crate) use live::Live;
@@ -18,7 +20,7 @@ use crate::report::{
     Checkpoint as Page, ChunkInput, Finding, Health, HealthState, Histogram, Optimizer, ParamGroup, PlainValue, ReportBuilder,
     ReportData, Slot, Stats, TensorInput,
 };
-use crate::summary::{OptimizerSummary, Summary};
+use crate::summary::Summary;
 
 /// Bins of a histogram.
 const BINS: usize = 48;
@@ -252,7 +254,7 @@ fn optimizer_page(checkpoint: &Checkpoint, found: &OptimizerSummary) -> Optimize
     Optimizer { name: found.name.map(str::to_owned), groups }
 }
 
-fn whole_slot(slot: &crate::summary::SlotShare) -> Slot {
+fn whole_slot(slot: &SlotShare) -> Slot {
     let dtypes = slot.dtypes.iter().map(|dtype| (*dtype).to_owned()).collect();
     Slot { name: slot.name.clone(), tensors: slot.tensors, bytes: slot.bytes, dtypes }
 }

@@ -3,17 +3,15 @@
 pub(crate) mod cut;
 mod files;
 mod health;
-mod optimizer;
 
 use std::collections::HashMap;
 use std::time::SystemTime;
 
-use reshard::{CatalogKind, Checkpoint, PathSegment};
+use reshard::{CatalogKind, Checkpoint, OptimizerSummary, PathSegment, optimizer_summary, small_integer};
 
 pub(crate) use cut::Cut;
 pub(crate) use files::FileShare;
 pub(crate) use health::{Health, Trouble};
-pub(crate) use optimizer::{OptimizerSummary, SlotShare};
 
 /// A part of the whole.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -129,7 +127,7 @@ impl Summary {
             }
         }
         health.files(checkpoint, &listing, &mut files);
-        let optimizer = optimizer::of(checkpoint);
+        let optimizer = optimizer_summary(checkpoint);
         Summary {
             total,
             chunks,
@@ -166,8 +164,5 @@ fn sorted(shares: HashMap<&str, Share>) -> Vec<Share> {
 }
 
 fn step(checkpoint: &Checkpoint) -> Option<i64> {
-    STEP_KEYS.iter().find_map(|key| {
-        let entry = checkpoint.catalog().entries.get(*key)?;
-        optimizer::small_integer(checkpoint, key, entry)
-    })
+    STEP_KEYS.iter().find_map(|key| small_integer(checkpoint, key))
 }

@@ -24,6 +24,8 @@ pub(crate) fn run(context: &mut Context, args: &ConvertArgs) -> Result<Outcome> 
     let max_shard_size = args.max_shard_size.as_deref().map(meaning::size).transpose()?;
     let target = meaning::target(args.to, &args.destination, None, args.ranks, max_shard_size)?;
     let source = context.open_seen(&args.source, &args.view)?;
+    meaning::all_used(&source, &options.selection)?;
+    meaning::used(&source, options.casts.unmatched(&options.selection, &source))?;
     let destination = Destination::parse(&args.destination, target, &context.open.store)?;
     let report = {
         interrupt::cancels(&options.control);

@@ -4,6 +4,7 @@ use reshard::{DigestOptions, Selection, digest};
 
 use crate::args::DigestArgs;
 use crate::failure::Result;
+use crate::meaning;
 use crate::progress::Progress;
 use crate::verbs::{Context, Outcome};
 
@@ -12,13 +13,11 @@ pub(crate) fn run(context: &mut Context, args: &DigestArgs) -> Result<Outcome> {
     options.selection = Selection::globs(args.glob.as_slice())?;
     options.verify = !args.no_verify;
     let checkpoint = context.open_seen(&args.path, &args.view)?;
+    meaning::all_used(&checkpoint, &options.selection)?;
     let found = {
         let _bar = Progress::watch(&context.printer, "digest", &options.control);
         digest(&checkpoint, &options)?
     };
-    if let (Some(glob), true) = (&args.glob, found.entries.is_empty()) {
-        context.printer.warn(format!("no key fits {glob:?}"));
-    }
     context.printer.json(&found)?;
     Ok(Outcome::Fine)
 }

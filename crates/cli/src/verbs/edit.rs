@@ -1,7 +1,7 @@
 //! `reshard edit SRC DST`: keys dropped or renamed, values set, data files linked.
 
 use reshard::formats::Int;
-use reshard::{EditOptions, EditReport, ErrorKind, Selection, Value, edit, setting_path};
+use reshard::{EditOptions, EditReport, ErrorKind, Selection, Value, edit, setting_path, unmatched_globs};
 use serde::Serialize;
 use serde_json::Value as Json;
 
@@ -28,6 +28,10 @@ pub(crate) fn run(context: &mut Context, args: &EditArgs) -> Result<Outcome> {
     let settings = args.set.iter().map(|text| setting(text)).collect::<Result<Vec<_>>>()?;
     let source = context.open(&args.source)?;
     options.set = settings.into_iter().map(|(key, value)| (key.clone(), setting_path(&source, &key), value)).collect();
+    meaning::used(&source, unmatched_globs(&options.drop, &source))?;
+    let mut renamed = Selection::default();
+    (renamed.exclude, renamed.renames) = (options.drop.clone(), options.renames.clone());
+    meaning::all_used(&source, &renamed)?;
     let store = context.store(&args.destination)?;
     let report = {
         interrupt::cancels(&options.control);
@@ -44,12 +48,6 @@ pub(crate) fn run(context: &mut Context, args: &EditArgs) -> Result<Outcome> {
         return Ok(Outcome::Fine);
     }
     let printer = &mut context.printer;
-    if !args.drop.is_empty() && report.dropped.is_empty() {
-        printer.warn("no key fits what was to be dropped");
-    }
-    if !options.renames.is_empty() && report.renamed.is_empty() {
-        printer.warn("no key fits the renames");
-    }
     let title = printer.paint(Paint::Bold, human::printable(&report.to));
     let facts = [
         format!("{} dropped", human::count(report.dropped.len() as u64, "key")),

@@ -2,14 +2,14 @@
 
 mod json;
 
-use reshard::{Checkpoint, Format};
+use reshard::{Checkpoint, Format, OptimizerSummary};
 
 use crate::args::InspectArgs;
 use crate::catalog::format_name;
 use crate::failure::Result;
 use crate::human;
 use crate::printer::{Paint, Printer};
-use crate::summary::{FileShare, OptimizerSummary, Share, Summary};
+use crate::summary::{FileShare, Share, Summary};
 use crate::table::{Side, Table};
 use crate::verbs::{Context, Outcome};
 
@@ -93,7 +93,7 @@ fn shares(printer: &mut Printer, name: &str, shares: &[Share]) -> Result<()> {
         return Ok(());
     }
     let whole: u64 = shares.iter().map(|share| share.bytes).fold(0, u64::saturating_add);
-    let mut table = Table::new(&[Side::Left, Side::Left, Side::Right, Side::Right, Side::Right, Side::Left]).indent(2);
+    let mut table = Table::new(&[Side::Left, Side::Left, Side::Right, Side::Right, Side::Right, Side::Left]).indent(2).fit(0);
     for share in shares.iter().take(MOST_PARTS) {
         let values = if share.values > 0 { human::count(share.values, "value") } else { String::new() };
         let cells = [
@@ -118,7 +118,7 @@ fn cuts(printer: &mut Printer, summary: &Summary) -> Result<()> {
     if summary.cuts.is_empty() {
         return Ok(());
     }
-    let mut table = Table::new(&[Side::Left, Side::Right, Side::Right, Side::Right, Side::Left]).indent(2);
+    let mut table = Table::new(&[Side::Left, Side::Right, Side::Right, Side::Right, Side::Left]).indent(2).fit(4);
     let room = printer.width.saturating_sub(62).max(24);
     for cut in summary.cuts.iter().take(MOST_CUTS) {
         let paint = if cut.cut.kind() == "broken" { Some(Paint::Bad) } else { None };
@@ -177,7 +177,7 @@ fn files(printer: &mut Printer, files: &[FileShare]) -> Result<()> {
         true => sorted[..MOST_FILES - 2].iter().chain(&sorted[sorted.len() - 1..]).copied().collect(),
         false => sorted.clone(),
     };
-    let mut table = Table::new(&[Side::Left, Side::Left, Side::Left, Side::Right, Side::Right, Side::Right]).indent(2);
+    let mut table = Table::new(&[Side::Left, Side::Left, Side::Left, Side::Right, Side::Right, Side::Right]).indent(2).fit(0);
     for file in &shown {
         let (bytes, paint) = match file.size {
             Some(size) => (human::bytes(size), None),

@@ -2,14 +2,13 @@
 
 mod tree;
 
-use std::cmp::Ordering;
-
 use reshard::{CatalogEntry, CatalogKind, CatalogTensor, Selection, ValuePlace};
 use serde::Serialize;
 
 use crate::args::{LsArgs, SortBy};
 use crate::failure::Result;
 use crate::human;
+use crate::meaning;
 use crate::printer::Paint;
 use crate::summary::Cut;
 use crate::table::{Side, Table};
@@ -59,6 +58,7 @@ impl Row<'_> {
 pub(crate) fn run(context: &mut Context, args: &LsArgs) -> Result<Outcome> {
     let selection = Selection::globs(args.glob.as_slice())?;
     let checkpoint = context.open_seen(&args.path, &args.view)?;
+    meaning::all_used(&checkpoint, &selection)?;
     let mut rows: Vec<Row<'_>> = checkpoint
         .catalog()
         .entries
@@ -67,15 +67,12 @@ pub(crate) fn run(context: &mut Context, args: &LsArgs) -> Result<Outcome> {
         .filter_map(|(key, entry)| row(key, entry))
         .collect();
     match args.sort {
-        SortBy::Name => rows.sort_by(|a, b| natural(a.key(), b.key())),
-        SortBy::Size => rows.sort_by(|a, b| b.bytes().cmp(&a.bytes()).then_with(|| natural(a.key(), b.key()))),
+        SortBy::Name => rows.sort_by(|a, b| human::natural(a.key(), b.key())),
+        SortBy::Size => rows.sort_by(|a, b| b.bytes().cmp(&a.bytes()).then_with(|| human::natural(a.key(), b.key()))),
         SortBy::None => {}
     }
     if rows.is_empty() {
-        context.printer.warn(match &args.glob {
-            Some(glob) => format!("no key fits {glob:?}"),
-            None => "the checkpoint has no keys".to_owned(),
-        });
+        context.printer.warn("the checkpoint has no keys");
     }
     if args.output.json {
         context.printer.json(&Listing { schema: 1, path: checkpoint.path(), entries: rows })?;
@@ -116,7 +113,8 @@ fn tensor_row<'a>(key: &'a str, tensor: &'a CatalogTensor) -> Row<'a> {
 
 fn print(context: &mut Context, rows: &[Row<'_>]) -> Result<()> {
     let mut table = Table::new(&[Side::Left, Side::Left, Side::Left, Side::Right, Side::Left, Side::Right])
-        .head(&["KEY", "DTYPE", "SHAPE", "CHUNKS", "GRID", "BYTES"]);
+        .head(&["KEY", "DTYPE", "SHAPE", "CHUNKS", "GRID", "BYTES"])
+        .fit(0);
     for row in rows {
         match row {
             Row::Tensor { key, dtype, shape, bytes, chunks, layout, grid } => {
@@ -149,40 +147,4 @@ fn print(context: &mut Context, rows: &[Row<'_>]) -> Result<()> {
     let values = if keys > tensors { format!(" and {}", human::count(keys - tensors, "value")) } else { String::new() };
     context.printer.note(format!("{}{values}, {}", human::count(tensors, "tensor"), human::bytes(bytes)));
     Ok(())
-}
-
-/// Names in their order, numbers in them by value: `layers.2` comes before `layers.10`.
-pub(crate) fn natural(a: &str, b: &str) -> Ordering {
-    let (mut left, mut right) = (a.as_bytes(), b.as_bytes());
-    while let (Some(x), Some(y)) = (left.first(), right.first()) {
-        if x.is_ascii_digit() && y.is_ascii_digit() {
-            let digits = |text: &[u8]| text.iter().take_while(|c| c.is_ascii_digit()).count();
-            let (m, n) = (digits(left), digits(right));
-            let significant = |text: &[u8]| text.iter().position(|c| *c != b'0').unwrap_or(text.len());
-            let (p, q) = (&left[..m], &right[..n]);
-            let (p, q) = (&p[significant(p)..], &q[significant(q)..]);
-            match p.len().cmp(&q.len()).then_with(|| p.cmp(q)) {
-                Ordering::Equal => (left, right) = (&left[m..], &right[n..]),
-                other => return other,
-            }
-        } else {
-            match x.cmp(y) {
-                Ordering::Equal => (left, right) = (&left[1..], &right[1..]),
-                other => return other,
-            }
-        }
-    }
-    left.len().cmp(&right.len()).then_with(|| a.cmp(b))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_are_compared_by_value() {
-        let mut names = ["l.10.b", "l.2.b", "l.2.a", "l", "l.02.a", "m", "l.1000000000000000000000000"];
-        names.sort_by(|a, b| natural(a, b));
-        assert_eq!(names, ["l", "l.02.a", "l.2.a", "l.2.b", "l.10.b", "l.1000000000000000000000000", "m"]);
-    }
 }

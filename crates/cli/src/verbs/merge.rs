@@ -21,6 +21,9 @@ struct Merged<'a> {
 pub(crate) fn run(context: &mut Context, args: &MergeArgs) -> Result<Outcome> {
     let options = meaning::convert_options(&args.keys, &[], &args.write)?;
     let sources = args.sources.iter().map(|path| context.open(path)).collect::<Result<Vec<Checkpoint>>>()?;
+    if let Some(first) = sources.first() {
+        meaning::all_used(first, &options.selection)?;
+    }
     let first = sources.first().map(|source| source.catalog().format);
     let target = meaning::target(args.to, &args.output, first, args.ranks, None)?;
     let destination = Destination::parse(&args.output, target, &context.open.store)?;

@@ -18,17 +18,20 @@ mod relayout;
 mod report;
 mod serve;
 mod show;
+mod stats;
+mod trend;
 mod verify;
 mod view;
 
 use std::ffi::OsString;
 
 use clap::Parser;
-use reshard::{Checkpoint, OpenOptions};
+use reshard::{Checkpoint, ErrorKind, OpenOptions};
 
 use crate::args::{Cli, GlobalArgs, Verb};
 use crate::failure::{Failure, Result};
 use crate::meaning;
+use crate::paths;
 use crate::printer::{ColorChoice, Printer};
 
 /// How a command ended that could run.
@@ -77,7 +80,14 @@ impl Context {
                 Failure::because(format!("{path}: unrecognized file type"), &error)
                     .hint("a checkpoint in one file ends in .safetensors, .pt, .pth, .bin or .ckpt")
             }
-            _ => Failure::from(error),
+            _ => {
+                let hint = (error.kind() == ErrorKind::NotFound).then(|| paths::meant(path)).flatten();
+                let failure = Failure::from(error);
+                match hint {
+                    Some(hint) => failure.hint(hint),
+                    None => failure,
+                }
+            }
         })
     }
 }
@@ -120,9 +130,11 @@ fn run_verb(context: &mut Context, verb: Verb) -> Result<Outcome> {
         Verb::Inspect(args) => inspect::run(context, &args),
         Verb::Ls(args) => ls::run(context, &args),
         Verb::Show(args) => show::run(context, &args),
+        Verb::Stats(args) => stats::run(context, &args),
         Verb::Digest(args) => digest::run(context, &args),
         Verb::Verify(args) => verify::run(context, &args),
         Verb::Diff(args) => diff::run(context, &args),
+        Verb::Trend(args) => trend::run(context, &args),
         Verb::Convert(args) => convert::run(context, &args),
         Verb::Relayout(args) => relayout::run(context, &args),
         Verb::Plan(args) => plan::run(context, &args),

@@ -1,6 +1,6 @@
 //! `reshard plan PATH --mesh … --rule …`: what a load would read, without reading.
 
-use reshard::{Layout, LoadEstimate, estimate_load};
+use reshard::{LoadEstimate, estimate_load};
 use serde::Serialize;
 
 use crate::args::PlanArgs;
@@ -23,9 +23,11 @@ struct Planned<'a> {
 }
 
 pub(crate) fn run(context: &mut Context, args: &PlanArgs) -> Result<Outcome> {
-    let layout = Layout::parse(&args.layout.mesh, &args.layout.rule)?;
+    let layout = meaning::layout(&mut context.printer, &args.layout)?;
     let selection = meaning::selection(&args.keys)?;
     let checkpoint = context.open_seen(&args.path, &args.view)?;
+    meaning::all_used(&checkpoint, &selection)?;
+    meaning::used(&checkpoint, layout.unmatched(&selection, &checkpoint))?;
     let estimate = estimate_load(&checkpoint, &layout, &selection)?;
     if args.output.json {
         context.printer.json(&Planned { schema: 1, path: checkpoint.path(), estimate: &estimate })?;

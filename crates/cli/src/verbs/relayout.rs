@@ -1,7 +1,7 @@
 //! `reshard relayout SRC DST --mesh … --rule …`: the same, cut for other ranks.
 
+use reshard::relayout;
 use reshard::storage::Address;
-use reshard::{Layout, relayout};
 
 use super::convert::{Converted, print};
 use crate::args::RelayoutArgs;
@@ -12,9 +12,12 @@ use crate::progress::Progress;
 use crate::verbs::{Context, Outcome};
 
 pub(crate) fn run(context: &mut Context, args: &RelayoutArgs) -> Result<Outcome> {
-    let layout = Layout::parse(&args.layout.mesh, &args.layout.rule)?;
+    let layout = meaning::layout(&mut context.printer, &args.layout)?;
     let options = meaning::convert_options(&args.write.keys, &args.write.cast, &args.write.write)?;
     let source = context.open_seen(&args.source, &args.view)?;
+    meaning::all_used(&source, &options.selection)?;
+    meaning::used(&source, options.casts.unmatched(&options.selection, &source))?;
+    meaning::used(&source, layout.unmatched(&options.selection, &source))?;
     let store = context.store(&args.destination)?;
     let report = {
         interrupt::cancels(&options.control);

@@ -1,8 +1,9 @@
 //! `reshard verify PATH`: is it whole?
 
-use reshard::{Format, Severity, VerifyOptions, VerifyReport, verify_path};
+use reshard::{Format, HealthOptions, HealthReport, Severity, VerifyOptions, VerifyReport, health, verify_path};
 use serde::Serialize;
 
+use super::stats::findings;
 use crate::args::VerifyArgs;
 use crate::failure::Result;
 use crate::human;
@@ -16,7 +17,13 @@ struct Verified<'a> {
     sound: bool,
     #[serde(flatten)]
     report: &'a VerifyReport,
+    /// What the numbers say, when they were looked at.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    numbers: Option<&'a HealthReport>,
 }
+
+/// Findings that are listed without being asked to.
+const MOST: usize = 40;
 
 pub(crate) fn run(context: &mut Context, args: &VerifyArgs) -> Result<Outcome> {
     let open = context.open_through(&args.view)?;
@@ -26,17 +33,39 @@ pub(crate) fn run(context: &mut Context, args: &VerifyArgs) -> Result<Outcome> {
         let _bar = Progress::watch(&context.printer, "verify", &options.control);
         verify_path(&args.path, &open, &options)?
     };
+    // What is not sound has no numbers to speak of.
+    let numbers = match args.numbers && report.is_sound() {
+        true => Some(numbers(context, args)?),
+        false => None,
+    };
+    let sound = report.is_sound() && numbers.as_ref().is_none_or(HealthReport::is_healthy);
     if args.output.json {
-        context.printer.json(&Verified { schema: 1, sound: report.is_sound(), report: &report })?;
+        context.printer.json(&Verified { schema: 1, sound, report: &report, numbers: numbers.as_ref() })?;
     } else {
-        print(context, &report, args.quick)?;
+        print(context, &report, args)?;
+        if let Some(numbers) = &numbers {
+            findings(&mut context.printer, numbers, args.all)?;
+        }
     }
-    Ok(if report.is_sound() { Outcome::Fine } else { Outcome::Bad })
+    Ok(if sound { Outcome::Fine } else { Outcome::Bad })
 }
 
-fn print(context: &mut Context, report: &VerifyReport, quick: bool) -> Result<()> {
+fn numbers(context: &Context, args: &VerifyArgs) -> Result<HealthReport> {
+    let mut options = HealthOptions::default();
+    for limit in &args.limit {
+        options.limits.parse(limit)?;
+    }
+    let checkpoint = context.open_seen(&args.path, &args.view)?;
+    let _bar = Progress::watch(&context.printer, "numbers", &options.control);
+    let mut report = health(&checkpoint, &options)?;
+    (report.checked.structure, report.checked.checksums) = (true, true);
+    Ok(report)
+}
+
+fn print(context: &mut Context, report: &VerifyReport, args: &VerifyArgs) -> Result<()> {
     let printer = &mut context.printer;
-    for finding in &report.findings {
+    let shown = if args.all { report.findings.len() } else { report.findings.len().min(MOST) };
+    for finding in &report.findings[..shown] {
         let (label, paint) = match finding.severity {
             Severity::Error => ("error", Paint::Bad),
             _ => ("warning", Paint::Warn),
@@ -52,6 +81,10 @@ fn print(context: &mut Context, report: &VerifyReport, quick: bool) -> Result<()
         let label = printer.paint(paint, label);
         printer.line(format!("{label}: {place}{}", human::printable(&finding.what)))?;
     }
+    if shown < report.findings.len() {
+        let more = human::exact((report.findings.len() - shown) as u64);
+        printer.line(printer.paint(Paint::Dim, format!("and {more} more findings; --all lists them")))?;
+    }
     let errors = report.errors() as u64;
     let warnings = report.findings.len() as u64 - errors;
     let verdict = match (errors, warnings) {
@@ -66,7 +99,7 @@ fn print(context: &mut Context, report: &VerifyReport, quick: bool) -> Result<()
         human::count(report.keys, "key"),
         format!("{} in {}", human::count(report.records, "record"), human::count(report.files, "file")),
     ];
-    if quick {
+    if args.quick {
         facts.push("no data read".to_owned());
     } else {
         facts.push(format!("{} read", human::bytes(report.bytes)));
@@ -76,7 +109,7 @@ fn print(context: &mut Context, report: &VerifyReport, quick: bool) -> Result<()
         }
     }
     printer.line(format!("  {}", facts.join(" · ")))?;
-    let (done, left) = scope(report);
+    let (done, left) = scope(report, args.numbers && report.is_sound());
     if !done.is_empty() {
         printer.line(format!("  checked: {}", done.join(", ")))?;
     }
@@ -94,7 +127,7 @@ fn print(context: &mut Context, report: &VerifyReport, quick: bool) -> Result<()
 const MOST_CLASSES: usize = 4;
 
 /// What the verdict covers, and what it does not.
-fn scope(report: &VerifyReport) -> (Vec<String>, Vec<String>) {
+fn scope(report: &VerifyReport, numbers: bool) -> (Vec<String>, Vec<String>) {
     let (mut done, mut left) = (Vec::new(), Vec::new());
     let Some(format) = report.format else { return (done, left) };
     done.push("structure and coverage".to_owned());
@@ -121,6 +154,9 @@ fn scope(report: &VerifyReport) -> (Vec<String>, Vec<String>) {
             more => format!(" and {more} more"),
         };
         left.push(format!("content of {count} ({}{more})", classes.join(", ")));
+    }
+    if !numbers {
+        left.push("numbers (--numbers looks at them)".to_owned());
     }
     if format == Format::Dcp && report.indexes < report.files {
         let files = human::count(report.files - report.indexes, "file");

@@ -8,6 +8,7 @@ mod conversions;
 mod corpus;
 mod demo;
 mod interrupt;
+mod numbers;
 mod python;
 #[cfg(feature = "cloud")]
 mod s3;

@@ -126,6 +126,8 @@ fn what_is_printed_is_what_is_documented() {
         check("ls", &["ls", "--json", path]);
         check("digest", &["digest", path]);
         check("verify", &["verify", "--json", path]);
+        check("verify", &["verify", "--json", "--numbers", path]);
+        check("stats", &["stats", "--json", path]);
     }
     let damaged = at("damaged");
     copy(&tp, &damaged);
@@ -152,6 +154,7 @@ fn what_is_printed_is_what_is_documented() {
     copy(&damaged, &format!("{runs}/step_2"));
     std::fs::create_dir(folder.path().join("runs/other")).unwrap();
     check("latest", &["latest", "--json", "--all", &runs]);
+    check("trend", &["trend", "--json", "--numbers", &runs]);
     check("latest", &["latest", "--json", &at("nowhere")]);
     check("prune", &["prune", "--json", &runs, "--keep-last", "1", "--grace", "0s"]);
 }

@@ -335,7 +335,7 @@ pub(crate) fn plan_of<'p>(source: &'p Checkpoint, options: &ConvertOptions, form
     let mut skipped = Vec::new();
     let mut scaled = Vec::new();
     let mut streams: Vec<(&'p str, DType, DType)> = Vec::new();
-    for item in options.selection.to_read(source)? {
+    for item in options.selection.to_write(source)? {
         match &item.entry.kind {
             CatalogKind::Tensor(tensor) => {
                 check_covered(source, item.stored, tensor)?;

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::DiffOptions;
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
-use crate::stats::{numbers, real_part};
+use crate::numbers::{StatsOptions, numbers, real_part, stats};
 use crate::stream::{BLOCK, Stream, TensorStream};
 
 /// How far elements may be apart and count as the same: `|a − b| ≤ absolute + relative · |b|`.
@@ -51,6 +51,22 @@ pub struct ValueDifference {
     pub mean_relative: Option<f64>,
     /// The index of the first element that differs.
     pub first_index: Vec<u64>,
+    /// The norm of the first, over elements that are finite in both.
+    pub first_l2: Option<f64>,
+    /// The norm of the second, over the same.
+    pub second_l2: Option<f64>,
+    /// The norm of their difference, over the same.
+    pub change_l2: Option<f64>,
+    /// The norm of their difference as a share of the first's: ‖Δw‖ / ‖w‖.
+    pub relative_change: Option<f64>,
+    /// The cosine of the angle between them.
+    pub cosine: Option<f64>,
+    /// Elements that are NaN in the second only.
+    pub new_nans: u64,
+    /// Elements that are infinite in the second only.
+    pub new_infinities: u64,
+    /// All elements are zero in the second, and not in the first.
+    pub newly_zero: bool,
 }
 
 /// JSON has no infinity, and leaving it out would hide the largest difference there is.
@@ -72,6 +88,37 @@ struct Tally {
     relative: u64,
     max_relative: f64,
     sum_relative: f64,
+    norms: Norms,
+    /// Blocks of equal bytes were not looked into.
+    passed: bool,
+    new_nans: u64,
+    new_infinities: u64,
+}
+
+/// Sums over elements that are finite in both.
+#[derive(Default)]
+struct Norms {
+    first: f64,
+    second: f64,
+    product: f64,
+    change: f64,
+}
+
+impl Norms {
+    fn add(&mut self, x: f64, y: f64) {
+        self.first += x * x;
+        self.second += y * y;
+        self.product += x * y;
+        self.change += (y - x) * (y - x);
+    }
+
+    /// Adds elements that are the same in both, of which the sum of squares of the whole first is known.
+    fn complete(&mut self, first: f64) {
+        let same = (first - self.first).max(0.0);
+        self.first += same;
+        self.second += same;
+        self.product += same;
+    }
 }
 
 pub(super) fn compare(
@@ -99,11 +146,19 @@ pub(super) fn compare(
             tally.block((a.dtype, &blocks.0), (b.dtype, &blocks.1), at, options.tolerance)?;
         } else {
             tally.compared = true;
+            tally.passed = true;
             tally.finite += count;
             tally.relative += count;
         }
         options.control.advance(count * a.dtype.size());
         at += count;
+    }
+    if tally.first.is_some() && tally.passed && real_part(a.dtype).is_some() {
+        // Few tensors change in part; the rest of such a one counts as well.
+        let mut wanted = StatsOptions::default();
+        wanted.no_verify = true;
+        let whole = stats(first, first_key, &wanted)?;
+        tally.norms.complete(whole.l2.map_or(0.0, |norm| norm * norm));
     }
     tally.finish(elements, &a.shape)
 }
@@ -136,6 +191,12 @@ impl Tally {
                 last = Some(index);
             }
             self.compared = true;
+            if x.is_finite() && y.is_finite() {
+                self.norms.add(*x, *y);
+            } else {
+                self.new_nans += u64::from(y.is_nan() && !x.is_nan());
+                self.new_infinities += u64::from(y.is_infinite() && !x.is_infinite());
+            }
             self.max_absolute = self.max_absolute.max(distance);
             // Beside an infinity or NaN every other number is infinitely far off; beside zero too.
             let share = if distance == 0.0 || !distance.is_finite() { distance } else { distance / y.abs() };
@@ -161,6 +222,8 @@ impl Tally {
         let Some(first) = self.first else { return Ok(None) };
         let index = flat_pieces(shape, first, first + 1)?;
         let mean = |sum: f64, count: u64| (count > 0).then(|| sum / count as f64);
+        let norms = &self.norms;
+        let finite = |number: f64| Some(number).filter(|number| number.is_finite() && self.compared);
         Ok(Some(ValueDifference {
             elements,
             different: self.different,
@@ -169,6 +232,14 @@ impl Tally {
             max_relative: self.compared.then_some(self.max_relative),
             mean_relative: mean(self.sum_relative, self.relative),
             first_index: index.first().map(|piece| piece.region.offsets().to_vec()).unwrap_or_default(),
+            first_l2: finite(norms.first.sqrt()),
+            second_l2: finite(norms.second.sqrt()),
+            change_l2: finite(norms.change.sqrt()),
+            relative_change: finite((norms.change / norms.first).sqrt()),
+            cosine: finite(norms.product / (norms.first * norms.second).sqrt()),
+            new_nans: self.new_nans,
+            new_infinities: self.new_infinities,
+            newly_zero: self.compared && norms.second == 0.0 && norms.first > 0.0 && self.max_absolute.is_finite(),
         }))
     }
 }
@@ -207,7 +278,21 @@ mod tests {
             assert!(compared(&[inf, -inf, nan], &[inf, -inf, nan], tolerance).is_none());
         }
         assert!(compared(&[1.0], &[1.4], 0.5).is_none());
+        assert_eq!(
+            compared(&[1.0, 2.0], &[nan, inf], 0.0).map(|d| (d.new_nans, d.new_infinities, d.newly_zero)),
+            Some((1, 1, false))
+        );
         let json = serde_json::to_value(compared(&[1.0], &[inf], 0.0).unwrap()).unwrap();
         assert_eq!((&json["max_absolute"], &json["mean_absolute"]), (&"Infinity".into(), &serde_json::Value::Null));
+    }
+
+    #[test]
+    fn how_far_weights_moved_is_a_share_of_their_norm() {
+        let found = compared(&[3.0, 4.0], &[3.0, 4.5], 0.0).unwrap();
+        assert_eq!((found.first_l2, found.change_l2, found.relative_change), (Some(5.0), Some(0.5), Some(0.1)));
+        let across = compared(&[1.0, 0.0], &[0.0, 1.0], 0.0).unwrap();
+        assert_eq!((across.cosine, across.newly_zero), (Some(0.0), false));
+        let dead = compared(&[1.0, 2.0], &[0.0, 0.0], 0.0).unwrap();
+        assert_eq!((dead.newly_zero, dead.cosine, dead.relative_change), (true, None, Some(1.0)));
     }
 }

@@ -12,8 +12,8 @@ use serde::Serialize;
 use crate::checkpoint::{CatalogKind, CatalogTensor, Checkpoint, LoadedValue};
 use crate::control::Control;
 use crate::error::Result;
+use crate::numbers::real_part;
 use crate::select::{Selected, Selection};
-use crate::stats::real_part;
 use crate::stream::check_covered;
 use crate::workers::Workers;
 
@@ -113,7 +113,58 @@ pub struct DiffReport {
     pub same: u64,
 }
 
+/// How far a module's tensors moved.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct ModuleChange {
+    /// What its keys start with.
+    pub module: String,
+    /// Tensors in it that differ.
+    pub tensors: u64,
+    /// ‖Δw‖ / ‖w‖ over these.
+    pub relative_change: Option<f64>,
+    /// Elements that are NaN in the second only.
+    pub new_nans: u64,
+    /// Tensors that are all zero in the second only.
+    pub newly_zero: u64,
+}
+
 impl DiffReport {
+    /// The modules whose tensors differ (what stands before the last dot of a key), the one that moved most first.
+    pub fn modules(&self) -> Vec<ModuleChange> {
+        let mut sums: indexmap::IndexMap<&str, (ModuleChange, f64, f64)> = indexmap::IndexMap::new();
+        for differing in &self.different {
+            let (KeyDifference::Elements(found) | KeyDifference::DType { elements: Some(found), .. }) = &differing.difference
+            else {
+                continue;
+            };
+            let module = differing.key.rsplit_once('.').map_or("", |(module, _)| module);
+            let (change, moved, all) = sums.entry(module).or_insert_with(|| {
+                let (module, tensors, relative_change, new_nans, newly_zero) = (module.to_owned(), 0, None, 0, 0);
+                (ModuleChange { module, tensors, relative_change, new_nans, newly_zero }, 0.0, 0.0)
+            });
+            change.tensors += 1;
+            change.new_nans += found.new_nans;
+            change.newly_zero += u64::from(found.newly_zero);
+            *moved += found.change_l2.unwrap_or(0.0).powi(2);
+            *all += found.first_l2.unwrap_or(0.0).powi(2);
+        }
+        let mut modules: Vec<ModuleChange> = sums
+            .into_values()
+            .map(|(change, moved, all)| {
+                let ratio = (moved / all).sqrt();
+                ModuleChange { relative_change: ratio.is_finite().then_some(ratio), ..change }
+            })
+            .collect();
+        // New NaN before all else, then by how far.
+        let rank = |change: &ModuleChange| (change.new_nans > 0, change.newly_zero > 0);
+        modules.sort_by(|a, b| {
+            let far = |change: &ModuleChange| change.relative_change.unwrap_or(f64::INFINITY);
+            rank(b).cmp(&rank(a)).then(far(b).total_cmp(&far(a)))
+        });
+        modules
+    }
+
     /// Whether there is no difference.
     pub fn is_same(&self) -> bool {
         self.only_first.is_empty() && self.only_second.is_empty() && self.different.is_empty()

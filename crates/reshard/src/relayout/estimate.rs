@@ -62,7 +62,7 @@ pub struct LoadEstimate {
 
 /// Estimates a load of the selected tensors on a layout, from the metadata alone.
 pub fn estimate_load(checkpoint: &Checkpoint, layout: &Layout, selection: &Selection) -> Result<LoadEstimate> {
-    let selected = selection.apply(checkpoint)?;
+    let selected = selection.apply_some(checkpoint)?;
     let mut tensors: Vec<(&str, String, &CatalogTensor)> = Vec::new();
     for item in &selected {
         if let CatalogKind::Tensor(tensor) = &item.entry.kind {

@@ -7,6 +7,7 @@
 
 mod remove;
 mod retention;
+mod trend;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,6 +17,7 @@ use reshard_storage::{Address, FileInfo, Store, StoreOptions};
 use serde::Serialize;
 
 pub use self::retention::{Best, Decision, PruneReport, Retention, best, prune};
+pub use self::trend::{FirstBad, Trend, TrendOptions, TrendStep, TrendTensor, trend};
 use crate::checkpoint::{Checkpoint, Format};
 use crate::control::Control;
 use crate::error::{ErrorKind, Result, StorageContext};

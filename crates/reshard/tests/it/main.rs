@@ -10,6 +10,7 @@ mod converting;
 mod corpus;
 mod crashes;
 mod digests;
+mod health;
 mod killed;
 mod layouts;
 mod matrix;

@@ -1,6 +1,6 @@
 //! `reshard inspect --json`; docs/cli-json.md has the schema.
 
-use reshard::{Checkpoint, Format};
+use reshard::{Checkpoint, Format, OptimizerSummary};
 use serde::Serialize;
 
 use crate::human;
@@ -172,7 +172,7 @@ impl<'a> Inspected<'a> {
     }
 }
 
-fn optimizer(found: &summary::OptimizerSummary) -> Optimizer<'_> {
+fn optimizer(found: &OptimizerSummary) -> Optimizer<'_> {
     let slots = found.slots.iter().map(|slot| Slot {
         name: &slot.name,
         tensors: slot.tensors,

@@ -5,7 +5,7 @@ use std::hash::{Hash, Hasher};
 
 use reshard::Checkpoint;
 
-use super::{Row, natural};
+use super::Row;
 use crate::args::{LsArgs, SortBy};
 use crate::failure::Result;
 use crate::human;
@@ -86,8 +86,8 @@ impl<'a> Node<'a> {
             self.bytes = self.bytes.saturating_add(child.bytes);
         }
         match sort {
-            SortBy::Size => self.children.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| natural(a.name, b.name))),
-            SortBy::Name => self.children.sort_by(|a, b| natural(a.name, b.name)),
+            SortBy::Size => self.children.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| human::natural(a.name, b.name))),
+            SortBy::Name => self.children.sort_by(|a, b| human::natural(a.name, b.name)),
             SortBy::None => {}
         }
         for child in &self.children {

@@ -5,50 +5,53 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use reshard::layout::Region;
-use reshard::{CatalogEntry, CatalogKind, Checkpoint, LoadedValue, Value};
+use reshard_formats::{DType, Value};
 
-use crate::elements::{self, Element};
+use crate::checkpoint::{CatalogEntry, CatalogKind, Checkpoint, LoadedValue};
+use crate::numbers::{StatsOptions, stats};
 
 /// An optimizer's state.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct OptimizerSummary {
+#[non_exhaustive]
+pub struct OptimizerSummary {
     /// What all its keys start with, such as `optim.`.
-    pub(crate) root: String,
+    pub root: String,
     /// The optimizer's name, where its slots tell.
-    pub(crate) name: Option<&'static str>,
+    pub name: Option<&'static str>,
     /// The step of its first parameter.
-    pub(crate) step: Option<i64>,
+    pub step: Option<i64>,
     /// Parameters that have state.
-    pub(crate) params: u64,
+    pub params: u64,
     /// Slots, by name.
-    pub(crate) slots: Vec<SlotShare>,
+    pub slots: Vec<SlotShare>,
     /// Param groups, in their order.
-    pub(crate) groups: Vec<Group>,
+    pub groups: Vec<OptimizerGroup>,
 }
 
 /// One slot of all parameters.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct SlotShare {
+#[non_exhaustive]
+pub struct SlotShare {
     /// Its name.
-    pub(crate) name: String,
+    pub name: String,
     /// Parameters that have it.
-    pub(crate) tensors: u64,
+    pub tensors: u64,
     /// Bytes of all of them.
-    pub(crate) bytes: u64,
+    pub bytes: u64,
     /// Element types found.
-    pub(crate) dtypes: BTreeSet<&'static str>,
+    pub dtypes: BTreeSet<&'static str>,
 }
 
 /// One param group.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Group {
+#[non_exhaustive]
+pub struct OptimizerGroup {
     /// Its number, or `all` where the groups were flattened away.
-    pub(crate) name: String,
+    pub name: String,
     /// Its parameters, where they are named.
-    pub(crate) params: Option<Vec<String>>,
+    pub params: Option<Vec<String>>,
     /// Hyperparameters, in Python's words.
-    pub(crate) options: Vec<(String, String)>,
+    pub options: Vec<(String, String)>,
 }
 
 /// Roots by which an optimizer is known even without param groups.
@@ -56,8 +59,8 @@ const ROOTS: &[&str] = &["optim", "optimizer", "optim_state", "optimizer_state",
 /// Values are small records, but each is a read: a glance makes no more than this many.
 const MOST_READS: usize = 96;
 
-/// Looks for an optimizer.
-pub(super) fn of(checkpoint: &Checkpoint) -> Option<OptimizerSummary> {
+/// Looks for an optimizer: its slots, param groups and step.
+pub fn optimizer_summary(checkpoint: &Checkpoint) -> Option<OptimizerSummary> {
     let entries = &checkpoint.catalog().entries;
     let root = root(entries.keys().map(String::as_str))?;
     let mut found = OptimizerSummary { root: root.clone(), ..OptimizerSummary::default() };
@@ -74,7 +77,7 @@ pub(super) fn of(checkpoint: &Checkpoint) -> Option<OptimizerSummary> {
                 share.dtypes.insert(tensor.dtype.name());
             }
             if slot == "step" && found.step.is_none() {
-                found.step = small_integer(checkpoint, key, entry);
+                found.step = small_integer(checkpoint, key);
             }
             if param != last_param {
                 found.params += 1;
@@ -106,18 +109,19 @@ fn root<'a>(keys: impl Iterator<Item = &'a str> + Clone) -> Option<String> {
     by_groups.or_else(by_name)
 }
 
-fn read_groups(checkpoint: &Checkpoint, entries: &[(&str, &str, &CatalogEntry)]) -> Vec<Group> {
+fn read_groups(checkpoint: &Checkpoint, entries: &[(&str, &str, &CatalogEntry)]) -> Vec<OptimizerGroup> {
     let value = |key: &str, entry: &CatalogEntry| match &entry.kind {
         CatalogKind::Value(_) => match checkpoint.read_value(key) {
             Ok(LoadedValue::Plain(value)) => Some(value),
             _ => None,
         },
         CatalogKind::Tensor(tensor) if tensor.shape.is_empty() => {
-            let element = elements::read(checkpoint, key, &Region::whole(&[]).ok()?).ok()?;
-            match element.first()? {
-                Element::Float(value) => Some(Value::Float(*value)),
-                other => Some(Value::Str(other.text())),
-            }
+            let number = scalar(checkpoint, key)?;
+            Some(match tensor.dtype {
+                DType::Bool => Value::Bool(number != 0.0),
+                dtype if dtype.is_integer() => Value::Int((number as i64).into()),
+                _ => Value::Float(number),
+            })
         }
         _ => None,
     };
@@ -126,8 +130,8 @@ fn read_groups(checkpoint: &Checkpoint, entries: &[(&str, &str, &CatalogEntry)])
         let Some(Value::List(groups) | Value::Tuple(groups)) = value(key, entry) else { return Vec::new() };
         return groups.iter().enumerate().map(|(number, group)| of_dict(number, group)).collect();
     }
-    let mut groups: BTreeMap<u64, Group> = BTreeMap::new();
-    let mut flat = Group { name: "all".to_owned(), ..Group::default() };
+    let mut groups: BTreeMap<u64, OptimizerGroup> = BTreeMap::new();
+    let mut flat = OptimizerGroup { name: "all".to_owned(), ..OptimizerGroup::default() };
     let (mut flat_params, mut first_param) = (Vec::new(), None);
     for (reads, (key, rest, entry)) in entries.iter().enumerate() {
         let Some((middle, option)) = rest.strip_prefix('.').and_then(|rest| rest.rsplit_once('.')) else { continue };
@@ -146,7 +150,9 @@ fn read_groups(checkpoint: &Checkpoint, entries: &[(&str, &str, &CatalogEntry)])
         }
         let read = value(key, entry);
         let group = match number {
-            Some(number) => groups.entry(number).or_insert_with(|| Group { name: number.to_string(), ..Group::default() }),
+            Some(number) => {
+                groups.entry(number).or_insert_with(|| OptimizerGroup { name: number.to_string(), ..OptimizerGroup::default() })
+            }
             None => &mut flat,
         };
         match (option, read) {
@@ -155,7 +161,7 @@ fn read_groups(checkpoint: &Checkpoint, entries: &[(&str, &str, &CatalogEntry)])
             (_, None) => {}
         }
     }
-    let mut groups: Vec<Group> = groups.into_values().collect();
+    let mut groups: Vec<OptimizerGroup> = groups.into_values().collect();
     if !flat_params.is_empty() {
         flat_params.sort_unstable();
         flat_params.dedup();
@@ -165,8 +171,8 @@ fn read_groups(checkpoint: &Checkpoint, entries: &[(&str, &str, &CatalogEntry)])
     groups
 }
 
-fn of_dict(number: usize, group: &Value) -> Group {
-    let mut found = Group { name: number.to_string(), ..Group::default() };
+fn of_dict(number: usize, group: &Value) -> OptimizerGroup {
+    let mut found = OptimizerGroup { name: number.to_string(), ..OptimizerGroup::default() };
     if let Value::Dict(pairs) | Value::OrderedDict(pairs) = group {
         for (key, value) in pairs {
             match (plain(key).as_str(), value) {
@@ -209,24 +215,28 @@ fn name(found: &OptimizerSummary) -> Option<&'static str> {
     }
 }
 
-/// A value or a tensor of one element, as an integer, where it is one.
-pub(super) fn small_integer(checkpoint: &Checkpoint, key: &str, entry: &CatalogEntry) -> Option<i64> {
+/// The number in a tensor of one element.
+fn scalar(checkpoint: &Checkpoint, key: &str) -> Option<f64> {
+    stats(checkpoint, key, &StatsOptions::default()).ok()?.min
+}
+
+/// A plain number, or that of a tensor of one element.
+pub(crate) fn small_number(checkpoint: &Checkpoint, key: &str, entry: &CatalogEntry) -> Option<f64> {
     match &entry.kind {
         CatalogKind::Value(_) => match checkpoint.read_value(key).ok()? {
-            LoadedValue::Plain(Value::Int(number)) => number.as_i64(),
-            LoadedValue::Plain(Value::Float(number)) if number.fract() == 0.0 && number.abs() < 9e15 => Some(number as i64),
+            LoadedValue::Plain(Value::Int(number)) => number.as_i64().map(|number| number as f64),
+            LoadedValue::Plain(Value::Float(number)) => Some(number),
             _ => None,
         },
-        CatalogKind::Tensor(tensor) if tensor.elements() == 1 => {
-            let region = Region::whole(&tensor.shape).ok()?;
-            match elements::read(checkpoint, key, &region).ok()?.first()? {
-                Element::Int(number) => i64::try_from(*number).ok(),
-                Element::Float(number) if number.fract() == 0.0 && number.abs() < 9e15 => Some(*number as i64),
-                _ => None,
-            }
-        }
-        _ => None,
+        CatalogKind::Tensor(tensor) if tensor.elements() == 1 && !tensor.dtype.is_complex() => scalar(checkpoint, key),
+        CatalogKind::Tensor(_) => None,
     }
+}
+
+/// A value or a tensor of one element, as an integer, where it is one.
+pub fn small_integer(checkpoint: &Checkpoint, key: &str) -> Option<i64> {
+    let entry = checkpoint.catalog().entries.get(key)?;
+    small_number(checkpoint, key, entry).filter(|n| n.fract() == 0.0 && n.abs() < 9e15).map(|n| n as i64)
 }
 
 #[cfg(test)]

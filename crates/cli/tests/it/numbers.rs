@@ -1,0 +1,221 @@
+//! What the numbers say: `stats`, `verify --numbers`, `diff`, `trend`; and what every verb does with a typo.
+
+use std::path::Path;
+
+use reshard::{SaveState, Solo, save};
+
+use crate::command::{case, check, fine, json, ran, reshard, run};
+use crate::conversions::copy;
+
+fn wave(i: usize) -> f32 {
+    ((i * 7919) % 1009) as f32 / 1009.0 - 0.5
+}
+
+/// A small model after so many steps; a sick one has NaN in one tensor and nothing but zeros in another.
+fn model(at: &Path, step: usize, sick: bool) {
+    let drift = step as f32 * 0.01;
+    let one: Vec<f32> = (0..128).map(|i| wave(i) + drift).collect();
+    let two: Vec<f32> = (0..128).map(|i| if sick && i % 50 == 0 { f32::NAN } else { wave(i + 9) }).collect();
+    let three: Vec<f32> = (0..128).map(|i| if sick { 0.0 } else { wave(i + 5) }).collect();
+    let (first, second) = ([0.01f32; 128], [1e-4f32; 128]);
+    let mut state = SaveState::of(&Solo);
+    let mut tensors = vec![("model.one.weight", &one[..]), ("model.two.weight", &two), ("model.three.weight", &three)];
+    tensors.push(("optim.state.one.weight.exp_avg", &first));
+    tensors.push(("optim.state.one.weight.exp_avg_sq", &second));
+    for (key, numbers) in tensors {
+        state.tensor(key, &[16, 8], numbers).unwrap();
+    }
+    for (key, value) in [("lr", 1e-3), ("weight_decay", 0.1), ("eps", 1e-8)] {
+        state.value(format!("optim.param_groups.0.{key}"), value).unwrap();
+    }
+    state.value("_reshard.metrics.loss", 4.0 / step as f64).unwrap();
+    save(&Solo, at.to_str().unwrap(), &state).unwrap();
+}
+
+fn text(path: &Path) -> String {
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn numbers_are_shown_and_judged() {
+    let folder = tempfile::tempdir().unwrap();
+    let (well, sick) = (folder.path().join("well"), folder.path().join("sick"));
+    model(&well, 1, false);
+    model(&sick, 2, true);
+    check("stats_well", Some(folder.path()), &["stats", &text(&well)]);
+    check("stats_sick", Some(folder.path()), &["stats", &text(&sick)]);
+    check("stats_rules", None, &["stats", "--rules"]);
+    check("verify_numbers", Some(folder.path()), &["verify", &text(&sick), "--numbers"]);
+    assert_eq!(run(&["verify", &text(&sick)]).code, 0);
+    assert!(fine(&["verify", &text(&well)]).contains("not checked: numbers"));
+    let found = json(&["stats", &text(&well), "--json", "--key", "model.one.*"]);
+    let one = &found["tensors"]["model.one.weight"];
+    assert_eq!((&one["elements"], &one["nans"]), (&128.into(), &0.into()));
+    assert!(one["percentiles"]["p50"].is_number() && one["magnitudes"].as_array().unwrap().len() > 2, "{one}");
+    assert_eq!(found["checked"], serde_json::json!({"structure": false, "checksums": false, "numbers": true}));
+    assert_eq!(run(&["stats", &text(&sick), "--limit", "nan=off"]).code, 0);
+    assert_eq!(run(&["stats", &text(&sick), "--limit", "large=3"]).code, 2);
+    check("diff_sick", Some(folder.path()), &["diff", &text(&well), &text(&sick), "--include", "model.*"]);
+}
+
+#[test]
+fn a_run_is_shown_with_the_first_bad_step() {
+    let folder = tempfile::tempdir().unwrap();
+    for step in 1..=6 {
+        model(&folder.path().join(format!("step_{step}")), step, step >= 4);
+    }
+    check("trend", Some(folder.path()), &["trend", &text(folder.path())]);
+    let found = run(&["trend", &text(folder.path()), "--numbers", "--key", "model.*", "--json"]);
+    assert_eq!(found.code, 1, "{found}");
+    let found: serde_json::Value = serde_json::from_str(&found.stdout).unwrap();
+    assert_eq!(found["steps"][5]["metrics"]["loss"].as_f64(), Some(4.0 / 6.0));
+    assert!(found["steps"][1]["tensors"]["model.one.weight"]["change"].as_f64().unwrap() > 0.0);
+    let bad: Vec<&str> = found["bad"].as_array().unwrap().iter().map(|bad| bad["first"].as_str().unwrap()).collect();
+    assert_eq!(bad, ["step_4", "step_4"]);
+    check("trend_numbers", Some(folder.path()), &["trend", &text(folder.path()), "--numbers", "--key", "model.*"]);
+    assert_eq!(run(&["trend", &text(&folder.path().join("step_1"))]).code, 2);
+}
+
+#[test]
+fn nothing_is_wider_than_the_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path().join("a-folder-whose-name-is-rather-long-but-not-too-long");
+    copy(&case("torch-2.13/fsdp2_w3"), &text(&at));
+    std::fs::remove_file(at.join("__0_0.distcp")).unwrap();
+    let sick = folder.path().join("sick");
+    model(&sick, 2, true);
+    let whole = case("torch-2.13/fsdp2_w3");
+    for args in [
+        vec!["inspect", &whole],
+        vec!["ls", &whole],
+        vec!["ls", &whole, "--tree"],
+        vec!["verify", &text(&at)],
+        vec!["verify", &whole],
+        vec!["diff", &whole, &text(&sick)],
+        vec!["stats", &whole],
+        vec!["stats", &text(&sick)],
+        vec!["plan", &whole, "--mesh", "dp=2"],
+    ] {
+        let shown = ran(&reshard(&args).env("COLUMNS", "80").output().unwrap());
+        let wide: Vec<&str> = shown.stdout.lines().filter(|line| line.chars().count() > 80).collect();
+        assert!(wide.is_empty(), "{args:?}: {wide:#?}");
+        let cut = shown.stdout.replace('…', "");
+        assert!(!cut.is_empty() && shown.code <= 1, "{args:?}\n{shown}");
+    }
+    // What is piped is never cut.
+    assert!(!fine(&["ls", &whole]).contains('…'));
+}
+
+#[test]
+fn long_lists_are_capped_and_say_how_to_see_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut state = SaveState::of(&Solo);
+    let names: Vec<String> = (0..300).map(|i| format!("model.{i}.weight")).collect();
+    for name in &names {
+        state.tensor(name, &[4], &[1f32, 2.0, 3.0, 4.0]).unwrap();
+    }
+    save(&Solo, folder.path().to_str().unwrap(), &state).unwrap();
+    let mut files = std::fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().path());
+    let file = files.find(|path| path.extension().is_some_and(|e| e == "distcp")).unwrap();
+    let bytes = std::fs::read(&file).unwrap();
+    std::fs::write(&file, &bytes[..bytes.len() / 8]).unwrap();
+    let few = run(&["verify", &text(folder.path())]);
+    assert!(few.code == 1 && few.stdout.lines().count() < 60 && few.stdout.contains("--all lists them"), "{few}");
+    let all = run(&["verify", &text(folder.path()), "--all"]);
+    assert!(all.stdout.lines().count() > 200 && !all.stdout.contains("--all"), "{}", all.stdout.lines().count());
+}
+
+#[test]
+fn a_pattern_that_fits_nothing_is_an_error_in_every_verb() {
+    let folder = tempfile::tempdir().unwrap();
+    let (whole, to) = (case("torch-2.13/fsdp2_w3"), text(&folder.path().join("to")));
+    for args in [
+        vec!["ls", &whole, "modeel.*"],
+        vec!["digest", &whole, "modeel.*"],
+        vec!["stats", &whole, "--key", "modeel.*"],
+        vec!["diff", &whole, &whole, "--include", "modeel.*"],
+        vec!["convert", &whole, &to, "--to", "dcp", "--include", "modeel.*"],
+        vec!["convert", &whole, &to, "--to", "dcp", "--exclude", "modeel.*"],
+        vec!["convert", &whole, &to, "--to", "dcp", "--prefix", "modeel."],
+        vec!["convert", &whole, &to, "--to", "dcp", "--rename", "^modeel=x"],
+        vec!["convert", &whole, &to, "--to", "dcp", "--cast", "modeel.*=bf16"],
+        vec!["relayout", &whole, &to, "--mesh", "dp=2", "--rule", "modeel.*=S(0)"],
+        vec!["plan", &whole, "--mesh", "dp=2", "--rule", "modeel.*=S(0)"],
+        vec!["edit", &whole, &to, "--drop", "modeel.*"],
+        vec!["edit", &whole, &to, "--rename", "^modeel=x"],
+        vec!["merge", &whole, &whole, "--output", &to, "--include", "modeel.*"],
+    ] {
+        let tried = run(&args);
+        assert!(tried.code == 2 && tried.stderr.contains("modeel"), "{args:?}\n{tried}");
+        assert!(!Path::new(&to).exists(), "{args:?}");
+    }
+    check("typo_key", None, &["show", &whole, "model.head.wieght"]);
+    check("typo_glob", None, &["ls", &whole, "model.head.wieght"]);
+}
+
+#[test]
+fn a_path_that_was_not_quite_meant_is_understood() {
+    let folder = tempfile::tempdir().unwrap();
+    model(&folder.path().join("runs/step_100"), 1, false);
+    let at = |name: &str| text(&folder.path().join(name));
+    check("path_one_below", Some(folder.path()), &["inspect", &at("runs")]);
+    check("path_typo", Some(folder.path()), &["inspect", &at("runs/step_10")]);
+    model(&folder.path().join("runs/step_200"), 1, false);
+    check("path_several_below", Some(folder.path()), &["inspect", &at("runs")]);
+}
+
+#[test]
+fn other_names_of_verbs_and_help_are_understood() {
+    let whole = case("torch-2.13/fsdp2_w3");
+    for (alias, verb) in [("info", "inspect"), ("cat", "show"), ("hash", "digest")] {
+        let key: &[&str] = if verb == "show" { &["model.head.weight"] } else { &[] };
+        assert_eq!(fine(&[&[alias, &whole], key].concat()), fine(&[&[verb, &whole], key].concat()), "{alias}");
+    }
+    for verb in ["recover", "repair", "relayout", "reshard", "stats", "man"] {
+        assert!(fine(&["help", verb]).contains("Usage"), "{verb}");
+    }
+    assert!(fine(&["--help"]).contains("man "));
+    assert_eq!(run(&["diff", &whole, &whole, "--atol", "1e-3", "--rtol", "1e-3"]).code, 0);
+}
+
+#[test]
+fn a_mesh_alone_means_fully_sharded_and_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let (whole, to) = (case("torch-2.13/fsdp2_w3"), text(&folder.path().join("to")));
+    let done = run(&["relayout", &whole, &to, "--mesh", "dp=2"]);
+    assert!(done.code == 0 && done.stderr.contains("Shard(0)"), "{done}");
+    assert_eq!(fine(&["digest", &whole]).len(), fine(&["digest", &to]).len());
+    let listed = json(&["ls", &to, "model.head.weight", "--json"]);
+    assert_eq!(listed["entries"][0]["grid"][0], 2, "{listed}");
+    let planned = run(&["plan", &whole, "--mesh", "dp=8"]);
+    assert!(planned.code == 0 && planned.stderr.contains("Shard(0)"), "{planned}");
+}
+
+#[test]
+fn a_model_alone_loads_into_the_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| text(&folder.path().join(name));
+    let keys = |path: &str| -> Vec<String> {
+        let listed = json(&["ls", path, "--json"]);
+        listed["entries"].as_array().unwrap().iter().map(|entry| entry["key"].as_str().unwrap().to_owned()).collect()
+    };
+    // Below a key of its own.
+    model(&folder.path().join("ours"), 1, false);
+    fine(&["convert", &at("ours"), &at("ours.safetensors"), "--model-only"]);
+    assert_eq!(keys(&at("ours.safetensors")), ["one.weight", "three.weight", "two.weight"]);
+    // At the top level, beside what is no model; words of the model's own stay.
+    let mut state = SaveState::of(&Solo);
+    for key in ["model.embed.weight", "lm_head.weight", "optimizer.state.lm_head.weight.exp_avg", "rng_state.cpu"] {
+        state.tensor(key, &[2], &[1f32, 2.0]).unwrap();
+    }
+    state.value("train_state.step", 3i64).unwrap();
+    save(&Solo, &at("top"), &state).unwrap();
+    fine(&["convert", &at("top"), &at("top.safetensors"), "--model-only"]);
+    assert_eq!(keys(&at("top.safetensors")), ["lm_head.weight", "model.embed.weight"]);
+    fine(&["convert", &at("top.safetensors"), &at("again.safetensors"), "--model-only"]);
+    assert_eq!(keys(&at("again.safetensors")), ["lm_head.weight", "model.embed.weight"]);
+    // Nothing is never written.
+    fine(&["convert", &at("top"), &at("optimizer.pt"), "--optimizer-only"]);
+    let none = run(&["convert", &at("optimizer.pt"), &at("none.safetensors"), "--model-only"]);
+    assert!(none.code == 2 && !Path::new(&at("none.safetensors")).exists(), "{none}");
+}

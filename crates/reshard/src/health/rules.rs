@@ -1,0 +1,123 @@
+//! The rules of health: what each says, how grave it is to break it, and from which number on.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::error::{Error, Result};
+use crate::verify::Severity;
+
+/// One rule.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct HealthRule {
+    /// Its name, by which its limit is set.
+    pub name: &'static str,
+    /// How grave it is.
+    pub severity: Severity,
+    /// What it says of what it finds; `{limit}` is its limit.
+    pub says: &'static str,
+    /// From which number on, where it has one.
+    pub limit: Option<f64>,
+}
+
+const fn rule(name: &'static str, severity: Severity, limit: Option<f64>, says: &'static str) -> HealthRule {
+    HealthRule { name, severity, says, limit }
+}
+
+/// Every rule.
+pub const HEALTH_RULES: &[HealthRule] = &[
+    rule("nan", Severity::Error, None, "a floating-point tensor has elements that are NaN"),
+    rule("inf", Severity::Error, None, "a floating-point tensor has elements that are infinite"),
+    rule("large-weight", Severity::Error, Some(1e4), "a weight is larger in magnitude than {limit}"),
+    rule("zero-weight", Severity::Warning, None, "all elements of a weight matrix are zero"),
+    rule("mostly-zero", Severity::Warning, Some(0.99), "more than this share of a weight matrix is zero"),
+    rule("constant-weight", Severity::Warning, None, "all elements of a weight matrix are the same"),
+    rule("subnormal", Severity::Warning, Some(0.5), "more than this share of a weight is subnormal and has lost digits"),
+    rule("negative-second-moment", Severity::Error, None, "a second moment, a mean of squares, is negative"),
+    rule("large-second-moment", Severity::Error, Some(1e8), "a second moment is larger than {limit}: gradients explode"),
+    rule(
+        "dead-parameter",
+        Severity::Warning,
+        None,
+        "a second moment is all zero after a step: no gradient reaches the parameter",
+    ),
+    rule("steps-differ", Severity::Warning, None, "parameters of one optimizer have taken different numbers of steps"),
+    rule("no-state", Severity::Warning, None, "a parameter has no optimizer state although others have"),
+    rule("large-update", Severity::Warning, Some(0.1), "the next update, estimated, is more than this share of the weights"),
+];
+
+/// From which numbers on rules are broken, and which are not looked at.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct HealthLimits {
+    /// By the name of the rule; `None` for one that is off.
+    set: BTreeMap<&'static str, Option<f64>>,
+}
+
+impl HealthLimits {
+    /// Sets the limit of a rule.
+    pub fn set(&mut self, name: &str, limit: f64) -> Result<()> {
+        let rule = find(name)?;
+        if rule.limit.is_none() {
+            return Err(Error::invalid(format!("the rule {name} has no limit: it can only be turned off")));
+        }
+        if limit.is_nan() {
+            return Err(Error::invalid(format!("invalid limit of {name}: it is not a number")));
+        }
+        self.set.insert(rule.name, Some(limit));
+        Ok(())
+    }
+
+    /// Turns a rule off.
+    pub fn turn_off(&mut self, name: &str) -> Result<()> {
+        self.set.insert(find(name)?.name, None);
+        Ok(())
+    }
+
+    /// Sets what a text such as `large-weight=1e3` or `no-state=off` says.
+    pub fn parse(&mut self, text: &str) -> Result<()> {
+        match text.split_once('=') {
+            Some((name, "off")) => self.turn_off(name.trim()),
+            Some((name, limit)) => match limit.trim().parse() {
+                Ok(limit) => self.set(name.trim(), limit),
+                Err(_) => Err(Error::invalid(format!("invalid limit {text:?}: {limit:?} is neither a number nor off"))),
+            },
+            None => Err(Error::invalid(format!("invalid limit {text:?}: write it like large-weight=1e3 or no-state=off"))),
+        }
+    }
+
+    /// Whether a rule is looked at.
+    pub(super) fn is_on(&self, name: &str) -> bool {
+        self.set.get(name) != Some(&None)
+    }
+
+    /// The limit of a rule; infinite for one without.
+    pub(super) fn of(&self, name: &str) -> f64 {
+        let default = HEALTH_RULES.iter().find(|rule| rule.name == name).and_then(|rule| rule.limit);
+        self.set.get(name).copied().flatten().or(default).unwrap_or(f64::INFINITY)
+    }
+}
+
+fn find(name: &str) -> Result<&'static HealthRule> {
+    HEALTH_RULES.iter().find(|rule| rule.name == name).ok_or_else(|| {
+        let names: Vec<&str> = HEALTH_RULES.iter().map(|rule| rule.name).collect();
+        Error::invalid(format!("there is no rule {name:?}; there are {}", names.join(", ")))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_set_by_name_and_rules_turned_off() {
+        let mut limits = HealthLimits::default();
+        assert_eq!(limits.of("large-weight"), 1e4);
+        limits.parse("large-weight=1e3").unwrap();
+        limits.parse("no-state=off").unwrap();
+        assert_eq!((limits.of("large-weight"), limits.is_on("no-state"), limits.is_on("nan")), (1e3, false, true));
+        for wrong in ["large-weight", "large=1", "nan=1", "large-weight=much", "large-weight=NaN"] {
+            assert!(limits.parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! What a checkpoint's numbers look like: one streaming pass over every tensor, in bounded memory, all threads at once.
+//!
+//! A thread reads a block that stays in its cache and counts it before the next one: sums in vector instructions, and a
+//! table of counts that tells percentiles and histograms. What is stored twice is counted once.
+
+mod elements;
+mod parts;
+mod sums;
+mod table;
+mod tally;
+
+use std::sync::{Mutex, PoisonError};
+
+use indexmap::IndexMap;
+use rayon::prelude::*;
+use reshard_layout::Region;
+use serde::Serialize;
+
+pub use self::elements::element_text;
+pub(crate) use self::elements::{numbers, real_part};
+use self::parts::{Part, parts};
+use self::sums::Sums;
+use self::tally::{Counter, Tally};
+use crate::checkpoint::{CatalogKind, Checkpoint};
+use crate::control::Control;
+use crate::error::Result;
+use crate::select::Selection;
+use crate::stream::{Stream, TensorStream};
+use crate::workers::Workers;
+
+/// A block is this many bytes: a multiple of every element's size, and still in a core's own cache when it is counted.
+const BLOCK: u64 = 256 << 10;
+
+/// What to compute for one tensor.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct StatsOptions {
+    /// Only this region of the tensor.
+    pub region: Option<Region>,
+    /// A histogram of this many equal steps between the extremes.
+    pub bins: usize,
+    /// Do not compare stored checksums on the way.
+    pub no_verify: bool,
+    /// To watch and to cancel.
+    pub control: Control,
+}
+
+/// What to compute for many tensors.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct ScanOptions {
+    /// Which keys, and under which names.
+    pub selection: Selection,
+    /// A histogram of this many equal steps between the extremes of each.
+    pub bins: usize,
+    /// Compare stored checksums on the way, so that damage is an error and not another number.
+    pub verify: bool,
+    /// To watch and to cancel.
+    pub control: Control,
+}
+
+/// Numbers about a tensor: of each part of a complex element, of both numbers in a packed byte.
+///
+/// Everything but the counts is over finite numbers, and `None` when there are none, or when the result has no finite value.
+#[derive(Debug, Clone, PartialEq, Serialize, Default)]
+#[non_exhaustive]
+pub struct TensorStats {
+    /// Numbers in all.
+    pub elements: u64,
+    /// That are not a number.
+    pub nans: u64,
+    /// That are infinite.
+    pub infinities: u64,
+    /// Of these the positive ones.
+    pub positive_infinities: u64,
+    /// Of these the negative ones.
+    pub negative_infinities: u64,
+    /// That are zero.
+    pub zeros: u64,
+    /// That are so small that they have lost digits.
+    pub subnormals: u64,
+    /// The smallest.
+    pub min: Option<f64>,
+    /// The largest.
+    pub max: Option<f64>,
+    /// The largest magnitude.
+    pub absmax: Option<f64>,
+    /// The mean.
+    pub mean: Option<f64>,
+    /// The standard deviation of the population.
+    pub std: Option<f64>,
+    /// The square root of the sum of squares.
+    pub l2: Option<f64>,
+    /// The square root of the mean of squares.
+    pub rms: Option<f64>,
+    /// Percentiles: exact for elements of at most 16 bits, else within 2⁻⁸ (0.4 %) of the element at that rank.
+    pub percentiles: Option<Percentiles>,
+    /// Counts by magnitude: `(e, n)` for n numbers of a magnitude from 2ᵉ up to 2ᵉ⁺¹, without zeros.
+    pub magnitudes: Vec<(i32, u64)>,
+    /// Counts in equal steps from `min` to `max`, to within the error of a percentile; empty unless asked for.
+    pub histogram: Vec<u64>,
+}
+
+impl TensorStats {
+    /// Numbers that are neither NaN nor infinite.
+    pub fn finite(&self) -> u64 {
+        self.elements - self.nans - self.infinities
+    }
+}
+
+/// Numbers below which a share of the elements lies.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[non_exhaustive]
+#[allow(missing_docs)]
+pub struct Percentiles {
+    pub p1: f64,
+    pub p5: f64,
+    pub p25: f64,
+    pub p50: f64,
+    pub p75: f64,
+    pub p95: f64,
+    pub p99: f64,
+}
+
+impl Percentiles {
+    fn of(at: impl Fn(f64) -> Option<f64>) -> Option<Percentiles> {
+        Some(Percentiles {
+            p1: at(0.01)?,
+            p5: at(0.05)?,
+            p25: at(0.25)?,
+            p50: at(0.5)?,
+            p75: at(0.75)?,
+            p95: at(0.95)?,
+            p99: at(0.99)?,
+        })
+    }
+}
+
+/// Computes numbers about a tensor, in bounded memory.
+pub fn stats(checkpoint: &Checkpoint, key: &str, options: &StatsOptions) -> Result<TensorStats> {
+    let tensor = checkpoint.tensor(key)?;
+    let region = match &options.region {
+        Some(region) => region.clone(),
+        None => Region::whole(&tensor.shape)?,
+    };
+    region.check_inside(&tensor.shape)?;
+    checkpoint.check_region(key, &region)?;
+    let parts = parts(checkpoint, key, &region, !options.no_verify)?;
+    let pass = Pass { checkpoint, bins: options.bins, verify: !options.no_verify, control: &options.control };
+    let mut found = pass.run(&[(key, parts)])?;
+    Ok(found.pop().unwrap_or_default())
+}
+
+/// Computes numbers about every selected tensor, in the order of the checkpoint.
+pub fn scan(checkpoint: &Checkpoint, options: &ScanOptions) -> Result<IndexMap<String, TensorStats>> {
+    let span = tracing::info_span!("scan", path = checkpoint.path());
+    let _entered = span.enter();
+    let mut names = Vec::new();
+    let mut work = Vec::new();
+    for item in options.selection.to_read(checkpoint)? {
+        if let CatalogKind::Tensor(tensor) = &item.entry.kind {
+            work.push((item.stored, parts(checkpoint, item.stored, &Region::whole(&tensor.shape)?, options.verify)?));
+            names.push(item.key);
+        }
+    }
+    let pass = Pass { checkpoint, bins: options.bins, verify: options.verify, control: &options.control };
+    Ok(names.into_iter().zip(pass.run(&work)?).collect())
+}
+
+struct Pass<'p> {
+    checkpoint: &'p Checkpoint,
+    bins: usize,
+    verify: bool,
+    control: &'p Control,
+}
+
+/// A tensor that is being counted: what is known, and how many of its parts are to come. Sums are joined in the order of the
+/// parts, whichever is done first, so that the same files give the same numbers to the last digit.
+struct Open {
+    tally: Tally,
+    sums: Vec<Sums>,
+    left: usize,
+}
+
+impl Pass<'_> {
+    /// The numbers of each tensor, given in parts.
+    fn run(&self, tensors: &[(&str, Vec<Part>)]) -> Result<Vec<TensorStats>> {
+        let mut work: Vec<(usize, usize, u64)> = Vec::new();
+        let mut open: Vec<Mutex<Open>> = Vec::with_capacity(tensors.len());
+        for (i, (key, parts)) in tensors.iter().enumerate() {
+            let element = self.checkpoint.tensor(key)?.dtype.size();
+            let bytes = parts.iter().map(|part| part.region.volume().saturating_mul(element)).fold(0, u64::saturating_add);
+            self.control.expect(bytes);
+            work.extend((0..parts.len()).map(|part| (i, part, bytes)));
+            let sums = vec![Sums::default(); parts.len()];
+            open.push(Mutex::new(Open { tally: Tally::default(), sums, left: parts.len() }));
+        }
+        // Large tensors first, so that no thread is left alone with one at the end; the parts of one together, so that few
+        // are open at a time.
+        work.sort_by_key(|&(i, _, bytes)| (std::cmp::Reverse(bytes), i));
+        let done: Mutex<Vec<TensorStats>> = Mutex::new(vec![TensorStats::default(); tensors.len()]);
+        Workers::reading(self.checkpoint.store.as_ref()).run(|| {
+            work.par_iter().with_max_len(1).try_for_each_init(Counter::new, |counter, &(i, part, _)| -> Result<()> {
+                let (key, dtype) = (tensors[i].0, self.checkpoint.tensor(tensors[i].0)?.dtype);
+                let mut tally = self.part(counter, key, &tensors[i].1[part])?;
+                let mut open = open[i].lock().unwrap_or_else(PoisonError::into_inner);
+                open.sums[part] = tally.take_sums();
+                open.tally = std::mem::take(&mut open.tally).join(tally);
+                open.left -= 1;
+                if open.left == 0 {
+                    let sums = std::mem::take(&mut open.sums);
+                    let stats = std::mem::take(&mut open.tally).with_sums(sums).stats(dtype, self.bins);
+                    done.lock().unwrap_or_else(PoisonError::into_inner)[i] = stats;
+                }
+                Ok(())
+            })
+        })??;
+        Ok(done.into_inner().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn part(&self, counter: &mut Counter, key: &str, part: &Part) -> Result<Tally> {
+        let dtype = self.checkpoint.tensor(key)?.dtype;
+        let mut tally = Tally::default();
+        let mut stream = TensorStream::part(self.checkpoint, key, part.chunk, part.region.clone(), self.verify)?;
+        let mut left = part.region.volume() * dtype.size();
+        let mut buffer = vec![0; left.min(BLOCK) as usize];
+        while left > 0 {
+            self.control.check("computing statistics")?;
+            let block = &mut buffer[..left.min(BLOCK) as usize];
+            stream.fill(block)?;
+            let counted = counter.block(dtype, block, &mut tally);
+            if counted.is_err() {
+                counter.finish(&mut Tally::default());
+            }
+            counted?;
+            left -= block.len() as u64;
+            self.control.advance(block.len() as u64);
+        }
+        counter.finish(&mut tally);
+        Ok(tally)
+    }
+}

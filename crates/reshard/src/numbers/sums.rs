@@ -1,0 +1,189 @@
+//! Sums over blocks of wide elements, in loops over lanes that the compiler turns into vector instructions.
+#![allow(unsafe_code)]
+
+/// Lanes of an accumulator: enough to keep several vectors of additions in flight.
+const LANES: usize = 16;
+
+/// Finite numbers added up.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Sums {
+    pub(super) count: u64,
+    pub(super) mean: f64,
+    /// Sum of squared distances from the mean.
+    pub(super) spread: f64,
+    pub(super) min: f64,
+    pub(super) max: f64,
+    pub(super) zeros: u64,
+    pub(super) subnormals: u64,
+}
+
+impl Default for Sums {
+    fn default() -> Sums {
+        Sums { count: 0, mean: 0.0, spread: 0.0, min: f64::INFINITY, max: f64::NEG_INFINITY, zeros: 0, subnormals: 0 }
+    }
+}
+
+impl Sums {
+    /// Two sums as one (Chan's formula, which loses nothing to cancellation).
+    pub(super) fn join(self, other: Sums) -> Sums {
+        if self.count == 0 || other.count == 0 {
+            return if self.count == 0 { other } else { self };
+        }
+        let count = self.count + other.count;
+        let delta = other.mean - self.mean;
+        let share = other.count as f64 / count as f64;
+        Sums {
+            count,
+            mean: self.mean + delta * share,
+            spread: self.spread + other.spread + delta * delta * self.count as f64 * share,
+            min: self.min.min(other.min),
+            max: self.max.max(other.max),
+            zeros: self.zeros + other.zeros,
+            subnormals: self.subnormals + other.subnormals,
+        }
+    }
+}
+
+/// A number that sums are made of.
+pub(super) trait Number: Copy + PartialOrd {
+    const MOST: Self;
+    const LEAST: Self;
+    fn wide(self) -> f64;
+    fn is_zero(self) -> bool;
+    /// Zero or subnormal: without a bit in its exponent.
+    fn is_tiny(self) -> bool;
+}
+
+impl Number for f32 {
+    const MOST: f32 = f32::INFINITY;
+    const LEAST: f32 = f32::NEG_INFINITY;
+    #[inline(always)]
+    fn wide(self) -> f64 {
+        f64::from(self)
+    }
+    #[inline(always)]
+    fn is_zero(self) -> bool {
+        self == 0.0
+    }
+    #[inline(always)]
+    fn is_tiny(self) -> bool {
+        self.abs() < f32::MIN_POSITIVE
+    }
+}
+
+impl Number for f64 {
+    const MOST: f64 = f64::INFINITY;
+    const LEAST: f64 = f64::NEG_INFINITY;
+    #[inline(always)]
+    fn wide(self) -> f64 {
+        self
+    }
+    #[inline(always)]
+    fn is_zero(self) -> bool {
+        self == 0.0
+    }
+    #[inline(always)]
+    fn is_tiny(self) -> bool {
+        self.abs() < f64::MIN_POSITIVE
+    }
+}
+
+/// Adds numbers up; `None` when one of them is not finite (or their sum is not).
+pub(super) fn sums<const N: usize, T: Number>(elements: &[[u8; N]], read: impl Fn([u8; N]) -> T) -> Option<Sums> {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has just been asked whether it knows these instructions; nothing else is required.
+        return unsafe { with_avx2(elements, read) };
+    }
+    by_lanes(elements, read)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn with_avx2<const N: usize, T: Number>(elements: &[[u8; N]], read: impl Fn([u8; N]) -> T) -> Option<Sums> {
+    by_lanes(elements, read)
+}
+
+#[inline(always)]
+fn by_lanes<const N: usize, T: Number>(elements: &[[u8; N]], read: impl Fn([u8; N]) -> T) -> Option<Sums> {
+    let Some(first) = elements.first() else { return Some(Sums::default()) };
+    // Distances from some element of the block: squares of what is far from zero and close together would cancel.
+    let shift = read(*first).wide();
+    let (mut sum, mut squares) = ([0f64; LANES], [0f64; LANES]);
+    let (mut min, mut max) = ([T::MOST; LANES], [T::LEAST; LANES]);
+    let (mut zeros, mut tiny) = ([0u32; LANES], [0u32; LANES]);
+    let (groups, rest) = elements.as_chunks::<LANES>();
+    let mut add = |lane: usize, element: [u8; N]| {
+        let x = read(element);
+        let distance = x.wide() - shift;
+        sum[lane] += distance;
+        squares[lane] += distance * distance;
+        min[lane] = if x < min[lane] { x } else { min[lane] };
+        max[lane] = if x > max[lane] { x } else { max[lane] };
+        zeros[lane] += u32::from(x.is_zero());
+        tiny[lane] += u32::from(x.is_tiny());
+    };
+    for group in groups {
+        for (lane, element) in group.iter().enumerate() {
+            add(lane, *element);
+        }
+    }
+    for (lane, element) in rest.iter().enumerate() {
+        add(lane, *element);
+    }
+    let (sum, squares) = (sum.iter().sum::<f64>(), squares.iter().sum::<f64>());
+    if !sum.is_finite() {
+        return None;
+    }
+    let count = elements.len() as f64;
+    let zeros: u64 = zeros.iter().map(|n| u64::from(*n)).sum();
+    Some(Sums {
+        count: elements.len() as u64,
+        mean: shift + sum / count,
+        spread: (squares - sum * sum / count).max(0.0),
+        min: min.iter().fold(f64::INFINITY, |a, b| a.min(b.wide())),
+        max: max.iter().fold(f64::NEG_INFINITY, |a, b| a.max(b.wide())),
+        zeros,
+        subnormals: tiny.iter().map(|n| u64::from(*n)).sum::<u64>() - zeros,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn joined_sums_equal_one_over_all_and_the_plain_way() {
+        let all: Vec<f64> = (0..1003).map(|i| ((i * 7919) % 1009) as f64 * 0.25 + 1e6).chain([0.0, 1e-310]).collect();
+        let bytes: Vec<[u8; 8]> = all.iter().map(|n| n.to_le_bytes()).collect();
+        let one = sums(&bytes, f64::from_le_bytes).unwrap();
+        let many = bytes.chunks(17).map(|part| sums(part, f64::from_le_bytes).unwrap()).reduce(Sums::join).unwrap();
+        let mean = all.iter().sum::<f64>() / all.len() as f64;
+        let spread: f64 = all.iter().map(|x| (x - mean).powi(2)).sum();
+        for found in [one, many] {
+            assert!((found.mean - mean).abs() < 1e-6 && (found.spread / spread - 1.0).abs() < 1e-9, "{found:?}");
+            assert_eq!((found.count, found.zeros, found.subnormals), (1005, 1, 1));
+            assert_eq!((found.min, found.max), (0.0, 1_000_252.0));
+        }
+        assert_eq!(by_lanes(&bytes, f64::from_le_bytes).unwrap(), one);
+    }
+
+    #[test]
+    fn what_is_far_from_zero_and_close_together_does_not_cancel() {
+        let bytes: Vec<[u8; 4]> = (0..4096).map(|i| (65536.0f32 + (i % 2) as f32 / 128.0).to_le_bytes()).collect();
+        let found = sums(&bytes, f32::from_le_bytes).unwrap();
+        assert_eq!((found.spread / 4096.0).sqrt(), 1.0 / 256.0);
+    }
+
+    #[test]
+    fn what_is_not_finite_is_noticed() {
+        for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for at in [0, 5, 99] {
+                let mut numbers = [1f32; 100];
+                numbers[at] = odd;
+                let bytes = numbers.map(f32::to_le_bytes);
+                assert_eq!(sums(&bytes, f32::from_le_bytes), None);
+            }
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Counts of elements by their upper sixteen bits, from which percentiles and histograms are told.
+//!
+//! An element of at most sixteen bits is its own bin, so everything about such a tensor is told exactly by its counts
+//! alone. Wider elements are counted by the sign, the exponent and the upper seven bits of the fraction of the nearest
+//! `f32`: a bin spans a factor of at most 1 + 2⁻⁷, its middle is within 2⁻⁸ (0.4 %) of everything in it.
+
+use reshard_formats::DType;
+
+use crate::cast::as_f64;
+
+/// Bins of a table.
+const BINS: usize = 1 << 16;
+/// Counts are moved to wider ones before they could overflow.
+const MOST: u64 = 1 << 31;
+
+/// Counts by bin, being filled.
+#[derive(Debug)]
+pub(super) struct Table {
+    counts: Box<[u32; BINS]>,
+    /// Elements counted since the last move.
+    pending: u64,
+    moved: Vec<(u16, u64)>,
+}
+
+impl Table {
+    pub(super) fn new() -> Table {
+        // Allocated zeroed: pages that are not used cost nothing.
+        let counts = vec![0u32; BINS].into_boxed_slice().try_into().unwrap_or_else(|_| Box::new([0; BINS]));
+        Table { counts, pending: 0, moved: Vec::new() }
+    }
+
+    /// Counts bins; all alike are counted at once, since counting waits for the last count of the same bin.
+    pub(super) fn count(&mut self, bins: impl Iterator<Item = u16> + Clone, elements: u64) {
+        if self.pending + elements > MOST {
+            let moved = self.drain();
+            self.moved = moved;
+        }
+        self.pending += elements;
+        let mut same = bins.clone();
+        if let Some(first) = same.next()
+            && same.all(|bin| bin == first)
+        {
+            self.counts[usize::from(first)] += elements as u32;
+            return;
+        }
+        for bin in bins {
+            self.counts[usize::from(bin)] += 1;
+        }
+    }
+
+    /// What was counted, by bin; the table is empty afterwards.
+    pub(super) fn drain(&mut self) -> Vec<(u16, u64)> {
+        let mut found = Vec::new();
+        let (groups, _) = self.counts.as_chunks_mut::<32>();
+        for (group, counts) in groups.iter_mut().enumerate() {
+            if counts.iter().fold(0, |all, count| all | count) == 0 {
+                continue;
+            }
+            for (i, count) in counts.iter_mut().enumerate() {
+                if *count > 0 {
+                    found.push(((group * 32 + i) as u16, u64::from(std::mem::take(count))));
+                }
+            }
+        }
+        self.pending = 0;
+        joined(std::mem::take(&mut self.moved), found)
+    }
+}
+
+/// Two lists of counts in the order of their bins as one.
+pub(super) fn joined(one: Vec<(u16, u64)>, other: Vec<(u16, u64)>) -> Vec<(u16, u64)> {
+    if one.is_empty() || other.is_empty() {
+        return if one.is_empty() { other } else { one };
+    }
+    let mut all = Vec::with_capacity(one.len().max(other.len()));
+    let (mut one, mut other) = (one.into_iter().peekable(), other.into_iter().peekable());
+    loop {
+        let next = match (one.peek(), other.peek()) {
+            (Some(a), Some(b)) if a.0 == b.0 => {
+                let both = (a.0, a.1 + b.1);
+                one.next();
+                other.next();
+                Some(both)
+            }
+            (Some(a), Some(b)) if a.0 < b.0 => one.next(),
+            (Some(_), None) => one.next(),
+            _ => other.next(),
+        };
+        match next {
+            Some(next) => all.push(next),
+            None => return all,
+        }
+    }
+}
+
+/// Finite elements between two numbers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Bin {
+    pub(super) low: f64,
+    pub(super) high: f64,
+    pub(super) count: u64,
+}
+
+impl Bin {
+    /// The number that stands for all in it.
+    pub(super) fn middle(&self) -> f64 {
+        self.low + (self.high - self.low) / 2.0
+    }
+}
+
+/// The numbers that a bin of elements of at most sixteen bits stands for: one, or the two of a packed byte.
+pub(super) fn exact_values(dtype: DType, bin: u16) -> [Option<f64>; 2] {
+    match dtype {
+        DType::Float4E2M1FnX2 => [Some(four_bits(bin & 15)), Some(four_bits(bin >> 4 & 15))],
+        _ => [as_f64(dtype, &bin.to_le_bytes()[..dtype.size().min(2) as usize]), None],
+    }
+}
+
+/// A float of four bits: sign, two of exponent, one of fraction.
+fn four_bits(bits: u16) -> f64 {
+    const VALUES: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let magnitude = VALUES[usize::from(bits & 7)];
+    if bits & 8 == 0 { magnitude } else { -magnitude }
+}
+
+/// The bin of a wide element.
+#[inline(always)]
+pub(super) fn bin_of(value: f32) -> u16 {
+    (value.to_bits() >> 16) as u16
+}
+
+/// What a bin of wide elements spans. Those that no `f32` can hold lie in the outermost.
+pub(super) fn span(bin: u16, count: u64) -> Bin {
+    let near = f64::from(f32::from_bits(u32::from(bin & 0x7fff) << 16));
+    let far = f32::from_bits(u32::from(bin & 0x7fff) << 16 | 0xffff);
+    let near = if near.is_finite() { near } else { f64::from(f32::MAX) };
+    let far = if far.is_finite() { f64::from(far) } else { f64::MAX };
+    if bin & 0x8000 == 0 { Bin { low: near, high: far, count } } else { Bin { low: -far, high: -near, count } }
+}
+
+/// The number below which a share of the elements lies, told by bins in order; `None` when there are none.
+pub(super) fn percentile(bins: &[Bin], share: f64) -> Option<f64> {
+    let all: u64 = bins.iter().map(|bin| bin.count).sum();
+    let rank = (share * all.saturating_sub(1) as f64).round() as u64;
+    let mut before = 0;
+    for bin in bins {
+        before += bin.count;
+        if before > rank {
+            return Some(bin.middle());
+        }
+    }
+    bins.last().map(Bin::middle)
+}
+
+/// Counts in equal steps between two numbers.
+pub(super) fn steps(bins: &[Bin], low: f64, high: f64, steps: usize) -> Vec<u64> {
+    let mut counts = vec![0; steps];
+    // Halved, so that the whole range of f64 has a width.
+    let width = high / 2.0 - low / 2.0;
+    for bin in bins {
+        let at = if width > 0.0 { (bin.middle() / 2.0 - low / 2.0) / width } else { 0.0 };
+        if let Some(count) = counts.get_mut(((at * steps as f64) as usize).min(steps.saturating_sub(1))) {
+            *count += bin.count;
+        }
+    }
+    counts
+}
+
+/// Counts by power of two: those of magnitude 2ᵉ up to 2ᵉ⁺¹, without zeros, in the order of e.
+pub(super) fn magnitudes(bins: &[Bin]) -> Vec<(i32, u64)> {
+    let mut counts = std::collections::BTreeMap::new();
+    for bin in bins.iter().filter(|bin| bin.count > 0 && bin.middle() != 0.0) {
+        *counts.entry(bin.middle().abs().log2().floor() as i32).or_insert(0) += bin.count;
+    }
+    counts.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_lies_in_the_span_of_its_bin_and_near_its_middle() {
+        let mut bits = 1u32;
+        while bits < 0xff80_0000 {
+            let value = f32::from_bits(bits);
+            if value.is_finite() {
+                let (bin, value) = (span(bin_of(value), 1), f64::from(value));
+                assert!(bin.low <= value && value <= bin.high, "{value:e} {bin:?}");
+                if value.abs() >= f64::from(f32::MIN_POSITIVE) {
+                    assert!((bin.middle() / value - 1.0).abs() <= 2f64.powi(-8), "{value:e} {bin:?}");
+                }
+            }
+            bits = bits.wrapping_add(49_999);
+        }
+    }
+
+    #[test]
+    fn counts_are_kept_over_moves_and_alike_elements() {
+        let mut table = Table::new();
+        table.count([7; 100].into_iter(), 100);
+        table.count([1, 2, 1].into_iter(), 3);
+        let moved = table.drain();
+        table.moved = moved;
+        table.count([0xffff, 2].into_iter(), 2);
+        assert_eq!(table.drain(), [(1, 2), (2, 2), (7, 100), (0xffff, 1)]);
+        assert_eq!(table.drain(), []);
+    }
+
+    #[test]
+    fn packed_bytes_hold_two_numbers() {
+        assert_eq!(exact_values(DType::Float4E2M1FnX2, 0x2a), [Some(-1.0), Some(1.0)]);
+        assert_eq!(exact_values(DType::Float4E2M1FnX2, 0x7f), [Some(-6.0), Some(6.0)]);
+        assert_eq!(exact_values(DType::Int16, 0xffff), [Some(-1.0), None]);
+        assert_eq!(exact_values(DType::BFloat16, 0x3f80), [Some(1.0), None]);
+    }
+}

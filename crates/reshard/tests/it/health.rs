@@ -1,0 +1,236 @@
+//! What the numbers of a checkpoint say: rules, the optimizer's moments, a run's steps.
+
+use std::path::Path;
+
+use reshard::{
+    Control, DType, DiffOptions, HealthOptions, KeyDifference, SaveOptions, ScanOptions, Selection, Severity, StatsOptions,
+    TrendOptions, Value, diff, health, scan, stats, trend,
+};
+
+use crate::corpus;
+use crate::layouts::Whole;
+
+fn floats(key: &str, shape: &[u64], number: impl Fn(usize) -> f32) -> Whole {
+    let mut whole = Whole::new(key, DType::Float32, shape, 1);
+    let count = shape.iter().product::<u64>() as usize;
+    whole.bytes = (0..count).flat_map(|i| number(i).to_le_bytes()).collect();
+    whole
+}
+
+fn wave(i: usize) -> f32 {
+    ((i * 7919) % 1009) as f32 / 1009.0 - 0.5
+}
+
+fn save(at: &Path, wholes: &[Whole], values: &[(&str, Value)]) {
+    let values: Vec<(String, Value)> = values.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect();
+    corpus::save_state(wholes, &values, &corpus::rows(2), &corpus::local(at), &SaveOptions::default());
+}
+
+fn found(at: &Path, change: impl FnOnce(&mut HealthOptions)) -> Vec<(&'static str, Severity, String)> {
+    let mut options = HealthOptions::default();
+    change(&mut options);
+    let report = health(&corpus::open(at), &options).unwrap();
+    assert!(report.checked.numbers && !report.checked.checksums);
+    assert_eq!(report.is_healthy(), !report.findings.iter().any(|finding| finding.severity == Severity::Error));
+    assert!(report.findings.is_sorted_by_key(|finding| finding.severity));
+    let mut found: Vec<_> = report.findings.into_iter().map(|finding| (finding.rule, finding.severity, finding.key)).collect();
+    found.sort();
+    found
+}
+
+#[test]
+fn a_model_that_is_sound_as_bytes_and_sick_as_numbers_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let wholes = [
+        floats("model.fine.weight", &[16, 8], wave),
+        floats("model.norm.bias", &[16], |_| 0.0),
+        floats("model.nan.weight", &[16, 8], |i| if i == 77 { f32::NAN } else { wave(i) }),
+        floats("model.inf.weight", &[16, 8], |i| if i == 3 { f32::NEG_INFINITY } else { wave(i) }),
+        floats("model.zero.weight", &[16, 8], |_| 0.0),
+        floats("model.large.weight", &[16, 8], |i| wave(i) * 1e6),
+        floats("model.flat.weight", &[16, 8], |_| 0.25),
+        floats("model.tiny.weight", &[16, 8], |i| (wave(i) + 0.6) * 1e-39),
+    ];
+    save(folder.path(), &wholes, &[]);
+    let key = |rule: &str| format!("model.{rule}.weight");
+    let (error, warning) = (Severity::Error, Severity::Warning);
+    assert_eq!(
+        found(folder.path(), |_| ()),
+        [
+            ("constant-weight", warning, key("flat")),
+            ("inf", error, key("inf")),
+            ("large-weight", error, key("large")),
+            ("nan", error, key("nan")),
+            ("subnormal", warning, key("tiny")),
+            ("zero-weight", warning, key("zero")),
+        ]
+    );
+    let less = found(folder.path(), |options| {
+        for limit in ["large-weight=1e7", "nan=off", "inf=off", "zero-weight=off", "constant-weight=off", "subnormal=off"] {
+            options.limits.parse(limit).unwrap();
+        }
+    });
+    assert_eq!(less, []);
+    let some = found(folder.path(), |options| options.selection = Selection::globs(&["*.fine.*", "*.nan.*"]).unwrap());
+    assert_eq!(some, [("nan", error, key("nan"))]);
+}
+
+fn optimizer(prefix: &str, param: &str, step: f32, first: impl Fn(usize) -> f32, second: impl Fn(usize) -> f32) -> [Whole; 3] {
+    [
+        floats(&format!("{prefix}state.{param}.exp_avg"), &[16, 8], first),
+        floats(&format!("{prefix}state.{param}.exp_avg_sq"), &[16, 8], second),
+        floats(&format!("{prefix}state.{param}.step"), &[], move |_| step),
+    ]
+}
+
+#[test]
+fn an_optimizers_moments_are_judged() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut wholes: Vec<Whole> =
+        ["a", "b", "c", "d", "e"].iter().map(|name| floats(&format!("model.{name}.weight"), &[16, 8], |_| 2.0)).collect();
+    wholes.extend(optimizer("optim.", "a.weight", 10.0, |_| 0.5, |_| 0.25));
+    wholes.extend(optimizer("optim.", "b.weight", 10.0, |_| 0.0, |_| 0.0));
+    wholes.extend(optimizer("optim.", "c.weight", 10.0, |_| 0.1, |i| if i == 9 { -1e-3 } else { 0.01 }));
+    wholes.extend(optimizer("optim.", "d.weight", 9.0, |_| f32::NAN, |_| 1e9));
+    let groups = [
+        ("optim.param_groups.0.lr", Value::from(0.5)),
+        ("optim.param_groups.0.eps", Value::from(0.0)),
+        ("optim.param_groups.0.weight_decay", Value::from(0.1)),
+        (
+            "optim.param_groups.0.params",
+            Value::List(["a", "b", "c", "d", "e"].map(|p| Value::from(format!("{p}.weight").as_str())).to_vec()),
+        ),
+    ];
+    save(folder.path(), &wholes, &groups);
+    let mut options = HealthOptions::default();
+    options.limits.parse("constant-weight=off").unwrap();
+    let report = health(&corpus::open(folder.path()), &options).unwrap();
+    let mut told: Vec<(&str, &str)> = report.findings.iter().map(|finding| (finding.rule, finding.key.as_str())).collect();
+    told.sort();
+    assert_eq!(
+        told,
+        [
+            ("dead-parameter", "optim.state.b.weight.exp_avg_sq"),
+            ("large-second-moment", "optim.state.d.weight.exp_avg_sq"),
+            ("large-update", "model.a.weight"),
+            ("large-update", "model.c.weight"),
+            ("nan", "optim.state.d.weight.exp_avg"),
+            ("negative-second-moment", "optim.state.c.weight.exp_avg_sq"),
+            ("no-state", "e.weight"),
+            ("steps-differ", "optim.state"),
+        ]
+    );
+    let optimizer = report.optimizer.unwrap();
+    assert_eq!((optimizer.groups[0].weight_decay, optimizer.groups[0].params), (Some(0.1), Some(5)));
+    // lr · m / √v over the weights: 0.5 · 0.5 / 0.5 / 2.
+    let param = optimizer.params.iter().find(|param| param.param == "a.weight").unwrap();
+    assert!((param.update_ratio.unwrap() - 0.25).abs() < 1e-12, "{param:?}");
+    assert_eq!(param.weights.as_deref(), Some("model.a.weight"));
+}
+
+#[test]
+fn numbers_do_not_depend_on_layout_and_damage_is_no_number() {
+    let folder = tempfile::tempdir().unwrap();
+    let wholes = [
+        floats("w", &[700, 1000], wave),
+        Whole::new("b", DType::BFloat16, &[300, 7], 3),
+        Whole::new("i", DType::Int64, &[50], 4),
+    ];
+    let (a, b) = (folder.path().join("a"), folder.path().join("b"));
+    corpus::save_state(&wholes, &[], &corpus::rows(5), &corpus::local(&a), &SaveOptions::default());
+    corpus::save_state(&wholes, &[], &corpus::columns(3), &corpus::local(&b), &SaveOptions::default());
+    let (a, b) = (scan(&corpus::open(&a), &ScanOptions::default()).unwrap(), corpus::open(&b));
+    for verify in [false, true] {
+        let mut options = ScanOptions::default();
+        options.verify = verify;
+        let again = scan(&b, &options).unwrap();
+        assert_eq!(scan(&b, &options).unwrap(), again, "the same files give the same numbers");
+        for (key, ours) in &a {
+            let theirs = &again[key];
+            assert_eq!(
+                (ours.elements, ours.nans, ours.zeros, ours.min, ours.max),
+                (theirs.elements, theirs.nans, theirs.zeros, theirs.min, theirs.max)
+            );
+            assert_eq!((&ours.percentiles, &ours.magnitudes), (&theirs.percentiles, &theirs.magnitudes));
+            for (x, y) in [(ours.mean, theirs.mean), (ours.std, theirs.std), (ours.l2, theirs.l2)] {
+                assert!(
+                    x == y || (x.unwrap() - y.unwrap()).abs() <= 1e-12 * ours.absmax.unwrap() * ours.elements as f64,
+                    "{key}"
+                );
+            }
+            assert_eq!(stats(&b, key, &StatsOptions::default()).unwrap().percentiles, ours.percentiles);
+        }
+    }
+    let data = std::fs::read_dir(folder.path().join("b")).unwrap().map(|e| e.unwrap().path());
+    let file =
+        data.filter(|path| path.extension().is_some_and(|e| e == "distcp")).max_by_key(|p| p.metadata().unwrap().len()).unwrap();
+    let mut bytes = std::fs::read(&file).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 0x40;
+    std::fs::write(&file, bytes).unwrap();
+    let mut options = ScanOptions::default();
+    options.verify = true;
+    assert!(scan(&corpus::open(&folder.path().join("b")), &options).is_err());
+}
+
+#[test]
+fn since_when_a_tensor_is_bad_is_found_by_halving() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut bytes = 0;
+    for step in 1..=16u32 {
+        let at = folder.path().join(format!("step_{}", step * 100));
+        let wholes = [
+            floats("model.big.weight", &[1000, 100], |i| wave(i) + step as f32),
+            floats("model.late.weight", &[16, 8], |i| if step >= 11 && i == 5 { f32::NAN } else { wave(i) }),
+            floats("model.always.weight", &[16, 8], |_| 0.0),
+        ];
+        bytes += wholes.iter().map(|whole| whole.bytes.len() as u64).sum::<u64>();
+        save(&at, &wholes, &[("_reshard.metrics.loss", Value::from(10.0 / f64::from(step)))]);
+    }
+    std::fs::create_dir(folder.path().join("step_1700")).unwrap();
+    let mut options = TrendOptions::default();
+    options.control = Control::new();
+    let run = trend(folder.path().to_str().unwrap(), &options).unwrap();
+    assert_eq!((run.steps.len(), run.steps[15].metrics["loss"]), (16, 0.625));
+    let mut bad: Vec<_> =
+        run.bad.iter().map(|bad| (bad.key.as_str(), bad.what, bad.first.as_str(), bad.fine.as_deref())).collect();
+    bad.sort();
+    assert_eq!(
+        bad,
+        [("model.always.weight", "zero", "step_100", None), ("model.late.weight", "nan", "step_1100", Some("step_1000"))]
+    );
+    // The newest step whole, and of four others one or two small tensors.
+    let read = options.control.done();
+    assert!(read < bytes / 16 + 16 * 2 * 512, "{read} of {bytes} bytes");
+    options.numbers = true;
+    options.selection = Selection::globs(&["model.big.*"]).unwrap();
+    let run = trend(folder.path().to_str().unwrap(), &options).unwrap();
+    let big = |step: usize| &run.steps[step].tensors["model.big.weight"];
+    assert!(big(0).change.is_none() && big(15).change.unwrap() < big(1).change.unwrap() && big(1).cosine.unwrap() > 0.9);
+}
+
+#[test]
+fn how_far_a_tensor_and_its_module_moved_counts_what_did_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let (a, b) = (folder.path().join("a"), folder.path().join("b"));
+    // Larger than a block, and changed in one of them alone.
+    let big = |change: f32| floats("model.m.big", &[800, 1000], move |i| if i == 799_999 { 3.0 + change } else { 0.5 });
+    save(&a, &[big(0.0), floats("model.m.dies", &[4, 4], |_| 1.0), floats("model.n.w", &[4, 4], wave)], &[]);
+    let sick = floats("model.n.w", &[4, 4], |i| if i < 2 { f32::NAN } else { wave(i) });
+    save(&b, &[big(1.0), floats("model.m.dies", &[4, 4], |_| 0.0), sick], &[]);
+    let report = diff(&corpus::open(&a), &corpus::open(&b), &DiffOptions::default()).unwrap();
+    let of = |key: &str| match &report.different.iter().find(|differing| differing.key == key).unwrap().difference {
+        KeyDifference::Elements(found) => found.clone(),
+        other => panic!("{other:?}"),
+    };
+    let norm = (799_999.0 * 0.25 + 9.0f64).sqrt();
+    let big = of("model.m.big");
+    assert!(
+        (big.first_l2.unwrap() / norm - 1.0).abs() < 1e-9 && (big.relative_change.unwrap() * norm - 1.0).abs() < 1e-9,
+        "{big:?}"
+    );
+    assert!(big.cosine.unwrap() > 0.99999 && big.cosine.unwrap() < 1.0);
+    assert!(of("model.m.dies").newly_zero && of("model.n.w").new_nans == 2);
+    let modules: Vec<(String, u64, u64)> = report.modules().into_iter().map(|m| (m.module, m.new_nans, m.newly_zero)).collect();
+    assert_eq!(modules, [("model.n".to_owned(), 2, 0), ("model.m".to_owned(), 0, 1)]);
+}
