@@ -19,11 +19,14 @@ pub(crate) enum Side {
 pub(crate) struct Table {
     sides: Vec<Side>,
     head: Option<Vec<String>>,
-    rows: Vec<Vec<(String, Option<Paint>)>>,
+    rows: Vec<Row>,
     indent: usize,
     /// The column whose texts are cut in their middle where a terminal is too narrow.
     fit: Option<usize>,
 }
+
+/// A row: texts, and how they are painted.
+type Row = Vec<(String, Option<Paint>)>;
 
 /// A column is cut to no less.
 const LEAST: usize = 12;
@@ -69,14 +72,14 @@ impl Table {
 
     /// The table as lines.
     pub(crate) fn lines(&self, printer: &Printer) -> Vec<String> {
-        let head: Option<Vec<(String, Option<Paint>)>> =
+        let head: Option<Row> =
             self.head.as_ref().map(|names| names.iter().map(|name| (name.clone(), Some(Paint::Dim))).collect());
-        let rows: Vec<&Vec<(String, Option<Paint>)>> = head.iter().chain(&self.rows).collect();
+        let rows: Vec<&Row> = head.iter().chain(&self.rows).collect();
         let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|(cell, _)| wide(cell)).max().unwrap_or(0);
         let mut widths: Vec<usize> = (0..self.sides.len()).map(width).collect();
         let all = self.indent + widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1);
         let too_wide = printer.columns.map_or(0, |columns| all.saturating_sub(columns));
-        let mut rows: Vec<Cow<'_, Vec<(String, Option<Paint>)>>> = rows.into_iter().map(Cow::Borrowed).collect();
+        let mut rows: Vec<Cow<'_, Row>> = rows.into_iter().map(Cow::Borrowed).collect();
         if let (Some(column), true) = (self.fit, too_wide > 0)
             && let Some(width) = widths.get_mut(column)
         {

@@ -155,8 +155,7 @@ pub(super) fn compare(
     }
     if tally.first.is_some() && tally.passed && real_part(a.dtype).is_some() {
         // Few tensors change in part; the rest of such a one counts as well.
-        let mut wanted = StatsOptions::default();
-        wanted.no_verify = true;
+        let wanted = StatsOptions { no_verify: true, ..StatsOptions::default() };
         let whole = stats(first, first_key, &wanted)?;
         tally.norms.complete(whole.l2.map_or(0.0, |norm| norm * norm));
     }

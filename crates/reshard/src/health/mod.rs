@@ -116,10 +116,12 @@ impl HealthReport {
 
 /// Looks at a checkpoint's numbers.
 pub fn health(checkpoint: &Checkpoint, options: &HealthOptions) -> Result<HealthReport> {
-    let mut scanned = ScanOptions::default();
-    scanned.selection = options.selection.clone();
-    (scanned.bins, scanned.verify) = (options.bins, options.verify);
-    scanned.control = options.control.clone();
+    let scanned = ScanOptions {
+        selection: options.selection.clone(),
+        bins: options.bins,
+        verify: options.verify,
+        control: options.control.clone(),
+    };
     let tensors = scan(checkpoint, &scanned)?;
     let summary = optimizer_summary(checkpoint);
     let optimizer = summary.as_ref().map(|summary| moments::optimizer_health(checkpoint, summary, &tensors));

@@ -182,10 +182,8 @@ impl Run<'_> {
     }
 
     fn scanned(&self, checkpoint: &Checkpoint, selection: Selection) -> Result<IndexMap<String, TensorStats>> {
-        let mut options = ScanOptions::default();
-        options.selection = selection;
-        options.control = self.options.control.clone();
-        scan(checkpoint, &options)
+        let control = self.options.control.clone();
+        scan(checkpoint, &ScanOptions { selection, control, ..ScanOptions::default() })
     }
 
     fn numbers(&self, checkpoint: &Checkpoint, before: Option<&Checkpoint>) -> Result<IndexMap<String, TrendTensor>> {
@@ -198,9 +196,12 @@ impl Run<'_> {
             })
             .collect();
         let Some(before) = before else { return Ok(tensors) };
-        let mut options = DiffOptions::default();
-        (options.first, options.second) = (self.options.selection.clone(), self.options.selection.clone());
-        options.control = self.options.control.clone();
+        let options = DiffOptions {
+            first: self.options.selection.clone(),
+            second: self.options.selection.clone(),
+            control: self.options.control.clone(),
+            ..DiffOptions::default()
+        };
         let report = diff(before, checkpoint, &options)?;
         for (key, tensor) in &mut tensors {
             if before.tensor(key).is_ok() {
