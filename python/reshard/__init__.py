@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ._checkpoint import Checkpoint, Chunk, Tensor, VerifyReport, latest, open, steps, verify
+from ._checkpoint import Checkpoint, Chunk, Tensor, latest, open, steps, verify
 from ._errors import (
     AlreadyExists,
     Cancelled,
@@ -34,11 +34,14 @@ from ._errors import (
 from ._reshard import __version__
 
 if TYPE_CHECKING:
-    from ._tools import (
+    from ._reports import (
+        Cast,
         ConvertReport,
+        Difference,
         DiffReport,
         DigestEntry,
         EditReport,
+        Finding,
         FirstBad,
         HealthFinding,
         HealthReport,
@@ -51,6 +54,9 @@ if TYPE_CHECKING:
         Trend,
         TrendStep,
         TrendTensor,
+        VerifyReport,
+    )
+    from ._tools import (
         convert,
         diff,
         digest,
@@ -68,11 +74,14 @@ if TYPE_CHECKING:
 # What takes a moment to import and is not always needed comes when it is asked for.
 _LATER = {
     "torch._switch": ("Installed", "install", "installed", "uninstall"),
-    "_tools": (
+    "_reports": (
+        "Cast",
         "ConvertReport",
         "DiffReport",
+        "Difference",
         "DigestEntry",
         "EditReport",
+        "Finding",
         "FirstBad",
         "HealthFinding",
         "HealthReport",
@@ -85,6 +94,9 @@ _LATER = {
         "Trend",
         "TrendStep",
         "TrendTensor",
+        "VerifyReport",
+    ),
+    "_tools": (
         "convert",
         "diff",
         "digest",
@@ -118,13 +130,16 @@ def __dir__() -> list[str]:
 __all__ = [
     "AlreadyExists",
     "Cancelled",
+    "Cast",
     "Checkpoint",
     "Chunk",
     "ConvertReport",
     "Corrupt",
     "DiffReport",
+    "Difference",
     "DigestEntry",
     "EditReport",
+    "Finding",
     "FirstBad",
     "GroupError",
     "HealthFinding",

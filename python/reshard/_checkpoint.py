@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _reshard
 from ._errors import InvalidInput
-from ._paths import StrPath, path_text
+from ._paths import path_text
+from ._types import StorageOptions, StrPath
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ._reports import VerifyReport
 
 # Types that NumPy lacks. With `ml_dtypes` installed arrays have its types; without it, unsigned integers of the same size
 # that hold the same bits. float4 comes two to a byte either way.
@@ -65,17 +67,16 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 class Tensor:
     """A tensor in a checkpoint; nothing is read until it is indexed."""
 
-    __slots__ = ("_checkpoint", "_chunks", "dtype", "key", "requires_grad", "shape")
+    __slots__ = ("_checkpoint", "_entry", "dtype", "key", "requires_grad", "shape")
 
-    def __init__(self, checkpoint: Checkpoint, key: str, entry: tuple[Any, ...]) -> None:
+    def __init__(self, checkpoint: Checkpoint, entry: _reshard.Entry) -> None:
         self._checkpoint = checkpoint
-        self.key: str = key
-        _, dtype, shape, requires_grad, chunks = entry
+        self._entry = entry
+        self.key: str = entry.key
         #: The element type by its name in torch, such as "bfloat16".
-        self.dtype: str = dtype
-        self.shape: tuple[int, ...] = shape
-        self.requires_grad: bool = requires_grad
-        self._chunks = chunks
+        self.dtype: str = entry.dtype or ""
+        self.shape: tuple[int, ...] = entry.shape
+        self.requires_grad: bool = entry.requires_grad
 
     @property
     def ndim(self) -> int:
@@ -98,8 +99,7 @@ class Tensor:
     @property
     def chunks(self) -> list[Chunk]:
         """The regions in which it is stored."""
-        files = self._checkpoint.files
-        return [Chunk(offsets, sizes, files[file]) for offsets, sizes, file, _, _ in self._chunks]
+        return [Chunk(chunk.offsets, chunk.sizes, chunk.file) for chunk in self._entry.chunks]
 
     def __len__(self) -> int:
         if not self.shape:
@@ -135,7 +135,7 @@ class Tensor:
 
     def __repr__(self) -> str:
         shape = ", ".join(map(str, self.shape))
-        count = len(self._chunks)
+        count = self._entry.chunk_count
         return f"<reshard.Tensor {self.key!r}: {self.dtype}[{shape}] in {count} chunk{'' if count == 1 else 's'}>"
 
 
@@ -202,9 +202,8 @@ class Checkpoint(Mapping[str, Any]):
     are decoded as inert data; one that only unpickling could bring back raises :class:`UntrustedPickle`.
     """
 
-    def __init__(self, path: StrPath, *, storage_options: Mapping[str, Any] | None = None) -> None:
-        options = dict(storage_options) if storage_options else None
-        self._inner: _reshard.Checkpoint | None = _reshard.Checkpoint(path_text(path), options)
+    def __init__(self, path: StrPath, *, storage_options: StorageOptions | None = None) -> None:
+        self._inner: _reshard.Checkpoint | None = _reshard.Checkpoint(path_text(path), storage_options)
 
     def _open(self) -> _reshard.Checkpoint:
         if self._inner is None:
@@ -244,7 +243,7 @@ class Checkpoint(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         inner = self._open()
         entry = inner.entry(key)
-        return inner.value(key) if entry[1] is None else Tensor(self, key, entry)
+        return inner.value(key) if entry.dtype is None else Tensor(self, entry)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._open().keys())
@@ -257,12 +256,11 @@ class Checkpoint(Mapping[str, Any]):
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors, lazily, by key."""
-        return {key: Tensor(self, key, entry) for key, entry in self._open().entries() if entry[1] is not None}
+        return {entry.key: Tensor(self, entry) for entry in self._open().entries() if entry.dtype is not None}
 
     def key_path(self, key: str) -> tuple[str | int, ...]:
         """Where a key sat in the state dict: names of dicts and indices of lists."""
-        path: tuple[str | int, ...] = self._open().entry(key)[0]
-        return path
+        return self._open().entry(key).path
 
     def to_dict(self, *, lazy: bool = False, flat: bool = False) -> dict[str, Any]:
         """Everything, as nested dicts and lists like those that were saved.
@@ -271,13 +269,13 @@ class Checkpoint(Mapping[str, Any]):
         """
         inner = self._open()
         leaves: list[tuple[str, tuple[str | int, ...], Any]] = []
-        for key, entry in inner.entries():
-            if entry[1] is None:
-                leaf: Any = inner.value(key)
+        for entry in inner.entries():
+            if entry.dtype is None:
+                leaf: Any = inner.value(entry.key)
             else:
-                tensor = Tensor(self, key, entry)
+                tensor = Tensor(self, entry)
                 leaf = tensor if lazy else tensor.numpy()
-            leaves.append((key, entry[0], leaf))
+            leaves.append((entry.key, entry.path, leaf))
         if flat:
             return {key: leaf for key, _, leaf in leaves}
         return _reshard.unflatten(leaves)
@@ -301,10 +299,9 @@ class Checkpoint(Mapping[str, Any]):
         from html import escape
 
         rows = []
-        for key, entry in self._open().entries():
-            _, dtype, shape, _, chunks = entry
-            what = "value" if dtype is None else f"{dtype}[{', '.join(map(str, shape))}]"
-            rows.append(f"<tr><td>{escape(key)}</td><td>{what}</td><td>{'' if chunks is None else len(chunks)}</td></tr>")
+        for entry in self._open().entries():
+            what = "value" if entry.dtype is None else f"{entry.dtype}[{', '.join(map(str, entry.shape))}]"
+            rows.append(f"<tr><td>{escape(entry.key)}</td><td>{what}</td><td>{entry.chunk_count or ''}</td></tr>")
             if len(rows) == 200 and len(self) > 200:
                 rows.append(f"<tr><td colspan=3>… and {len(self) - 200} more</td></tr>")
                 break
@@ -312,7 +309,7 @@ class Checkpoint(Mapping[str, Any]):
         return f"<p>{escape(self.path)} ({self.format})</p><table>{head}{''.join(rows)}</table>"
 
 
-def open(path: StrPath, *, storage_options: Mapping[str, Any] | None = None) -> Checkpoint:
+def open(path: StrPath, *, storage_options: StorageOptions | None = None) -> Checkpoint:
     """Opens the checkpoint at a path or address (``s3://…``, ``gs://…``, ``az://…``) for reading.
 
     Args:
@@ -323,88 +320,25 @@ def open(path: StrPath, *, storage_options: Mapping[str, Any] | None = None) -> 
     return Checkpoint(path, storage_options=storage_options)
 
 
-def steps(root: StrPath, *, deep: bool = False, storage_options: Mapping[str, Any] | None = None) -> list[tuple[int, str]]:
+def steps(root: StrPath, *, deep: bool = False, storage_options: StorageOptions | None = None) -> list[tuple[int, str]]:
     """The valid checkpoints in a folder of steps, ``(step, path)``, oldest first.
 
     A step is a sub-folder with a number in its name, such as ``step-100`` or ``epoch=3-step=500``, whose last number counts. A save
     that was not finished, or whose files are missing or cut short, is not valid; with ``deep`` all data is read and compared
     with its checksums too.
     """
-    options = dict(storage_options) if storage_options else None
     root = path_text(root).rstrip("/")
-    return [(step, f"{root}/{name}") for step, name in _reshard.steps(root, deep, options)]
+    return [(step, f"{root}/{name}") for step, name in _reshard.steps(root, deep, storage_options)]
 
 
-def latest(root: StrPath, *, deep: bool = False, storage_options: Mapping[str, Any] | None = None) -> str | None:
+def latest(root: StrPath, *, deep: bool = False, storage_options: StorageOptions | None = None) -> str | None:
     """The path of the newest valid checkpoint in a folder of steps, or None; see :func:`steps`."""
-    options = dict(storage_options) if storage_options else None
     root = path_text(root).rstrip("/")
-    name = _reshard.latest(root, deep, options)
+    name = _reshard.latest(root, deep, storage_options)
     return None if name is None else f"{root}/{name}"
 
 
-class VerifyReport:
-    """What verifying a checkpoint found. True when it is sound.
-
-    Attributes:
-        path: the address.
-        sound: whether nothing is damaged or missing.
-        findings: dicts with ``severity`` ("error" or "warning"), ``key``, ``file``, ``offset`` and ``what``.
-        keys, records, files: how many there are.
-        bytes: bytes that were read.
-        checked, unchecked: records that were compared with a checksum, and that have none.
-        indexes: data files whose own index was compared with ``.metadata``, record by record.
-        values: values that were decoded.
-        opaque: how many values of each class were not decoded, as only their own libraries can read them.
-        data: whether data was read; else structure, lengths of files and indexes alone were checked.
-        seconds: how long it took.
-    """
-
-    path: str
-    sound: bool
-    findings: list[dict[str, Any]]
-    keys: int
-    records: int
-    files: int
-    bytes: int
-    checked: int
-    unchecked: int
-    indexes: int
-    values: int
-    opaque: dict[str, int]
-    data: bool
-    seconds: float
-
-    def __init__(self, values: dict[str, Any]) -> None:
-        self.__dict__.update(values)
-
-    def __bool__(self) -> bool:
-        return self.sound
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything, as plain data."""
-        return dict(self.__dict__)
-
-    def __str__(self) -> str:
-        compared = f"{self.checked} of {self.records} records compared" if self.data else "no data read"
-        lines = [f"{self.path}: {'sound' if self.sound else 'damaged'}, {compared}"]
-        for finding in self.findings:
-            about = ", ".join(str(finding[name]) for name in ("key", "file") if finding[name])
-            lines.append(f"  {finding['severity']}: {about}: {finding['what']}")
-        if self.opaque:
-            lines.append(f"  not decoded: {sum(self.opaque.values())} opaque values of {', '.join(self.opaque)}")
-        return "\n".join(lines)
-
-    def __repr__(self) -> str:
-        return f"<VerifyReport {self.path!r}: {'sound' if self.sound else 'damaged'}, {len(self.findings)} findings>"
-
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        return f"<pre>{escape(str(self))}</pre>"
-
-
-def verify(path: StrPath, *, data: bool = True, storage_options: Mapping[str, Any] | None = None) -> VerifyReport:
+def verify(path: StrPath, *, data: bool = True, storage_options: StorageOptions | None = None) -> VerifyReport:
     """Checks a checkpoint: structure, coverage, lengths of files, everything that is stored twice, and every checksum.
 
     Args:
@@ -412,5 +346,4 @@ def verify(path: StrPath, *, data: bool = True, storage_options: Mapping[str, An
         data: read all data and compare checksums; without it the other checks alone are made.
         storage_options: settings of the store by name.
     """
-    options = dict(storage_options) if storage_options else None
-    return VerifyReport(_reshard.verify(path_text(path), data, _reshard.Control(), options))
+    return _reshard.verify(path_text(path), data, _reshard.Control(), storage_options)

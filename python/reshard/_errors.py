@@ -6,7 +6,10 @@ pools and result queues.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._reports import Difference
 
 
 class ReshardError(Exception):
@@ -77,7 +80,7 @@ class Mismatch(ReshardError, ValueError):
             "coverage"), ``key``, ``text``, and both sides where there are two; missing keys have ``near``, similar names.
     """
 
-    differences: list[dict[str, Any]]
+    differences: list[Difference]
 
     def __init__(self, message: str = "", **details: Any) -> None:
         details.setdefault("differences", [])

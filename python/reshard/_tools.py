@@ -2,292 +2,41 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, overload
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from . import _reshard
-from ._errors import ReshardError
-from ._paths import StrPath, path_text
+from ._paths import path_text
+from ._types import Format, Part, StorageOptions, StrPath
 
-_Storage = Mapping[str, Any] | None
+if TYPE_CHECKING:
+    from ._reports import (
+        ConvertReport,
+        DiffReport,
+        DigestEntry,
+        EditReport,
+        HealthReport,
+        MergeReport,
+        PruneReport,
+        RecoverReport,
+        TensorStats,
+        Trend,
+    )
 
-
-@dataclasses.dataclass(frozen=True)
-class Cast:
-    """A tensor that was converted to another element type."""
-
-    key: str
-    from_: str
-    to: str
-    narrowing: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class ConvertReport:
-    """What a conversion wrote.
-
-    Attributes:
-        from_: the source.
-        to: the destination.
-        format: "dcp", "safetensors" or "torch".
-        tensors, values: how many of each.
-        bytes: bytes of tensor data.
-        files: the files.
-        casts: tensors of another element type than before.
-        skipped: keys that the format cannot carry.
-        warnings: what is worth knowing.
-        seconds: how long it took.
-    """
-
-    from_: str
-    to: str
-    format: str
-    tensors: int
-    values: int
-    bytes: int
-    files: tuple[str, ...]
-    casts: tuple[Cast, ...]
-    skipped: tuple[str, ...]
-    warnings: tuple[str, ...]
-    seconds: float
-
-
-@dataclasses.dataclass(frozen=True)
-class MergeReport:
-    """What averaging wrote.
-
-    Attributes:
-        sources, weights: the checkpoints and their weights.
-        averaged: how many tensors.
-        taken_from_first: keys that differ and have no average.
-        written: the conversion that wrote the result.
-    """
-
-    sources: tuple[str, ...]
-    weights: tuple[float, ...]
-    averaged: int
-    taken_from_first: tuple[str, ...]
-    written: ConvertReport
-
-
-@dataclasses.dataclass(frozen=True)
-class EditReport:
-    """What an edit did.
-
-    Attributes:
-        from_, to: source and destination.
-        dropped, set: keys.
-        renamed: old and new names.
-        linked, copied: data files that the new checkpoint shares with the old one, and that had to be copied.
-    """
-
-    from_: str
-    to: str
-    dropped: tuple[str, ...]
-    renamed: tuple[tuple[str, str], ...]
-    set: tuple[str, ...]
-    linked: int
-    copied: int
-
-
-@dataclasses.dataclass(frozen=True)
-class ElementDifference:
-    """How the elements of two tensors differ; distances are None where there are no numbers to compare."""
-
-    elements: int
-    different: int
-    max_absolute: float | None
-    mean_absolute: float | None
-    max_relative: float | None
-    mean_relative: float | None
-    first_index: tuple[int, ...]
-    first_l2: float | None = None
-    second_l2: float | None = None
-    change_l2: float | None = None
-    relative_change: float | None = None
-    cosine: float | None = None
-    new_nans: int = 0
-    new_infinities: int = 0
-    newly_zero: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class KeyDifference:
-    """A key that is in both checkpoints and differs.
-
-    Attributes:
-        key: the key.
-        kind: "kind", "shape", "dtype", "elements" or "value".
-        first, second: both sides, where there are two to show.
-        elements: how the elements differ, where they were compared.
-    """
-
-    key: str
-    kind: str
-    first: Any = None
-    second: Any = None
-    elements: ElementDifference | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class DiffReport:
-    """What differs between two checkpoints. ``equal`` when nothing does.
-
-    Attributes:
-        first, second: the checkpoints.
-        only_first, only_second: keys that one has alone.
-        different: keys that both have and that differ.
-        same: how many are the same, or within the tolerance.
-    """
-
-    first: str
-    second: str
-    only_first: tuple[str, ...]
-    only_second: tuple[str, ...]
-    different: tuple[KeyDifference, ...]
-    same: int
-
-    @property
-    def equal(self) -> bool:
-        """Whether there is no difference."""
-        return not (self.only_first or self.only_second or self.different)
-
-
-@dataclasses.dataclass(frozen=True)
-class DigestEntry:
-    """What one key holds: a tensor's dtype, shape and SHA-256, a plain value, or the class of an object."""
-
-    dtype: str | None = None
-    shape: tuple[int, ...] | None = None
-    sha256: str | None = None
-    value: Any = None
-    class_name: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Percentiles:
-    """Numbers below which a share of a tensor's elements lies.
-
-    Exact for elements of at most 16 bits, else within 0.4 % (2⁻⁸) of the element at that rank.
-    """
-
-    p1: float
-    p5: float
-    p25: float
-    p50: float
-    p75: float
-    p95: float
-    p99: float
-
-
-@dataclasses.dataclass(frozen=True)
-class TensorStats:
-    """Numbers about a tensor. All but the counts are over finite elements; None when there are none.
-
-    Attributes:
-        elements: numbers in all: two for each complex element, and for each byte of a packed type.
-        nans, infinities, positive_infinities, negative_infinities, zeros, subnormals: how many of each.
-        min, max, absmax: the extremes, and the largest magnitude.
-        mean, std: the mean and the standard deviation of the population.
-        l2, rms: the root of the sum, and of the mean, of squares.
-        percentiles: numbers below which a share of the elements lies.
-        magnitudes: ``(e, n)`` for n numbers of a magnitude from 2**e up to 2**(e+1), without zeros.
-        histogram: counts in equal steps from min to max; empty unless asked for.
-    """
-
-    elements: int
-    min: float | None
-    max: float | None
-    mean: float | None
-    std: float | None
-    zeros: int
-    nans: int
-    infinities: int
-    histogram: tuple[int, ...]
-    positive_infinities: int = 0
-    negative_infinities: int = 0
-    subnormals: int = 0
-    absmax: float | None = None
-    l2: float | None = None
-    rms: float | None = None
-    percentiles: Percentiles | None = None
-    magnitudes: tuple[tuple[int, int], ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class UnusedFile:
-    """A data file that a recovery left alone, and why."""
-
-    file: str
-    why: str
-
-
-@dataclasses.dataclass(frozen=True)
-class RecoverReport:
-    """What a recovery found; ``published`` says whether `.metadata` was written."""
-
-    path: str
-    save_id: str
-    ranks: int
-    files: tuple[str, ...]
-    keys: int
-    records: int
-    unused: tuple[UnusedFile, ...]
-    warnings: tuple[str, ...]
-    published: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Decision:
-    """What pruning decided about one step, and why. ``state`` is "valid", "incomplete" or "other"."""
-
-    name: str
-    number: int | None
-    path: str
-    state: str
-    modified: int | None
-    bytes: int
-    keep: bool
-    why: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class PruneReport:
-    """What pruning removed, or with ``dry_run`` would remove.
-
-    Attributes:
-        steps: every step, oldest first.
-        leftovers: files of saves that were never finished, inside steps that stay.
-        bytes: bytes set free.
-        failed: what could not be removed, and why.
-        dry_run: whether nothing was touched.
-    """
-
-    steps: tuple[Decision, ...]
-    leftovers: tuple[str, ...]
-    bytes: int
-    failed: tuple[str, ...]
-    dry_run: bool
-
-    @property
-    def removed(self) -> tuple[str, ...]:
-        """The paths of the steps that went."""
-        return tuple(step.path for step in self.steps if not step.keep)
+_Storage = StorageOptions | None
+_T = TypeVar("_T")
 
 
 def convert(
     source: StrPath,
     destination: StrPath,
     *,
-    to: str | None = None,
+    to: Format | None = None,
     include: Sequence[str] | None = None,
     exclude: Sequence[str] | None = None,
     keys: Iterable[str] | None = None,
-    part: str | None = None,
+    part: Part | None = None,
     prefix: str | None = None,
     add_prefix: str | None = None,
     rename: Mapping[str, str] | None = None,
@@ -324,7 +73,7 @@ def convert(
     options = {"to": to, "ranks": ranks, "max_shard_size": max_shard_size}
     options |= _selection(include, exclude, keys, part, prefix, add_prefix, rename)
     options |= _writing(cast, overwrite, verify, sync, skip_opaque)
-    return _converted(_call(_reshard.convert, path_text(source), path_text(destination), options, storage=storage_options))
+    return _call(_reshard.convert, path_text(source), path_text(destination), options, storage=storage_options)
 
 
 def relayout(
@@ -352,7 +101,7 @@ def relayout(
     """
     options = _selection(include, exclude) | _writing(cast, overwrite, verify, sync, False)
     arguments = (path_text(source), path_text(destination), mesh, list(rules), options)
-    return _converted(_call(_reshard.relayout, *arguments, storage=storage_options))
+    return _call(_reshard.relayout, *arguments, storage=storage_options)
 
 
 def merge(
@@ -360,7 +109,7 @@ def merge(
     destination: StrPath,
     *,
     weights: Sequence[float] = (),
-    to: str | None = None,
+    to: Format | None = None,
     include: Sequence[str] | None = None,
     exclude: Sequence[str] | None = None,
     ranks: int = 1,
@@ -380,14 +129,7 @@ def merge(
     """
     options = {"to": to, "ranks": ranks} | _selection(include, exclude) | _writing(None, overwrite, verify, sync, False)
     arguments = ([path_text(source) for source in sources], path_text(destination), [float(w) for w in weights], options)
-    found = _call(_reshard.merge, *arguments, storage=storage_options)
-    return MergeReport(
-        sources=tuple(found["sources"]),
-        weights=tuple(found["weights"]),
-        averaged=found["averaged"],
-        taken_from_first=tuple(found["taken_from_first"]),
-        written=_converted(found["written"]),
-    )
+    return _call(_reshard.merge, *arguments, storage=storage_options)
 
 
 def edit(
@@ -411,16 +153,7 @@ def edit(
     """
     options = {"drop": list(drop), "rename": _pairs(rename)}
     arguments = (path_text(source), path_text(destination), options, dict(set or {}))
-    found = _call(_reshard.edit, *arguments, storage=storage_options)
-    return EditReport(
-        from_=found["from"],
-        to=found["to"],
-        dropped=tuple(found["dropped"]),
-        renamed=tuple((old, new) for old, new in found["renamed"]),
-        set=tuple(found["set"]),
-        linked=found["linked"],
-        copied=found["copied"],
-    )
+    return _call(_reshard.edit, *arguments, storage=storage_options)
 
 
 def diff(
@@ -449,36 +182,7 @@ def diff(
     options = _selection(include, exclude, rename=rename)
     distances = (tolerance if absolute is None else absolute, tolerance if relative is None else relative)
     arguments = (path_text(first), path_text(second), options, *map(float, distances), elements)
-    found = _call(_reshard.diff, *arguments, storage=storage_options)
-    return DiffReport(
-        first=found["first"],
-        second=found["second"],
-        only_first=tuple(found["only_first"]),
-        only_second=tuple(found["only_second"]),
-        different=tuple(_difference(entry) for entry in found["different"]),
-        same=found["same"],
-    )
-
-
-def _difference(entry: dict[str, Any]) -> KeyDifference:
-    kind = entry.get("difference", entry.get("kind", ""))
-    elements = entry.get("elements")
-    if isinstance(elements, dict):
-        numbers: dict[str, Any] | None = elements
-    else:
-        numbers = entry if isinstance(elements, int) else None
-    return KeyDifference(
-        key=entry["key"],
-        kind=kind,
-        first=_tuple(entry.get("first")),
-        second=_tuple(entry.get("second")),
-        elements=None if numbers is None else _elements(numbers),
-    )
-
-
-def _elements(numbers: dict[str, Any]) -> ElementDifference:
-    values = {field.name: _tuple(numbers.get(field.name)) for field in dataclasses.fields(ElementDifference)}
-    return ElementDifference(**values)
+    return _call(_reshard.diff, *arguments, storage=storage_options)
 
 
 def digest(
@@ -489,19 +193,7 @@ def digest(
     storage_options: _Storage = None,
 ) -> dict[str, DigestEntry]:
     """What each key holds, independent of format and layout: two checkpoints hold the same where digests are equal."""
-    found = _call(_reshard.digest, path_text(path), _selection(include), verify, storage=storage_options)
-    return {key: _digest(entry) for key, entry in found.get("entries", found).items()}
-
-
-def _digest(entry: dict[str, Any]) -> DigestEntry:
-    shape = entry.get("shape")
-    return DigestEntry(
-        dtype=entry.get("dtype"),
-        shape=None if shape is None else tuple(shape),
-        sha256=entry.get("sha256"),
-        value=entry.get("value"),
-        class_name=entry.get("class"),
-    )
+    return _call(_reshard.digest, path_text(path), _selection(include), verify, storage=storage_options)
 
 
 @overload
@@ -538,65 +230,8 @@ def stats(
         storage_options: settings of the store by name.
     """
     if key is not None:
-        return _stats(_call(_reshard.stats, path_text(path), key, bins, storage=storage_options))
-    found = _call(_reshard.scan, path_text(path), _selection(include, exclude), bins, verify, storage=storage_options)
-    return {name: _stats(entry) for name, entry in found.items()}
-
-
-def _stats(found: dict[str, Any]) -> TensorStats:
-    values = {name: _tuple(value) for name, value in found.items()}
-    percentiles = values.pop("percentiles")
-    values["magnitudes"] = tuple((exponent, count) for exponent, count in values["magnitudes"])
-    return TensorStats(percentiles=None if percentiles is None else Percentiles(**percentiles), **values)
-
-
-@dataclasses.dataclass(frozen=True)
-class HealthFinding:
-    """A rule that is broken: ``value`` is the number that broke it, ``limit`` the rule's."""
-
-    rule: str
-    severity: str
-    key: str
-    what: str
-    value: float | None
-    limit: float | None
-
-
-@dataclasses.dataclass(frozen=True)
-class ParamHealth:
-    """A parameter that has optimizer state; ``update_ratio`` is its next update over its weights, estimated."""
-
-    param: str
-    weights: str | None
-    group: int | None
-    step: float | None
-    first_moment_rms: float | None
-    second_moment_max: float | None
-    update_ratio: float | None
-
-
-@dataclasses.dataclass(frozen=True)
-class HealthReport:
-    """What a checkpoint's numbers say.
-
-    Attributes:
-        path: the checkpoint.
-        checked: which of "structure", "checksums" and "numbers" the verdict rests on.
-        findings: rules that are broken, errors first.
-        params: the optimizer's parameters, where there is an optimizer.
-        tensors: numbers about every tensor, by key.
-    """
-
-    path: str
-    checked: tuple[str, ...]
-    findings: tuple[HealthFinding, ...]
-    params: tuple[ParamHealth, ...]
-    tensors: dict[str, TensorStats]
-
-    @property
-    def healthy(self) -> bool:
-        """Whether no rule of gravity is broken, by what was checked."""
-        return not any(finding.severity == "error" for finding in self.findings)
+        return _call(_reshard.stats, path_text(path), key, bins, storage=storage_options)
+    return _call(_reshard.scan, path_text(path), _selection(include, exclude), bins, verify, storage=storage_options)
 
 
 def health(
@@ -618,59 +253,7 @@ def health(
         storage_options: settings of the store by name.
     """
     texts = [f"{name}={'off' if limit is None else repr(float(limit))}" for name, limit in (limits or {}).items()]
-    found = _call(_reshard.health, path_text(path), _selection(include, exclude), texts, verify, storage=storage_options)
-    optimizer = found["optimizer"] or {}
-    return HealthReport(
-        path=found["path"],
-        checked=tuple(name for name, looked in found["checked"].items() if looked),
-        findings=tuple(HealthFinding(**entry) for entry in found["findings"]),
-        params=tuple(ParamHealth(**entry) for entry in optimizer.get("params", ())),
-        tensors={name: _stats(entry) for name, entry in found["tensors"].items()},
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class FirstBad:
-    """A tensor that is bad ("nan", "inf" or "zero") since a step, and the last step at which it was fine."""
-
-    key: str
-    what: str
-    first: str
-    fine: str | None
-
-
-@dataclasses.dataclass(frozen=True)
-class TrendTensor:
-    """A tensor at one step; ``change`` is how far it moved since the step before, as a share of its norm."""
-
-    rms: float | None
-    absmax: float | None
-    nans: int
-    infinities: int
-    zeros: int
-    change: float | None
-    cosine: float | None
-
-
-@dataclasses.dataclass(frozen=True)
-class TrendStep:
-    """One complete step of a run, the metrics stored with it, and numbers about its tensors when asked for."""
-
-    name: str
-    number: int | None
-    path: str
-    modified: int | None
-    metrics: dict[str, float]
-    tensors: dict[str, TrendTensor]
-
-
-@dataclasses.dataclass(frozen=True)
-class Trend:
-    """A run: its complete steps, oldest first, and since when tensors of the newest one are bad."""
-
-    folder: str
-    steps: tuple[TrendStep, ...]
-    bad: tuple[FirstBad, ...]
+    return _call(_reshard.health, path_text(path), _selection(include, exclude), texts, verify, storage=storage_options)
 
 
 def trend(
@@ -689,19 +272,7 @@ def trend(
         numbers: read every step; otherwise only the newest, and of others what the search for a bad step needs.
         storage_options: settings of the store by name.
     """
-    found = _call(_reshard.trend, path_text(folder), _selection(include, exclude), numbers, storage=storage_options)
-    steps = (
-        TrendStep(
-            **{
-                **step,
-                # JSON has no NaN, which is what a loss must not be.
-                "metrics": {name: math.nan if value is None else value for name, value in step["metrics"].items()},
-                "tensors": {key: TrendTensor(**tensor) for key, tensor in step["tensors"].items()},
-            }
-        )
-        for step in found["steps"]
-    )
-    return Trend(found["folder"], tuple(steps), tuple(FirstBad(**entry) for entry in found["bad"]))
+    return _call(_reshard.trend, path_text(folder), _selection(include, exclude), numbers, storage=storage_options)
 
 
 def recover(
@@ -724,11 +295,7 @@ def recover(
         storage_options: settings of the store by name.
     """
     arguments = (path_text(path), replace, accept_absent_ranks, undo_edits, dry_run)
-    found = _call(_reshard.recover, *arguments, storage=storage_options)
-    unused = tuple(UnusedFile(entry["file"], entry["why"]) for entry in found["unused"])
-    names = ("path", "save_id", "ranks", "keys", "records", "published")
-    values = {name: found[name] for name in names}
-    return RecoverReport(files=tuple(found["files"]), warnings=tuple(found["warnings"]), unused=unused, **values)
+    return _call(_reshard.recover, *arguments, storage=storage_options)
 
 
 def prune(
@@ -760,20 +327,7 @@ def prune(
     """
     rules = (keep_last, keep_every, _best(keep_best), keep_younger)
     arguments = (path_text(folder), *rules, float(grace), abandoned, deep, dry_run)
-    found = _call(_reshard.prune, *arguments, storage=storage_options)
-    return PruneReport(
-        steps=tuple(_decision(entry) for entry in found["steps"]),
-        leftovers=tuple(found["leftovers"]),
-        bytes=found["bytes"],
-        failed=tuple(found["failed"]),
-        dry_run=found["dry_run"],
-    )
-
-
-def _decision(entry: dict[str, Any]) -> Decision:
-    step = entry["step"]
-    values = {name: step[name] for name in ("name", "number", "path", "state", "modified", "bytes")}
-    return Decision(keep=entry["keep"], why=tuple(entry["why"]), **values)
+    return _call(_reshard.prune, *arguments, storage=storage_options)
 
 
 def _best(text: str | None) -> tuple[str, bool, int] | None:
@@ -791,7 +345,7 @@ def _selection(
     include: Sequence[str] | None = None,
     exclude: Sequence[str] | None = None,
     keys: Iterable[str] | None = None,
-    part: str | None = None,
+    part: Part | None = None,
     prefix: str | None = None,
     add_prefix: str | None = None,
     rename: Mapping[str, str] | None = None,
@@ -816,25 +370,5 @@ def _pairs(rename: Mapping[str, str] | None) -> list[tuple[str, str]] | None:
     return None if rename is None else list(rename.items())
 
 
-def _converted(found: dict[str, Any]) -> ConvertReport:
-    names = ("to", "format", "tensors", "values", "bytes", "seconds")
-    casts = tuple(Cast(c["key"], c["from"], c["to"], c["narrowing"]) for c in found["casts"])
-    return ConvertReport(
-        from_=found["from"],
-        files=tuple(found["files"]),
-        casts=casts,
-        skipped=tuple(found["skipped"]),
-        warnings=tuple(found["warnings"]),
-        **{name: found[name] for name in names},
-    )
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _call(tool: Any, *arguments: Any, storage: _Storage) -> dict[str, Any]:
-    found = json.loads(tool(*arguments, _reshard.Control(), dict(storage) if storage else None))
-    if not isinstance(found, dict):
-        raise ReshardError("a tool's report is no JSON object; this is a bug in reshard")
-    return found
+def _call(tool: Callable[..., _T], *arguments: Any, storage: _Storage) -> _T:
+    return tool(*arguments, _reshard.Control(), storage)

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
-use reshard::layout::Region;
+use pyo3::types::{PyBytes, PyDict, PyTuple};
 use reshard::records::together;
 use reshard::storage::StoreOptions;
-use reshard::{CatalogEntry, CatalogKind, ChunkPlace, DType, LoadedValue, OpenOptions, ValuePlace};
+use reshard::{CatalogEntry, CatalogKind, CatalogTensor, ChunkPlace, DType, LoadedValue, OpenOptions, ValuePlace};
 
-use crate::errors::{Raise, invalid};
+use crate::errors::{Raise, invalid, raised};
 use crate::group::group_of;
-use crate::leaves::{Filled, dims};
-use crate::options::{storage, store_at, store_options, store_with};
+use crate::layout::region;
+use crate::leaves::{Filled, Numbers};
+use crate::options::{Storage, storage, store_with};
 use crate::run::run;
 use crate::tree::path_tuple;
 use crate::value::to_python;
@@ -32,8 +32,8 @@ pub(crate) fn dtype_sizes() -> Vec<u64> {
 /// Whether a finished checkpoint lies at a path: its `.metadata` is there, which is published last.
 #[pyfunction]
 #[pyo3(signature = (path, storage_options=None))]
-pub(crate) fn is_complete(py: Python<'_>, path: &str, storage_options: Option<&Bound<'_, PyDict>>) -> PyResult<bool> {
-    let store = store_at(py, path, storage_options)?;
+pub(crate) fn is_complete(py: Python<'_>, path: &str, storage_options: Option<Storage>) -> PyResult<bool> {
+    let store = store_with(path, &storage_options.unwrap_or_default().0).or_raise(py)?;
     py.detach(|| store.exists(".metadata")).map_err(|source| storage(path, source)).or_raise(py)
 }
 
@@ -59,11 +59,11 @@ impl Checkpoint {
     fn new(
         py: Python<'_>,
         path: String,
-        storage_options: Option<&Bound<'_, PyDict>>,
+        storage_options: Option<Storage>,
         group: Option<&Bound<'_, PyAny>>,
         metadata: Option<String>,
     ) -> PyResult<Checkpoint> {
-        let options = store_options(py, storage_options)?;
+        let options = storage_options.unwrap_or_default().0;
         let group = group_of(group)?;
         let control = reshard::Control::new();
         let open = move || match metadata {
@@ -126,32 +126,23 @@ impl Checkpoint {
         self.inner.keys().collect()
     }
 
-    /// What a key is: `(path, dtype, shape, requires_grad, chunks)`, or `(path, None, None, False, None)` for a value.
-    /// A chunk is `(offsets, sizes, file, offset, length)`; the last two are `None` where it has no record of its own.
-    fn entry<'py>(&self, py: Python<'py>, key: &str) -> PyResult<Bound<'py, PyTuple>> {
-        described(py, key, self.inner.entry(key).or_raise(py)?)
-    }
-
-    /// `(key, entry)` of every key, in one go.
-    fn entries<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let list = PyList::empty(py);
-        for (key, entry) in &self.inner.catalog().entries {
-            list.append((key, described(py, key, entry)?))?;
+    /// What a key is.
+    fn entry(&self, py: Python<'_>, key: &str) -> PyResult<Entry> {
+        match self.inner.catalog().entries.get_index_of(key) {
+            Some(index) => Ok(Entry { checkpoint: Arc::clone(&self.inner), index }),
+            None => Err(self.inner.entry(key).err().map_or_else(|| invalid(py, format!("no key {key:?}")), |e| raised(py, &e))),
         }
-        Ok(list)
     }
 
-    /// Where a value's record lies: `(file, offset, length)`, or `None` where it has none.
-    fn value_place(&self, py: Python<'_>, key: &str) -> PyResult<Option<(u32, u64, u64)>> {
-        Ok(match &self.inner.entry(key).or_raise(py)?.kind {
-            CatalogKind::Value(ValuePlace::Record { file, offset, length }) => Some((*file, *offset, *length)),
-            _ => None,
-        })
+    /// Every key's, in the order of the file.
+    fn entries(&self) -> Vec<Entry> {
+        let count = self.inner.catalog().entries.len();
+        (0..count).map(|index| Entry { checkpoint: Arc::clone(&self.inner), index }).collect()
     }
 
     /// Refuses to read a region that would take far more than what is stored of its tensor.
-    fn check_region(&self, py: Python<'_>, key: &str, offsets: &Bound<'_, PyAny>, sizes: &Bound<'_, PyAny>) -> PyResult<()> {
-        let region = Region::new(&dims(offsets)?, &dims(sizes)?).map_err(|error| invalid(py, error.to_string()))?;
+    fn check_region(&self, py: Python<'_>, key: &str, offsets: Numbers, sizes: Numbers) -> PyResult<()> {
+        let region = region(py, &offsets.0, &sizes.0)?;
         self.inner.check_region(key, &region).or_raise(py)
     }
 
@@ -160,11 +151,11 @@ impl Checkpoint {
         &self,
         py: Python<'_>,
         key: String,
-        offsets: &Bound<'_, PyAny>,
-        sizes: &Bound<'_, PyAny>,
+        offsets: Numbers,
+        sizes: Numbers,
         buffer: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let region = Region::new(&dims(offsets)?, &dims(sizes)?).map_err(|error| invalid(py, error.to_string()))?;
+        let region = region(py, &offsets.0, &sizes.0)?;
         let mut target = Filled::new(buffer)?;
         let checkpoint = Arc::clone(&self.inner);
         let control = reshard::Control::new();
@@ -177,52 +168,184 @@ impl Checkpoint {
         to_python(py, &value)
     }
 
-    /// Reads a value: `(object, None)`, or `(class, record)` for one that only unpickling could bring back.
-    fn value_or_record<'py>(&self, py: Python<'py>, key: &str) -> PyResult<(Bound<'py, PyAny>, Option<Bound<'py, PyBytes>>)> {
-        match py.detach(|| self.inner.read_value(key)).or_raise(py)? {
-            LoadedValue::Plain(value) => Ok((to_python(py, &value)?, None)),
-            LoadedValue::Opaque { class, record, .. } => {
-                Ok((class.into_pyobject(py)?.into_any(), Some(PyBytes::new(py, &record))))
-            }
-            _ => Err(invalid(py, format!("{key:?} is of a kind that this version does not know"))),
-        }
+    /// Reads a value of any kind.
+    fn stored_value(&self, py: Python<'_>, key: &str) -> PyResult<StoredValue> {
+        StoredValue::new(py, &py.detach(|| self.inner.read_value(key)).or_raise(py)?)
     }
 
     /// The records of values, for a reader that unpickles: made anew for plain data, with no classes; as they lie in their
     /// files for anything else, with all that unpickling would import.
-    fn value_records<'py>(&self, py: Python<'py>, keys: Vec<String>) -> PyResult<Vec<(Vec<String>, Bound<'py, PyBytes>)>> {
+    fn value_records(&self, py: Python<'_>, keys: Vec<String>) -> PyResult<Vec<ValueRecord>> {
         let records = py.detach(|| self.inner.value_records(&keys)).or_raise(py)?;
-        Ok(records.into_iter().map(|(classes, record)| (classes, PyBytes::new(py, &record))).collect())
+        let record =
+            |(classes, record): (Vec<String>, Vec<u8>)| ValueRecord { classes, record: PyBytes::new(py, &record).unbind() };
+        Ok(records.into_iter().map(record).collect())
     }
 }
 
-/// What a `torch.save` record holds: `(object, None)` for plain data, otherwise `(class, classes)`: what unpickling it would
-/// import. Nothing is run.
+/// The record of a value, and the classes that unpickling it would import.
+#[pyclass(module = "reshard._reshard", frozen, get_all)]
+pub(crate) struct ValueRecord {
+    classes: Vec<String>,
+    record: Py<PyBytes>,
+}
+
+/// A stored value: plain data, or the class and the record of what only unpickling could bring back.
+#[pyclass(module = "reshard._reshard", frozen, get_all)]
+pub(crate) struct StoredValue {
+    /// The value, of plain data.
+    value: Py<PyAny>,
+    /// The class of what is not plain data.
+    class_name: Option<String>,
+    /// All classes that unpickling it would import.
+    classes: Vec<String>,
+    /// Its record; empty where it has none of its own.
+    record: Option<Py<PyBytes>>,
+}
+
+impl StoredValue {
+    pub(crate) fn new(py: Python<'_>, value: &LoadedValue) -> PyResult<StoredValue> {
+        Ok(match value {
+            LoadedValue::Plain(value) => {
+                StoredValue { value: to_python(py, value)?.unbind(), class_name: None, classes: Vec::new(), record: None }
+            }
+            LoadedValue::Opaque { class, classes, record, .. } => StoredValue {
+                value: py.None(),
+                class_name: Some(class.clone()),
+                classes: classes.clone(),
+                record: Some(PyBytes::new(py, record).unbind()),
+            },
+            _ => return Err(invalid(py, "a value of a kind that this version does not know")),
+        })
+    }
+}
+
+/// What a `torch.save` record holds. Nothing is run.
 #[pyfunction]
-pub(crate) fn decode_record<'py>(py: Python<'py>, record: Vec<u8>) -> PyResult<(Bound<'py, PyAny>, Option<Vec<String>>)> {
-    match py.detach(|| reshard::decode_record(record)).or_raise(py)? {
-        LoadedValue::Plain(value) => Ok((to_python(py, &value)?, None)),
-        LoadedValue::Opaque { class, classes, .. } => Ok((class.into_pyobject(py)?.into_any(), Some(classes))),
-        _ => Err(invalid(py, "a record of a kind that this version does not know")),
+pub(crate) fn decode_record(py: Python<'_>, record: Vec<u8>) -> PyResult<StoredValue> {
+    StoredValue::new(py, &py.detach(|| reshard::decode_record(record)).or_raise(py)?)
+}
+
+/// Where a record lies.
+#[pyclass(module = "reshard._reshard", frozen, get_all)]
+pub(crate) struct RecordPlace {
+    pub(crate) file: String,
+    pub(crate) offset: u64,
+    pub(crate) length: u64,
+}
+
+/// A stored region of a tensor.
+#[pyclass(module = "reshard._reshard", frozen, get_all)]
+pub(crate) struct StoredChunk {
+    offsets: Py<PyTuple>,
+    sizes: Py<PyTuple>,
+    /// The file it lies in.
+    file: String,
+    /// Where in the file its record begins; None where it has none of its own.
+    offset: Option<u64>,
+    length: Option<u64>,
+}
+
+/// A key of a checkpoint and what it is. Nothing is made of it before it is asked for.
+#[pyclass(module = "reshard._reshard", frozen)]
+pub(crate) struct Entry {
+    checkpoint: Arc<reshard::Checkpoint>,
+    index: usize,
+}
+
+impl Entry {
+    fn get(&self) -> Option<(&String, &CatalogEntry)> {
+        self.checkpoint.catalog().entries.get_index(self.index)
+    }
+
+    fn tensor(&self) -> Option<&CatalogTensor> {
+        match self.get() {
+            Some((_, CatalogEntry { kind: CatalogKind::Tensor(tensor), .. })) => Some(tensor),
+            _ => None,
+        }
+    }
+
+    fn file(&self, index: u32) -> String {
+        self.checkpoint.catalog().files.get(index as usize).cloned().unwrap_or_default()
     }
 }
 
-fn described<'py>(py: Python<'py>, key: &str, entry: &CatalogEntry) -> PyResult<Bound<'py, PyTuple>> {
-    let path = match &entry.path {
-        Some(path) => path_tuple(py, path)?,
-        None => PyTuple::new(py, [key])?,
-    };
-    let CatalogKind::Tensor(tensor) = &entry.kind else {
-        return (path, py.None(), py.None(), false, py.None()).into_pyobject(py);
-    };
-    let chunks = PyList::empty(py);
-    for chunk in &tensor.chunks {
-        let place = match &chunk.place {
-            ChunkPlace::Record { offset, length, .. } => Some((*offset, *length)),
-            _ => None,
-        };
-        let region = (PyTuple::new(py, chunk.region.offsets())?, PyTuple::new(py, chunk.region.sizes())?);
-        chunks.append((region.0, region.1, chunk.file, place.map(|p| p.0), place.map(|p| p.1)))?;
+#[pymethods]
+impl Entry {
+    /// The flattened key.
+    #[getter]
+    fn key(&self) -> &str {
+        self.get().map_or("", |(key, _)| key)
     }
-    (path, tensor.dtype.name(), PyTuple::new(py, &tensor.shape)?, tensor.requires_grad, chunks).into_pyobject(py)
+
+    /// Where it sat in the state dict.
+    #[getter]
+    fn path<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        match self.get() {
+            Some((_, CatalogEntry { path: Some(path), .. })) => path_tuple(py, path),
+            _ => PyTuple::new(py, [self.key()]),
+        }
+    }
+
+    /// The name of the element type; None of a value.
+    #[getter]
+    fn dtype(&self) -> Option<&'static str> {
+        self.tensor().map(|tensor| tensor.dtype.name())
+    }
+
+    /// The code of the element type; None of a value.
+    #[getter]
+    fn dtype_code(&self) -> Option<usize> {
+        self.tensor().map(|tensor| code(tensor.dtype))
+    }
+
+    /// The shape; of a value that of a scalar.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.tensor().map(|tensor| tensor.shape.as_slice()).unwrap_or_default())
+    }
+
+    /// Whether PyTorch should see it as requiring gradients.
+    #[getter]
+    fn requires_grad(&self) -> bool {
+        self.tensor().is_some_and(|tensor| tensor.requires_grad)
+    }
+
+    /// How many chunks a tensor is stored in.
+    #[getter]
+    fn chunk_count(&self) -> usize {
+        self.tensor().map_or(0, |tensor| tensor.chunks.len())
+    }
+
+    /// The chunks that a tensor is stored in.
+    #[getter]
+    fn chunks(&self, py: Python<'_>) -> PyResult<Vec<StoredChunk>> {
+        let chunks = self.tensor().map(|tensor| tensor.chunks.as_slice()).unwrap_or_default();
+        let stored = |chunk: &reshard::StoredChunk| {
+            let (offset, length) = match &chunk.place {
+                ChunkPlace::Record { offset, length, .. } => (Some(*offset), Some(*length)),
+                _ => (None, None),
+            };
+            let offsets = PyTuple::new(py, chunk.region.offsets())?.unbind();
+            let sizes = PyTuple::new(py, chunk.region.sizes())?.unbind();
+            Ok(StoredChunk { offsets, sizes, file: self.file(chunk.file), offset, length })
+        };
+        chunks.iter().map(stored).collect()
+    }
+
+    /// Where the record of a value lies; None where it has none.
+    #[getter]
+    fn record(&self) -> Option<RecordPlace> {
+        match self.get() {
+            Some((_, CatalogEntry { kind: CatalogKind::Value(ValuePlace::Record { file, offset, length }), .. })) => {
+                Some(RecordPlace { file: self.file(*file), offset: *offset, length: *length })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The code of an element type, as Python knows it.
+pub(crate) fn code(dtype: DType) -> usize {
+    DType::ALL.iter().position(|known| *known == dtype).unwrap_or(usize::MAX)
 }

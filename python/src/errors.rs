@@ -118,3 +118,11 @@ impl<T> Raise<T> for reshard::Result<T> {
 pub(crate) fn invalid(py: Python<'_>, detail: impl Into<String>) -> PyErr {
     raised(py, &Error::Invalid { detail: detail.into() })
 }
+
+/// The same, about one key.
+pub(crate) fn invalid_key(py: Python<'_>, key: &str, detail: impl Into<String>) -> PyErr {
+    let error = invalid(py, detail);
+    // The class keeps a list of keys; should it not, the message still names this one.
+    let _ = error.value(py).setattr("keys", vec![key]);
+    error
+}

@@ -1,14 +1,7 @@
-//! Descriptions of leaves as Python hands them over, one tuple a leaf, to the engine's: the one place where addresses of
-//! tensors become memory.
+//! Leaves of a state dict as Python describes them to the engine: the one place where addresses of tensors become memory.
 //!
-//! A leaf is `(key, path, per_rank, kind, …)`. The path is a tuple, or `None` when it is the key alone. After the kind:
-//! - [`WHOLE`]: dtype, requires_grad, shape, memory, strides (`None` when contiguous)
-//! - [`PIECES`]: dtype, requires_grad, shape, list of `(offsets, sizes, memory, strides)`
-//! - [`VALUE`]: the object
-//! - [`RECORD`]: the bytes of a `torch.save` record
-//!
-//! The dtype is a position in `dtype_names()`; strides count elements. Memory is an address; or, to save from, an object whose
-//! `read(offset, into)` fills a memoryview with what lies where the CPU cannot read.
+//! Memory is an address; or an object whose `read(offset, into)` and `write(offset, sizes, strides, content)` reach what lies where
+//! the CPU cannot. Strides count elements.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -16,51 +9,289 @@ use std::sync::Arc;
 use pyo3::buffer::PyBuffer;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyInt, PyList, PyTuple};
 use reshard::layout::{ByteLayout, Dims, Region};
+use reshard::records::{RecordContent, RecordToWrite};
 use reshard::{
-    DType, DeviceMemory, DeviceMemoryMut, LoadLeaf, LoadPiece, LoadState, LoadTensor, SaveLeaf, SavePiece, SaveState, SaveTensor,
-    Scope, Source, StridedBox, Target,
+    DType, DeviceMemory, DeviceMemoryMut, KeyPath, LoadLeaf, LoadPiece, LoadState, LoadTensor, SaveLeaf, SavePiece, SaveState,
+    SaveTensor, Scope, Source, StridedBox, Target,
 };
 
-use crate::errors::{Raise, invalid};
+use crate::errors::{Raise, invalid, invalid_key};
 use crate::group::call;
-use crate::tree::key_path;
+use crate::layout::{in_layout, region};
+use crate::tree::{key_path, path_tuple};
 use crate::value::plain;
 
-/// A whole tensor in one stretch of memory.
-const WHOLE: u8 = 0;
-/// Some regions of a tensor.
-const PIECES: u8 = 1;
-/// Anything that is not a tensor.
-const VALUE: u8 = 2;
-/// Bytes of a record made already.
-const RECORD: u8 = 3;
+/// Numbers, one a dimension: a tuple, a `torch.Size`, a list.
+pub(crate) struct Numbers(pub(crate) Dims);
+
+impl<'py> FromPyObject<'_, 'py> for Numbers {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Numbers> {
+        match object.cast::<PyTuple>() {
+            Ok(tuple) => tuple.iter_borrowed().map(|number| number.extract()).collect::<PyResult<Dims>>().map(Numbers),
+            Err(_) => Ok(Numbers(Dims::from_vec(object.extract()?))),
+        }
+    }
+}
+
+/// The element type of a code, which is a position in `dtype_names()`.
+pub(crate) struct Code(pub(crate) DType);
+
+impl<'py> FromPyObject<'_, 'py> for Code {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Code> {
+        let code: usize = object.extract()?;
+        let dtype = DType::ALL.get(code).copied();
+        dtype.map(Code).ok_or_else(|| invalid(object.py(), format!("{code} is no dtype code")))
+    }
+}
+
+/// Where a box of elements begins.
+#[derive(Clone)]
+pub(crate) enum Memory {
+    Address(usize),
+    Device { memory: Arc<PythonMemory>, start: u64 },
+}
+
+impl Memory {
+    /// The same, some bytes further.
+    pub(crate) fn after(&self, bytes: u64) -> Memory {
+        match self {
+            Memory::Address(address) => Memory::Address(address + bytes as usize),
+            Memory::Device { memory, start } => Memory::Device { memory: Arc::clone(memory), start: start + bytes },
+        }
+    }
+
+    fn source(&self, layout: &ByteLayout) -> Source<'static> {
+        let length = layout.end() as usize;
+        match self {
+            // SAFETY: the package describes live tensors, whose storage covers shape and strides, and hands their owners over with
+            // the description; whoever holds the description keeps the owners as long as the engine works on it.
+            Memory::Address(address) => unsafe { Source::from_raw(*address as *const u8, length) },
+            Memory::Device { memory, start } => Source::device(length, Arc::new(memory.from(*start))),
+        }
+    }
+
+    fn target(&self, layout: &ByteLayout) -> Target<'static> {
+        let length = layout.end() as usize;
+        match self {
+            // SAFETY: as in `source`; the caller of a load leaves its tensors alone until it returns, and memory that is wanted under
+            // several keys is filled one after the other by the engine.
+            Memory::Address(address) => unsafe { Target::from_raw(*address as *mut u8, length) },
+            Memory::Device { memory, start } => Target::device(length, Arc::new(memory.from(*start))),
+        }
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for Memory {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Memory> {
+        if object.is_instance_of::<PyInt>() {
+            return object.extract().map(Memory::Address);
+        }
+        Ok(Memory::Device { memory: Arc::new(PythonMemory::new(&object)?), start: 0 })
+    }
+}
+
+/// A region of a tensor and the memory in which it lies.
+#[pyclass(module = "reshard._reshard", frozen)]
+#[derive(Clone)]
+pub(crate) struct Piece {
+    pub(crate) region: Region,
+    pub(crate) memory: Memory,
+    /// None when contiguous.
+    pub(crate) strides: Option<Dims>,
+}
+
+#[pymethods]
+impl Piece {
+    /// A region by its offsets and sizes.
+    #[new]
+    #[pyo3(signature = (offsets, sizes, memory, strides=None))]
+    fn new(py: Python<'_>, offsets: Numbers, sizes: Numbers, memory: Memory, strides: Option<Numbers>) -> PyResult<Piece> {
+        let region = region(py, &offsets.0, &sizes.0)?;
+        Ok(Piece { region, memory, strides: strides.map(|strides| strides.0) })
+    }
+
+    /// The same piece of a tensor of which this one's is a part that begins at these offsets.
+    fn within(&self, py: Python<'_>, offsets: Numbers) -> PyResult<Piece> {
+        let region = in_layout(py, self.region.translated(&offsets.0))?;
+        Ok(Piece { region, ..self.clone() })
+    }
+}
+
+impl Piece {
+    /// How its elements lie in its memory.
+    fn layout(&self, py: Python<'_>, dtype: DType) -> PyResult<ByteLayout> {
+        let sizes = self.region.sizes();
+        in_layout(
+            py,
+            match &self.strides {
+                None => ByteLayout::contiguous(sizes, dtype.size()),
+                Some(strides) => ByteLayout::strided(sizes, strides, dtype.size()),
+            },
+        )
+    }
+
+    fn to_save(&self, py: Python<'_>, dtype: DType) -> PyResult<SavePiece<'static>> {
+        let layout = self.layout(py, dtype)?;
+        let memory = self.memory.source(&layout);
+        SavePiece::new(self.region.clone(), layout, memory).or_raise(py)
+    }
+
+    fn to_load(&self, py: Python<'_>, dtype: DType) -> PyResult<LoadPiece<'static>> {
+        let layout = self.layout(py, dtype)?;
+        let memory = self.memory.target(&layout);
+        LoadPiece::new(self.region.clone(), layout, memory).or_raise(py)
+    }
+}
+
+/// A tensor in pieces.
+struct Tensor {
+    dtype: DType,
+    requires_grad: bool,
+    shape: Dims,
+    pieces: Vec<Piece>,
+}
+
+enum Content {
+    Tensor(Tensor),
+    /// Anything that is not a tensor.
+    Value(Py<PyAny>),
+    /// A `torch.save` record.
+    Record(Py<PyBytes>),
+}
+
+/// One leaf: its key, its path (None when that is the key alone), and what it holds.
+#[pyclass(module = "reshard._reshard", frozen)]
+pub(crate) struct Leaf {
+    /// Its flattened key.
+    #[pyo3(get)]
+    key: String,
+    /// Whether every rank has one of its own.
+    #[pyo3(get)]
+    per_rank: bool,
+    path: Option<KeyPath>,
+    content: Content,
+}
+
+/// A path, as a tuple of names and indices.
+struct Path(KeyPath);
+
+impl<'py> FromPyObject<'_, 'py> for Path {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Path> {
+        key_path(&object.cast::<PyTuple>()?.to_owned()).map(Path)
+    }
+}
+
+#[pymethods]
+impl Leaf {
+    /// A whole tensor in one stretch of memory.
+    #[staticmethod]
+    #[expect(clippy::too_many_arguments, reason = "what a tensor is")]
+    fn whole(
+        py: Python<'_>,
+        key: String,
+        path: Option<Path>,
+        per_rank: bool,
+        dtype: Code,
+        requires_grad: bool,
+        shape: Numbers,
+        memory: Memory,
+        strides: Option<Numbers>,
+    ) -> PyResult<Leaf> {
+        let region = in_layout(py, Region::whole(&shape.0))?;
+        let pieces = vec![Piece { region, memory, strides: strides.map(|strides| strides.0) }];
+        let content = Content::Tensor(Tensor { dtype: dtype.0, requires_grad, shape: shape.0, pieces });
+        Ok(Leaf { key, path: path.map(|path| path.0), per_rank, content })
+    }
+
+    /// Some regions of a tensor.
+    #[staticmethod]
+    #[expect(clippy::too_many_arguments, reason = "what a tensor is")]
+    fn pieces(
+        key: String,
+        path: Option<Path>,
+        per_rank: bool,
+        dtype: Code,
+        requires_grad: bool,
+        shape: Numbers,
+        pieces: Vec<PyRef<'_, Piece>>,
+    ) -> Leaf {
+        let pieces = pieces.iter().map(|piece| (**piece).clone()).collect();
+        let content = Content::Tensor(Tensor { dtype: dtype.0, requires_grad, shape: shape.0, pieces });
+        Leaf { key, path: path.map(|path| path.0), per_rank, content }
+    }
+
+    /// Anything that is not a tensor: to save, or to be replaced by what is loaded.
+    #[staticmethod]
+    fn value(key: String, path: Option<Path>, per_rank: bool, value: Py<PyAny>) -> Leaf {
+        Leaf { key, path: path.map(|path| path.0), per_rank, content: Content::Value(value) }
+    }
+
+    /// The bytes of a `torch.save` record.
+    #[staticmethod]
+    fn record(key: String, path: Option<Path>, per_rank: bool, record: Py<PyBytes>) -> Leaf {
+        Leaf { key, path: path.map(|path| path.0), per_rank, content: Content::Record(record) }
+    }
+
+    /// Where it sits in the state dict; None when that is its key alone.
+    #[getter]
+    fn path<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        self.path.as_ref().map(|path| path_tuple(py, path)).transpose()
+    }
+}
+
+impl Leaf {
+    fn scope(&self) -> Scope {
+        if self.per_rank { Scope::PerRank } else { Scope::Shared }
+    }
+
+    fn to_save(&self, py: Python<'_>, pickle: &Bound<'_, PyAny>) -> PyResult<SaveLeaf<'static>> {
+        Ok(match &self.content {
+            Content::Tensor(tensor) => {
+                let pieces = tensor.pieces.iter().map(|piece| piece.to_save(py, tensor.dtype)).collect::<PyResult<_>>()?;
+                let (dtype, shape, requires_grad) = (tensor.dtype, tensor.shape.clone(), tensor.requires_grad);
+                SaveLeaf::Tensor(SaveTensor { dtype, shape, requires_grad, pieces })
+            }
+            Content::Value(object) => match plain(object.bind(py))? {
+                Some(value) => SaveLeaf::Value(value),
+                None => SaveLeaf::Record(pickle.call1((&self.key, object))?.cast::<PyBytes>()?.as_bytes().to_vec()),
+            },
+            Content::Record(record) => SaveLeaf::Record(record.bind(py).as_bytes().to_vec()),
+        })
+    }
+
+    /// The record that a planner of torch's wants written: bytes, or one region of a tensor.
+    pub(crate) fn to_write(&self, py: Python<'_>) -> PyResult<RecordToWrite<'static>> {
+        let content = match &self.content {
+            Content::Record(record) => RecordContent::Bytes(record.bind(py).as_bytes().to_vec()),
+            Content::Tensor(Tensor { dtype, requires_grad, shape, pieces }) if pieces.len() == 1 => RecordContent::Tensor {
+                dtype: *dtype,
+                requires_grad: *requires_grad,
+                shape: shape.clone(),
+                piece: pieces[0].to_save(py, *dtype)?,
+            },
+            _ => return Err(invalid_key(py, &self.key, format!("{:?} is more than one record", self.key))),
+        };
+        Ok(RecordToWrite { key: self.key.clone(), path: self.path.clone(), content })
+    }
+}
 
 /// What a rank saves. `pickle` makes a record of an object that is not plain.
 pub(crate) fn save_state(leaves: &Bound<'_, PyList>, pickle: &Bound<'_, PyAny>) -> PyResult<SaveState<'static>> {
     let py = leaves.py();
     let mut state = SaveState::new();
     for leaf in leaves.iter() {
-        let leaf = Leaf::new(leaf)?;
-        let path = match leaf.get(1)? {
-            none if none.is_none() => None,
-            path => Some(key_path(path.cast::<PyTuple>()?)?),
-        };
-        let described = match leaf.kind {
-            WHOLE | PIECES => SaveLeaf::Tensor(save_tensor(&leaf)?),
-            VALUE => {
-                let object = leaf.get(4)?;
-                match plain(&object)? {
-                    Some(value) => SaveLeaf::Value(value),
-                    None => SaveLeaf::Record(pickle.call1((&leaf.key, object))?.cast::<PyBytes>()?.as_bytes().to_vec()),
-                }
-            }
-            RECORD => SaveLeaf::Record(leaf.get(4)?.cast::<PyBytes>()?.as_bytes().to_vec()),
-            other => return Err(invalid(py, format!("{other} is no kind of leaf"))),
-        };
-        let (key, scope) = (leaf.key.clone(), leaf.scope);
-        state.insert(key, path, scope, described).or_raise(py)?;
+        let leaf = leaf.cast::<Leaf>()?.get();
+        state.insert(leaf.key.clone(), leaf.path.clone(), leaf.scope(), leaf.to_save(py, pickle)?).or_raise(py)?;
     }
     Ok(state)
 }
@@ -70,129 +301,37 @@ pub(crate) fn load_state(leaves: &Bound<'_, PyList>) -> PyResult<LoadState<'stat
     let py = leaves.py();
     let mut state = LoadState::new();
     for leaf in leaves.iter() {
-        let leaf = Leaf::new(leaf)?;
-        let described = match leaf.kind {
-            WHOLE | PIECES => LoadLeaf::Tensor(load_tensor(&leaf)?),
-            VALUE => LoadLeaf::Value,
-            other => return Err(invalid(py, format!("{other} is no kind of leaf to load"))),
+        let leaf = leaf.cast::<Leaf>()?.get();
+        let wanted = match &leaf.content {
+            Content::Tensor(tensor) => {
+                let pieces = tensor.pieces.iter().map(|piece| piece.to_load(py, tensor.dtype)).collect::<PyResult<_>>()?;
+                LoadLeaf::Tensor(LoadTensor { dtype: tensor.dtype, shape: tensor.shape.clone(), pieces })
+            }
+            _ => LoadLeaf::Value,
         };
-        state.insert(leaf.key.clone(), leaf.scope, described).or_raise(py)?;
+        state.insert(leaf.key.clone(), leaf.scope(), wanted).or_raise(py)?;
     }
     Ok(state)
 }
 
-/// One tuple, with what all kinds have in common.
-struct Leaf<'py> {
-    tuple: Bound<'py, PyTuple>,
-    key: String,
-    scope: Scope,
-    kind: u8,
-}
-
-impl<'py> Leaf<'py> {
-    fn new(leaf: Bound<'py, PyAny>) -> PyResult<Leaf<'py>> {
-        let tuple = leaf.cast_into::<PyTuple>()?;
-        let key = tuple.get_item(0)?.cast::<PyString>()?.to_str()?.to_owned();
-        let scope = if tuple.get_item(2)?.is_truthy()? { Scope::PerRank } else { Scope::Shared };
-        let kind = tuple.get_item(3)?.extract()?;
-        Ok(Leaf { tuple, key, scope, kind })
-    }
-
-    fn get(&self, index: usize) -> PyResult<Bound<'py, PyAny>> {
-        self.tuple.get_item(index)
-    }
-
-    fn dtype(&self) -> PyResult<DType> {
-        dtype_of(self.tuple.py(), self.get(4)?.extract()?)
-    }
-}
-
-/// The element type of a code.
-pub(crate) fn dtype_of(py: Python<'_>, code: usize) -> PyResult<DType> {
-    DType::ALL.get(code).copied().ok_or_else(|| invalid(py, format!("{code} is no dtype code")))
-}
-
-/// Numbers, one a dimension.
-pub(crate) fn dims(object: &Bound<'_, PyAny>) -> PyResult<Dims> {
-    match object.cast::<PyTuple>() {
-        Ok(tuple) => tuple.iter().map(|number| number.extract()).collect(),
-        Err(_) => Ok(Dims::from_vec(object.extract()?)),
-    }
-}
-
-/// How a box of elements lies at an address: contiguous, or by strides.
-fn layout_of(py: Python<'_>, shape: &[u64], strides: &Bound<'_, PyAny>, dtype: DType) -> PyResult<ByteLayout> {
-    let layout = match strides.is_none() {
-        true => ByteLayout::contiguous(shape, dtype.size()),
-        false => ByteLayout::strided(shape, &dims(strides)?, dtype.size()),
-    };
-    layout.map_err(|error| invalid(py, error.to_string()))
-}
-
-fn region(py: Python<'_>, offsets: &[u64], sizes: &[u64]) -> PyResult<Region> {
-    Region::new(offsets, sizes).map_err(|error| invalid(py, error.to_string()))
-}
-
-/// One piece: its region, its layout and its memory.
-type PieceParts<'py> = (Region, ByteLayout, Bound<'py, PyAny>);
-
-/// The pieces of a leaf of either kind of tensor, with its dtype and shape.
-fn pieces<'py>(leaf: &Leaf<'py>) -> PyResult<(DType, Dims, Vec<PieceParts<'py>>)> {
-    let py = leaf.tuple.py();
-    let dtype = leaf.dtype()?;
-    let shape = dims(&leaf.get(6)?)?;
-    if leaf.kind == WHOLE {
-        let layout = layout_of(py, &shape, &leaf.get(8)?, dtype)?;
-        let whole = Region::whole(&shape).map_err(|error| invalid(py, error.to_string()))?;
-        return Ok((dtype, shape, vec![(whole, layout, leaf.get(7)?)]));
-    }
-    let list = leaf.get(7)?;
-    let mut parts = Vec::new();
-    for piece in list.cast::<PyList>()?.iter() {
-        let piece = piece.cast_into::<PyTuple>()?;
-        let sizes = dims(&piece.get_item(1)?)?;
-        let layout = layout_of(py, &sizes, &piece.get_item(3)?, dtype)?;
-        let region = region(py, &dims(&piece.get_item(0)?)?, &sizes)?;
-        parts.push((region, layout, piece.get_item(2)?));
-    }
-    Ok((dtype, shape, parts))
-}
-
-fn save_tensor(leaf: &Leaf<'_>) -> PyResult<SaveTensor<'static>> {
-    let py = leaf.tuple.py();
-    let (dtype, shape, parts) = pieces(leaf)?;
-    let pieces = parts
-        .into_iter()
-        .map(|(region, layout, memory)| {
-            let memory = source(&layout, &memory)?;
-            SavePiece::new(region, layout, memory).or_raise(py)
-        })
-        .collect::<PyResult<_>>()?;
-    Ok(SaveTensor { dtype, shape, requires_grad: leaf.get(5)?.is_truthy()?, pieces })
-}
-
-/// The memory of a box of elements.
-pub(crate) fn source(layout: &ByteLayout, memory: &Bound<'_, PyAny>) -> PyResult<Source<'static>> {
-    let length = layout.end() as usize;
-    if !memory.is_instance_of::<PyInt>() {
-        return Ok(Source::device(length, Arc::new(PythonMemory::new(memory)?)));
-    }
-    let address: usize = memory.extract()?;
-    // SAFETY: the package describes live tensors, whose storage covers shape and strides, and hands their owners over with
-    // the description; whoever holds the description keeps the owners as long as the engine works on it.
-    Ok(unsafe { Source::from_raw(address as *const u8, length) })
-}
-
 /// Memory that an object of the package reads and writes.
 #[derive(Debug)]
-struct PythonMemory {
+pub(crate) struct PythonMemory {
     object: Py<PyAny>,
     address: usize,
+    /// Where it begins for whoever asks, in bytes.
+    start: u64,
 }
 
 impl PythonMemory {
     fn new(object: &Bound<'_, PyAny>) -> PyResult<PythonMemory> {
-        Ok(PythonMemory { object: object.clone().unbind(), address: object.getattr("address")?.extract()? })
+        Ok(PythonMemory { object: object.clone().unbind(), address: object.getattr("address")?.extract()?, start: 0 })
+    }
+
+    /// The same memory from some byte on.
+    fn from(&self, start: u64) -> PythonMemory {
+        let object = Python::attach(|py| self.object.clone_ref(py));
+        PythonMemory { object, address: self.address, start: self.start + start }
     }
 
     /// Calls a method whose last argument is a view of memory of the engine.
@@ -225,7 +364,7 @@ impl DeviceMemory for PythonMemory {
         // SAFETY: an exclusive borrow that lasts as long as the call.
         unsafe {
             self.with_view(into.as_mut_ptr(), into.len(), ffi::PyBUF_WRITE, |object, view| {
-                object.call_method1("read", (offset, view)).map(drop)
+                object.call_method1("read", (self.start + offset, view)).map(drop)
             })
         }
     }
@@ -233,7 +372,7 @@ impl DeviceMemory for PythonMemory {
 
 impl DeviceMemoryMut for PythonMemory {
     fn address(&self) -> usize {
-        self.address
+        self.address + self.start as usize
     }
 
     fn write(&self, to: StridedBox<'_>, bytes: &[u8]) -> Result<(), String> {
@@ -244,36 +383,12 @@ impl DeviceMemoryMut for PythonMemory {
                 object
                     .call_method1(
                         "write",
-                        (to.offset, PyTuple::new(view.py(), to.sizes)?, PyTuple::new(view.py(), strides)?, view),
+                        (self.start + to.offset, PyTuple::new(view.py(), to.sizes)?, PyTuple::new(view.py(), strides)?, view),
                     )
                     .map(drop)
             })
         }
     }
-}
-
-fn load_tensor(leaf: &Leaf<'_>) -> PyResult<LoadTensor<'static>> {
-    let py = leaf.tuple.py();
-    let (dtype, shape, parts) = pieces(leaf)?;
-    let pieces = parts
-        .into_iter()
-        .map(|(region, layout, memory)| {
-            let memory = target(&layout, &memory)?;
-            LoadPiece::new(region, layout, memory).or_raise(py)
-        })
-        .collect::<PyResult<_>>()?;
-    Ok(LoadTensor { dtype, shape, pieces })
-}
-
-fn target(layout: &ByteLayout, memory: &Bound<'_, PyAny>) -> PyResult<Target<'static>> {
-    let length = layout.end() as usize;
-    if !memory.is_instance_of::<PyInt>() {
-        return Ok(Target::device(length, Arc::new(PythonMemory::new(memory)?)));
-    }
-    let address: usize = memory.extract()?;
-    // SAFETY: as in `source`; the caller of a load leaves its tensors alone until it returns, and memory that is wanted under
-    // several keys is filled one after the other by the engine.
-    Ok(unsafe { Target::from_raw(address as *mut u8, length) })
 }
 
 /// A writable buffer that another thread fills while its owner is kept.

@@ -28,24 +28,31 @@ mod _reshard {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use crate::checkpoint::{Checkpoint, decode_record, dtype_names, dtype_sizes, is_complete};
+    use crate::checkpoint::{
+        Checkpoint, Entry, RecordPlace, StoredChunk, StoredValue, ValueRecord, decode_record, dtype_names, dtype_sizes,
+        is_complete,
+    };
     #[pymodule_export]
     use crate::command::run_command;
     #[pymodule_export]
-    use crate::layout::local_regions;
+    use crate::layout::{HeldRegion, Placement, ShardLayout};
     #[pymodule_export]
-    use crate::load::load;
+    use crate::leaves::{Leaf, Piece};
     #[pymodule_export]
-    use crate::options::{Control, PlanCache};
+    use crate::load::{Loaded, load};
     #[pymodule_export]
-    use crate::records::{begin_records, publish_records, write_records};
+    use crate::options::{Control, LoadOptions, PlanCache, SaveOptions};
+    #[pymodule_export]
+    use crate::records::{BegunSave, WrittenRecords, begin_records, publish_records, write_records};
     #[pymodule_export]
     use crate::run::forked;
     #[pymodule_export]
     use crate::save::{AsyncSaver, SaveHandle, save};
     #[pymodule_export]
     use crate::state::{
-        StateModel, broadcast_steps, full_slots, optimizer_state, optimizer_to_load, plan_optimizer, rekey_optimizer,
+        Assigned, BoxCopy, BuiltSlot, FlatPart, FlatPiece, GatherPlan, KeptSlot, ModelEntry, NamedParameter, OptimizerLoad,
+        OptimizerPlan, PlannedSlot, SlotPart, SlotPlan, StateModel, TensorDescription, TransferPart, TransferStep, ValueSource,
+        broadcast_steps, gather_plan, optimizer_state, optimizer_to_load, plan_slots, rekey_optimizer,
     };
     #[pymodule_export]
     use crate::steps::{Pruned, Step, StepFolder, is_address};

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::PyMapping;
 use reshard::storage::{Address, StorageError, Store, StoreOptions, open};
-use reshard::{CastPolicy, LoadOptions, SaveOptions, Strictness, Verify};
+use reshard::{CastPolicy, Strictness, Verify};
 
-use crate::errors::{Raise, invalid};
+use crate::errors::invalid;
 
 /// Progress and cancellation of a save or a load.
 #[pyclass(module = "reshard._reshard", frozen)]
@@ -56,11 +57,6 @@ impl PlanCache {
     }
 }
 
-/// The store at a path, with options by name.
-pub(crate) fn store_at(py: Python<'_>, path: &str, options: Option<&Bound<'_, PyDict>>) -> PyResult<Arc<dyn Store>> {
-    store_with(path, &store_options(py, options)?).or_raise(py)
-}
-
 /// The store at a path.
 pub(crate) fn store_with(path: &str, options: &StoreOptions) -> reshard::Result<Arc<dyn Store>> {
     let opened = Address::parse(path).and_then(|address| open(&address, options));
@@ -72,96 +68,152 @@ pub(crate) fn storage(path: &str, source: StorageError) -> reshard::Error {
     reshard::Error::Storage { doing: format!("opening {}", reshard::storage::redacted(path)), source }
 }
 
-/// Store options by name; names that are none of ours go to the object store's client.
-pub(crate) fn store_options(py: Python<'_>, given: Option<&Bound<'_, PyDict>>) -> PyResult<StoreOptions> {
-    let mut options = StoreOptions::default();
-    for (name, value) in given.into_iter().flat_map(|dict| dict.iter()) {
-        let name: String = name.extract()?;
-        match name.as_str() {
-            "direct_io" => options.direct_io = value.extract()?,
-            "preallocate" => options.preallocate = value.extract()?,
-            "early_writeback" => options.early_writeback = value.extract()?,
-            "follow_symlinks" => options.follow_symlinks = value.extract()?,
-            "upload_budget" => options.upload_budget = value.extract()?,
-            "part_size" => options.part_size = value.extract()?,
-            "coalesce_gap" => options.coalesce_gap = value.extract()?,
-            "read_concurrency" => options.read_concurrency = value.extract()?,
-            "max_retries" => options.retry.max_retries = value.extract()?,
-            "endpoint" => options.endpoint = value.extract()?,
-            "allow_http" => options.allow_http = value.extract()?,
-            "region" => options.region = value.extract()?,
-            _ => match value.extract::<String>() {
-                Ok(value) => options.settings.push((name, value)),
-                Err(_) => return Err(invalid(py, format!("the storage option {name:?} must be a string"))),
-            },
-        }
-    }
-    Ok(options)
-}
+/// Settings of a store by name; names that are none of ours go to the object store's client.
+#[derive(Default)]
+pub(crate) struct Storage(pub(crate) StoreOptions);
 
-/// How to save, by name.
-pub(crate) fn save_options(py: Python<'_>, given: &Bound<'_, PyDict>, control: &Control) -> PyResult<SaveOptions> {
-    let mut options = SaveOptions::default();
-    options.control = control.inner.clone();
-    for (name, value) in given.iter() {
-        match name.extract::<String>()?.as_str() {
-            "overwrite" => options.overwrite = value.extract()?,
-            "checksums" => options.checksums = value.extract()?,
-            "sync" => options.sync = value.extract()?,
-            // None leaves it to the engine.
-            "split_replicated_above" => {
-                options.split_replicated_above = value.extract::<Option<_>>()?.unwrap_or(options.split_replicated_above);
+impl<'py> FromPyObject<'_, 'py> for Storage {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Storage> {
+        let py = given.py();
+        let mut options = StoreOptions::default();
+        let Ok(mapping) = given.cast::<PyMapping>() else {
+            return Err(PyTypeError::new_err("settings of a store come as a dict"));
+        };
+        for item in mapping.items()?.iter() {
+            let (name, value): (String, Bound<'_, PyAny>) = item.extract()?;
+            match name.as_str() {
+                "direct_io" => options.direct_io = value.extract()?,
+                "preallocate" => options.preallocate = value.extract()?,
+                "early_writeback" => options.early_writeback = value.extract()?,
+                "follow_symlinks" => options.follow_symlinks = value.extract()?,
+                "upload_budget" => options.upload_budget = value.extract()?,
+                "part_size" => options.part_size = value.extract()?,
+                "coalesce_gap" => options.coalesce_gap = value.extract()?,
+                "read_concurrency" => options.read_concurrency = value.extract()?,
+                "max_retries" => options.retry.max_retries = value.extract()?,
+                "endpoint" => options.endpoint = value.extract()?,
+                "allow_http" => options.allow_http = value.extract()?,
+                "region" => options.region = value.extract()?,
+                _ => match value.extract::<String>() {
+                    Ok(value) => options.settings.push((name, value)),
+                    Err(_) => return Err(invalid(py, format!("the storage option {name:?} must be a string"))),
+                },
             }
-            "check_replicas" => options.check_replicas = value.extract()?,
-            "check_files" => options.check_files = value.extract()?,
-            "files_per_rank" => options.files_per_rank = value.extract()?,
-            "plan_cache" => options.plan_cache = Some(Arc::clone(&value.cast::<PlanCache>()?.get().inner)),
-            other => return Err(invalid(py, format!("{other:?} is no option of a save"))),
         }
+        Ok(Storage(options))
     }
-    Ok(options)
 }
 
-/// How to load, by name.
-pub(crate) fn load_options(py: Python<'_>, given: &Bound<'_, PyDict>, control: &Control) -> PyResult<LoadOptions> {
-    let mut options = LoadOptions::default();
-    options.control = control.inner.clone();
-    for (name, value) in given.iter() {
-        match name.extract::<String>()?.as_str() {
-            "strict" => {
-                options.strictness = if value.extract()? { Strictness::Strict } else { Strictness::Lenient };
-            }
-            "cast" => options.cast = cast_policy(py, &value)?,
-            "verify" => options.verify = verify(py, &value)?,
-            "max_gap" => options.max_gap = value.extract()?,
-            "exchange" => options.exchange = value.extract()?,
-            "parts" => options.parts = value.extract()?,
-            // Which stored keys may go unwanted is known to the caller, who asks for all of them or none.
-            "ignore_unexpected" => {
-                if value.extract()? {
-                    options.expected = Some(Arc::new(|_| false));
-                }
-            }
-            other => return Err(invalid(py, format!("{other:?} is no option of a load"))),
+/// How to save.
+#[pyclass(module = "reshard._reshard", frozen)]
+#[derive(Clone)]
+pub(crate) struct SaveOptions(reshard::SaveOptions);
+
+#[pymethods]
+impl SaveOptions {
+    /// What is left out is for the engine to decide.
+    #[new]
+    #[pyo3(signature = (*, overwrite=None, checksums=None, sync=None, split_replicated_above=None, check_replicas=None, check_files=None, files_per_rank=None, plan_cache=None))]
+    #[expect(clippy::too_many_arguments, reason = "one for each option")]
+    fn new(
+        overwrite: Option<bool>,
+        checksums: Option<bool>,
+        sync: Option<bool>,
+        split_replicated_above: Option<u64>,
+        check_replicas: Option<bool>,
+        check_files: Option<bool>,
+        files_per_rank: Option<u32>,
+        plan_cache: Option<PyRef<'_, PlanCache>>,
+    ) -> SaveOptions {
+        let mut options = reshard::SaveOptions::default();
+        set(&mut options.overwrite, overwrite);
+        set(&mut options.checksums, checksums);
+        set(&mut options.sync, sync);
+        set(&mut options.split_replicated_above, split_replicated_above);
+        set(&mut options.check_replicas, check_replicas);
+        set(&mut options.check_files, check_files);
+        set(&mut options.files_per_rank, files_per_rank);
+        options.plan_cache = plan_cache.map(|cache| Arc::clone(&cache.inner));
+        SaveOptions(options)
+    }
+
+    /// The same, and replicas are compared.
+    fn checking_replicas(&self) -> SaveOptions {
+        let mut options = self.0.clone();
+        options.check_replicas = true;
+        SaveOptions(options)
+    }
+}
+
+impl SaveOptions {
+    /// The engine's, watched through a control.
+    pub(crate) fn watched(&self, control: &Control) -> reshard::SaveOptions {
+        let mut options = self.0.clone();
+        options.control = control.inner.clone();
+        options
+    }
+}
+
+fn set<T>(option: &mut T, given: Option<T>) {
+    if let Some(given) = given {
+        *option = given;
+    }
+}
+
+/// How to load.
+#[pyclass(module = "reshard._reshard", frozen)]
+#[derive(Clone)]
+pub(crate) struct LoadOptions(pub(crate) reshard::LoadOptions);
+
+#[pymethods]
+impl LoadOptions {
+    /// What is left out is for the engine to decide. With `ignore_unexpected` stored keys that nobody wants are no difference.
+    #[new]
+    #[pyo3(signature = (*, strict=true, cast="never", verify="whole", exchange=false, ignore_unexpected=false))]
+    fn new(
+        py: Python<'_>,
+        strict: bool,
+        cast: &str,
+        verify: &str,
+        exchange: bool,
+        ignore_unexpected: bool,
+    ) -> PyResult<LoadOptions> {
+        let mut options = reshard::LoadOptions::default();
+        options.strictness = if strict { Strictness::Strict } else { Strictness::Lenient };
+        options.cast = match cast {
+            "never" => CastPolicy::Never,
+            "widening" => CastPolicy::Widening,
+            "any" => CastPolicy::Any,
+            other => return Err(invalid(py, format!("cast is \"never\", \"widening\" or \"any\", not {other:?}"))),
+        };
+        options.verify = match verify {
+            "never" => Verify::Never,
+            "whole" => Verify::Whole,
+            "always" => Verify::Always,
+            other => return Err(invalid(py, format!("verify is \"never\", \"whole\" or \"always\", not {other:?}"))),
+        };
+        options.exchange = exchange;
+        if ignore_unexpected {
+            options.expected = Some(Arc::new(|_| false));
         }
+        Ok(LoadOptions(options))
     }
-    Ok(options)
-}
 
-fn cast_policy(py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<CastPolicy> {
-    match value.extract::<String>()?.as_str() {
-        "never" => Ok(CastPolicy::Never),
-        "widening" => Ok(CastPolicy::Widening),
-        "any" => Ok(CastPolicy::Any),
-        other => Err(invalid(py, format!("cast is \"never\", \"widening\" or \"any\", not {other:?}"))),
+    /// Whether differences are an error.
+    #[getter]
+    fn strict(&self) -> bool {
+        self.0.strictness == Strictness::Strict
     }
-}
 
-fn verify(py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<Verify> {
-    match value.extract::<String>()?.as_str() {
-        "never" => Ok(Verify::Never),
-        "whole" => Ok(Verify::Whole),
-        "always" => Ok(Verify::Always),
-        other => Err(invalid(py, format!("verify is \"never\", \"whole\" or \"always\", not {other:?}"))),
+    /// Which casts are allowed where element types differ.
+    #[getter]
+    fn cast(&self) -> &'static str {
+        match self.0.cast {
+            CastPolicy::Never => "never",
+            CastPolicy::Widening => "widening",
+            _ => "any",
+        }
     }
 }

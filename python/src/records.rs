@@ -1,57 +1,73 @@
 //! Saves that torch's planners plan: records in, places out, and the publishing of what all ranks wrote.
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
-use reshard::SavePiece;
-use reshard::layout::{ByteLayout, Region};
-use reshard::records::{RecordContent, RecordSave, RecordToWrite, begin, publish_records as publish, write_records as write};
+use pyo3::types::{PyBytes, PyList};
+use reshard::records::{RecordSave, begin, publish_records as publish, write_records as write};
 
-use crate::errors::{Raise, invalid};
-use crate::leaves::{dims, dtype_of, source};
-use crate::options::{Control, save_options, store_at};
+use crate::checkpoint::RecordPlace;
+use crate::errors::Raise;
+use crate::leaves::Leaf;
+use crate::options::{Control, SaveOptions, Storage, store_with};
 use crate::run::run;
-use crate::tree::key_path;
 
-/// Prepares a path; returns the save's id, and whether data files carry it in their names.
-#[pyfunction]
-#[pyo3(signature = (path, options, metadata_name=None, storage_options=None))]
-pub(crate) fn begin_records(
-    py: Python<'_>,
-    path: &str,
-    options: &Bound<'_, PyDict>,
-    metadata_name: Option<&str>,
-    storage_options: Option<&Bound<'_, PyDict>>,
-) -> PyResult<(String, bool)> {
-    let store = store_at(py, path, storage_options)?;
-    let options = save_options(py, options, &Control::default())?;
-    let save = py.detach(|| begin(store.as_ref(), metadata_name, &options)).or_raise(py)?;
-    Ok((save.save_id, save.named))
+/// Where records go and how: an object of the package with these attributes.
+#[derive(FromPyObject)]
+pub(crate) struct RecordTarget<'py> {
+    path: String,
+    options: PyRef<'py, SaveOptions>,
+    /// The name of the metadata, where it is not `.metadata`.
+    metadata_name: Option<String>,
+    storage_options: Option<Storage>,
 }
 
-/// File, offset and length of every record, in the order given, and the sums that `publish_records` wants.
-type Places<'py> = (Vec<(String, u64, u64)>, Bound<'py, PyBytes>);
-
-/// Writes one rank's records: `(key, path, bytes)` or
-/// `(key, path, None, dtype, requires_grad, shape, offsets, sizes, memory, strides)`.
-#[pyfunction]
-#[pyo3(signature = (path, save_id, named, rank, ranks, records, owners, options, control, storage_options=None))]
-#[allow(clippy::too_many_arguments)]
-pub(crate) fn write_records<'py>(
-    py: Python<'py>,
-    path: &str,
+/// A save that was begun: what the coordinator decided, for every rank. An object of the package with these attributes.
+#[derive(FromPyObject)]
+pub(crate) struct Begun {
     save_id: String,
     named: bool,
     rank: usize,
     ranks: usize,
-    records: &Bound<'py, PyList>,
+}
+
+/// The id of a save that was begun, and whether its data files carry it in their names.
+#[pyclass(module = "reshard._reshard", frozen, get_all)]
+pub(crate) struct BegunSave {
+    save_id: String,
+    named: bool,
+}
+
+/// What a rank wrote.
+#[pyclass(module = "reshard._reshard", frozen, get_all)]
+pub(crate) struct WrittenRecords {
+    /// Where every record lies, in the order given.
+    records: Vec<Py<RecordPlace>>,
+    /// The checksums, for `publish_records`.
+    checksums: Py<PyBytes>,
+}
+
+/// Prepares a path.
+#[pyfunction]
+pub(crate) fn begin_records(py: Python<'_>, target: RecordTarget<'_>) -> PyResult<BegunSave> {
+    let store = store_with(&target.path, &target.storage_options.unwrap_or_default().0).or_raise(py)?;
+    let (name, options) = (target.metadata_name, target.options.watched(&Control::default()));
+    let save = py.detach(|| begin(store.as_ref(), name.as_deref(), &options)).or_raise(py)?;
+    Ok(BegunSave { save_id: save.save_id, named: save.named })
+}
+
+/// Writes one rank's records: leaves that are bytes, or one region of a tensor.
+#[pyfunction]
+pub(crate) fn write_records(
+    py: Python<'_>,
+    target: RecordTarget<'_>,
+    save: Begun,
+    records: &Bound<'_, PyList>,
     owners: Py<PyAny>,
-    options: &Bound<'py, PyDict>,
     control: &Control,
-    storage_options: Option<&Bound<'py, PyDict>>,
-) -> PyResult<Places<'py>> {
-    let store = store_at(py, path, storage_options)?;
-    let options = save_options(py, options, control)?;
-    let records = records.iter().map(record).collect::<PyResult<Vec<_>>>()?;
+) -> PyResult<WrittenRecords> {
+    let store = store_with(&target.path, &target.storage_options.unwrap_or_default().0).or_raise(py)?;
+    let options = target.options.watched(control);
+    let records = records.iter().map(|leaf| leaf.cast::<Leaf>()?.get().to_write(py)).collect::<PyResult<Vec<_>>>()?;
+    let Begun { save_id, named, rank, ranks } = save;
     let save = RecordSave { begun: save_id.clone(), save_id, named };
     let written = run(py, &control.inner, move || {
         let written = write(store.as_ref(), &save, rank, ranks, records, &options);
@@ -59,58 +75,25 @@ pub(crate) fn write_records<'py>(
         written
     })?
     .or_raise(py)?;
-    let places = written.records.into_iter().map(|r| (r.file, r.offset, r.length)).collect();
-    Ok((places, PyBytes::new(py, &written.sums)))
+    let place = |record: reshard::records::WrittenRecord| {
+        Py::new(py, RecordPlace { file: record.file, offset: record.offset, length: record.length })
+    };
+    let records = written.records.into_iter().map(place).collect::<PyResult<_>>()?;
+    Ok(WrittenRecords { records, checksums: PyBytes::new(py, &written.sums).unbind() })
 }
 
-fn record(record: Bound<'_, PyAny>) -> PyResult<RecordToWrite<'static>> {
-    let py = record.py();
-    let record = record.cast_into::<PyTuple>()?;
-    let key = record.get_item(0)?.cast::<PyString>()?.to_str()?.to_owned();
-    let path = match record.get_item(1)? {
-        none if none.is_none() => None,
-        path => Some(key_path(path.cast::<PyTuple>()?)?),
-    };
-    let bytes = record.get_item(2)?;
-    if !bytes.is_none() {
-        let content = RecordContent::Bytes(bytes.cast::<PyBytes>()?.as_bytes().to_vec());
-        return Ok(RecordToWrite { key, path, content });
-    }
-    let problem = |error: reshard::layout::LayoutError| invalid(py, error.to_string());
-    let dtype = dtype_of(py, record.get_item(3)?.extract()?)?;
-    let sizes = dims(&record.get_item(7)?)?;
-    let region = Region::new(&dims(&record.get_item(6)?)?, &sizes).map_err(problem)?;
-    let strides = record.get_item(9)?;
-    let layout = match strides.is_none() {
-        true => ByteLayout::contiguous(&sizes, dtype.size()),
-        false => ByteLayout::strided(&sizes, &dims(&strides)?, dtype.size()),
-    };
-    let layout = layout.map_err(problem)?;
-    let memory = source(&layout, &record.get_item(8)?)?;
-    let piece = SavePiece::new(region, layout, memory).or_raise(py)?;
-    let requires_grad = record.get_item(4)?.is_truthy()?;
-    let content = RecordContent::Tensor { dtype, requires_grad, shape: dims(&record.get_item(5)?)?, piece };
-    Ok(RecordToWrite { key, path, content })
-}
-
-/// Publishes what all ranks wrote; returns warnings.
+/// Publishes what all ranks wrote; returns warnings. `begun` is the id under which the path was claimed.
 #[pyfunction]
-#[pyo3(signature = (path, save_id, named, begun, sums, metadata, options, metadata_name=None, storage_options=None))]
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn publish_records(
     py: Python<'_>,
-    path: &str,
-    save_id: String,
-    named: bool,
+    target: RecordTarget<'_>,
+    save: Begun,
     begun: String,
-    sums: Vec<Vec<u8>>,
+    checksums: Vec<Vec<u8>>,
     metadata: &[u8],
-    options: &Bound<'_, PyDict>,
-    metadata_name: Option<&str>,
-    storage_options: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<Vec<String>> {
-    let store = store_at(py, path, storage_options)?;
-    let options = save_options(py, options, &Control::default())?;
-    let save = RecordSave { save_id, named, begun };
-    py.detach(|| publish(store.as_ref(), &save, &sums, metadata, metadata_name, &options)).or_raise(py)
+    let store = store_with(&target.path, &target.storage_options.unwrap_or_default().0).or_raise(py)?;
+    let (name, options) = (target.metadata_name, target.options.watched(&Control::default()));
+    let save = RecordSave { save_id: save.save_id, named: save.named, begun };
+    py.detach(|| publish(store.as_ref(), &save, &checksums, metadata, name.as_deref(), &options)).or_raise(py)
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
+use pyo3::types::PyList;
 use reshard::records::together;
 use reshard::storage::Store;
 use reshard::{Group, SaveOptions, SaveState};
@@ -11,7 +11,7 @@ use reshard::{Group, SaveOptions, SaveState};
 use crate::errors::Raise;
 use crate::group::group_of;
 use crate::leaves::save_state;
-use crate::options::{Control, save_options, store_at};
+use crate::options::{Control, Storage, store_with};
 use crate::reports::save_report;
 use crate::run::run;
 
@@ -24,31 +24,31 @@ fn failed_before(rank: usize, detail: String) -> reshard::Error {
 #[derive(FromPyObject)]
 pub(crate) struct SaveRequest<'py> {
     path: String,
-    /// Descriptions as in the module `leaves`.
+    /// Objects of the class `Leaf`.
     leaves: Bound<'py, PyList>,
     /// Whatever keeps the leaves' memory alive.
     owners: Py<PyAny>,
     /// Makes a record of an object that is not plain.
     pickle: Bound<'py, PyAny>,
     group: Option<Bound<'py, PyAny>>,
-    options: Bound<'py, PyDict>,
+    options: PyRef<'py, crate::options::SaveOptions>,
     control: PyRef<'py, Control>,
     /// Says that this rank failed before it could describe anything, so that no other rank waits for it.
     failure: Option<String>,
-    storage_options: Option<Bound<'py, PyDict>>,
+    storage_options: Option<Storage>,
 }
 
 type Ready = (SaveState<'static>, Arc<dyn Store>, SaveOptions);
 
 impl SaveRequest<'_> {
-    fn prepare(&self, py: Python<'_>) -> PyResult<Ready> {
-        let options = save_options(py, &self.options, &self.control)?;
-        Ok((save_state(&self.leaves, &self.pickle)?, store_at(py, &self.path, self.storage_options.as_ref())?, options))
+    fn prepare(&mut self, py: Python<'_>) -> PyResult<Ready> {
+        let store = store_with(&self.path, &self.storage_options.take().unwrap_or_default().0).or_raise(py)?;
+        Ok((save_state(&self.leaves, &self.pickle)?, store, self.options.watched(&self.control)))
     }
 
     /// Runs `work` when every rank is ready for it. Every rank hears of one that is not.
     fn run<T: Send + 'static>(
-        self,
+        mut self,
         py: Python<'_>,
         work: impl FnOnce(Arc<dyn Group>, Ready) -> reshard::Result<T> + Send + 'static,
     ) -> PyResult<T> {
@@ -70,7 +70,7 @@ impl SaveRequest<'_> {
 
 /// Saves.
 #[pyfunction]
-pub(crate) fn save<'py>(py: Python<'py>, request: SaveRequest<'py>) -> PyResult<Bound<'py, PyDict>> {
+pub(crate) fn save<'py>(py: Python<'py>, request: SaveRequest<'py>) -> PyResult<Bound<'py, PyAny>> {
     let report =
         request.run(py, |group, (state, store, options)| reshard::save_with(group.as_ref(), &state, &store, &options))?;
     save_report(py, &report)
@@ -145,7 +145,7 @@ impl SaveHandle {
     }
 
     /// Waits until the checkpoint is durable, or failed. For a thread of its own: signals do not interrupt it.
-    fn wait<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+    fn wait<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let report = py.detach(|| self.inner.wait()).or_raise(py)?;
         save_report(py, &report)
     }

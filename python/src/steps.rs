@@ -3,12 +3,11 @@
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 use reshard::storage::Address;
 use reshard::{Best, Retention, StepState, StepsMemory, StepsOptions};
 
 use crate::errors::Raise;
-use crate::options::store_options;
+use crate::options::Storage;
 use crate::run::run;
 
 /// One step of a folder.
@@ -41,15 +40,9 @@ impl StepFolder {
     /// Steps that hold the key `marker` are the caller's own, and only those are ever removed.
     #[new]
     #[pyo3(signature = (root, prefix, marker, storage_options=None))]
-    fn new(
-        py: Python<'_>,
-        root: String,
-        prefix: String,
-        marker: String,
-        storage_options: Option<&Bound<'_, PyDict>>,
-    ) -> PyResult<StepFolder> {
+    fn new(root: String, prefix: String, marker: String, storage_options: Option<Storage>) -> PyResult<StepFolder> {
         let mut options = StepsOptions::default();
-        options.store = store_options(py, storage_options)?;
+        options.store = storage_options.unwrap_or_default().0;
         options.prefix = Some(prefix);
         options.marker = Some(marker);
         options.memory = Some(StepsMemory::default());

@@ -235,7 +235,7 @@ def restore_on_ranks(rank, size, path):
             answers[policy if isinstance(policy, str) else "function"] = own.value["n"], state["own"]["y"]
         except reshard.Mismatch as error:
             answers["error"] = "ranks saved it" in str(error)
-    return start, ckpt.loader.position, torch.rand(()).item(), ckpt.restored.notes, answers
+    return start, ckpt.loader.position, torch.rand(()).item(), list(ckpt.restored.notes), answers
 
 
 def test_a_run_resumes_on_another_number_of_ranks(tmp_path, ranks):

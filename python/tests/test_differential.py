@@ -96,10 +96,10 @@ def theirs(body):
 def ours(body):
     """(value,) of what we accept as plain, None of anything else."""
     try:
-        value, classes = _reshard.decode_record(archive([("archive/data.pkl", body), ("archive/version", b"3\n")]))
+        found = _reshard.decode_record(archive([("archive/data.pkl", body), ("archive/version", b"3\n")]))
     except reshard.ReshardError:
         return None
-    return None if classes is not None else (value,)
+    return None if found.class_name is not None else (found.value,)
 
 
 def compare(body, what):
@@ -234,11 +234,11 @@ def test_archives_hold_one_thing_for_every_reader():
     for seed in range(SEED, SEED + COUNT // 5):
         record = rearranged(random.Random(seed), entries)
         try:
-            value, classes = _reshard.decode_record(record)
+            found = _reshard.decode_record(record)
         except reshard.ReshardError:
             continue
         accepted += 1
-        assert classes is None and value == torch.load(io.BytesIO(record), weights_only=True), seed
+        assert found.class_name is None and found.value == torch.load(io.BytesIO(record), weights_only=True), seed
     assert accepted
 
 
@@ -257,6 +257,7 @@ def test_every_plain_value_survives_every_protocol():
 
 def test_zip_modules_agree_that_a_record_is_an_archive():
     record = archive([("archive/data.pkl", b"\x80\x02N.")])
-    assert zipfile.is_zipfile(io.BytesIO(record)) and _reshard.decode_record(record) == (None, None)
+    found = _reshard.decode_record(record)
+    assert zipfile.is_zipfile(io.BytesIO(record)) and found.value is None and found.class_name is None
     with pytest.raises(reshard.ReshardError):
         _reshard.decode_record(b"\0" + record)

@@ -112,7 +112,7 @@ def test_what_only_looks_works_in_little_memory(which, request, tmp_path):
     report = reshard.verify(source)
     assert report.sound
     if which != "many_views":
-        assert sum("is that of" in finding["what"] for finding in report.findings) == KEYS
+        assert sum("is that of" in finding.what for finding in report.findings) == KEYS
         code, memory, said = run("edit", source, tmp_path / "edited", "--drop", f"{key[0]}1*")
         assert code == 0 and memory < MOST_MEMORY, said
 

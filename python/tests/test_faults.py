@@ -158,8 +158,8 @@ def test_a_corrupt_file_is_an_error_on_every_rank(ranks, place):
     file = pathlib.Path(place) / "__1_0.distcp"
     data = bytearray(file.read_bytes())
     with reshard.open(place) as ck:
-        chunk = next(c for c in ck._open().entry("model.even")[4] if c[0][0] > 0)
-        local = ck["model.even"][chunk[0][0] : chunk[0][0] + chunk[1][0]]
+        chunk = next(c for c in ck._open().entry("model.even").chunks if c.offsets[0] > 0)
+        local = ck["model.even"][chunk.offsets[0] : chunk.offsets[0] + chunk.sizes[0]]
     at = data.find(local.tobytes())
     data[at] ^= 0x10
     file.write_bytes(data)

@@ -28,11 +28,11 @@ def test_a_sparse_tensor_is_cast_only_where_that_is_allowed(place):
     assert [d["key"] for d in report.differences] == ["x"] and state["y"].tolist() == [1, 1]
     assert state["x"].to_dense().tolist() == [0.5, 0, 2, 0], "what differs is left alone"
     report = rt.load(state, place, cast="any")
-    assert [(c["key"], c["from"], c["to"], c["narrowing"]) for c in report.casts] == [("x", "float64", "float16", True)]
+    assert [(c.key, c.from_, c.to, c.narrowing) for c in report.casts] == [("x", "float64", "float16", True)]
     wide = {"x": sparse(torch.float64, 0.5)}
     rt.save({"x": sparse(torch.float16, 3.0)}, f"{place}-2")
     report = rt.load(wide, f"{place}-2", cast="widening")
-    assert wide["x"].to_dense().tolist() == [3, 0, 2, 0] and not report.casts[0]["narrowing"]
+    assert wide["x"].to_dense().tolist() == [3, 0, 2, 0] and not report.casts[0].narrowing
 
 
 def test_objects_of_another_kind_or_shape_are_differences(place):

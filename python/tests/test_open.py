@@ -191,12 +191,12 @@ def test_steps_and_latest(tmp_path):
 
 def test_verifying(saved):
     report = reshard.verify(saved)
-    assert report and report.sound and report.checked == report.records == 9 and report.findings == []
+    assert report and report.sound and report.checked == report.records == 9 and report.findings == ()
     file = pathlib.Path(saved) / "__0_0.distcp"
     data = bytearray(file.read_bytes())
     data[data.find(np.arange(60, dtype=np.float32).tobytes()) + 7] ^= 1
     file.write_bytes(data)
     report = reshard.verify(saved)
-    assert not report and any(f["key"] == "model.weight" and f["file"] == "__0_0.distcp" for f in report.findings)
+    assert not report and any(f.key == "model.weight" and f.file == "__0_0.distcp" for f in report.findings)
     assert "model.weight" in str(report) and "damaged" in repr(report) and report.to_dict()["sound"] is False
     assert reshard.verify(saved, data=False)

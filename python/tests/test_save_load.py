@@ -231,8 +231,8 @@ def test_flattening_is_that_of_torch():
     description = Description(loading=False)
     flatten(state, description)
     flat, paths = flatten_state_dict(state)
-    assert [leaf[0] for leaf in description.leaves] == list(flat)
-    assert [leaf[1] or (leaf[0],) for leaf in description.leaves] == list(paths.values())
+    assert [leaf.key for leaf in description.leaves] == list(flat)
+    assert [leaf.path or (leaf.key,) for leaf in description.leaves] == list(paths.values())
 
 
 def test_two_leaves_of_one_key_are_refused(place):
@@ -292,7 +292,7 @@ def test_casting_is_a_choice(place):
         rt.load(wide, place)
     report = rt.load(wide, place, cast="widening")
     assert wide["w"].tolist() == [1.5, 2.5]
-    assert report.casts == [{"key": "w", "from": "float32", "to": "float64", "narrowing": False}]
+    assert report.casts == (reshard.Cast("w", "float32", "float64", False),)
     with pytest.raises(reshard.Mismatch):
         rt.load(narrow, place, cast="widening")
     rt.load(narrow, place, cast="any")

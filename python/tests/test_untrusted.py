@@ -173,7 +173,7 @@ def test_no_record_runs_code_and_none_is_sound(place, tmp_path, name, writer):
         "load without strict": lambda: rt.load(dict(state), place, strict=False),
         "planner": lambda: dcp.load(dict(state), storage_reader=rt.StorageReader(place), **ALONE),
         "open": to_dict,
-        "record": lambda: _reshard.Checkpoint(place).value_or_record("x"),
+        "record": lambda: _reshard.Checkpoint(place).stored_value("x"),
     }
     for road, run in roads.items():
         error = quietly(run)
@@ -181,7 +181,7 @@ def test_no_record_runs_code_and_none_is_sound(place, tmp_path, name, writer):
         if road != "record":
             assert error is not None, road
     report = reshard.verify(place)
-    assert not report.sound and "x" in {finding["key"] for finding in report.findings}, report
+    assert not report.sound and "x" in {finding.key for finding in report.findings}, report
     assert not marker.exists()
     # The rest of the checkpoint is not hidden by it.
     rest = {"w": torch.zeros(3)}

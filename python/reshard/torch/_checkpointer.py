@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -15,14 +16,15 @@ from torch import nn
 from .._errors import InvalidInput
 from .._paths import path_text
 from .._reports import LoadReport, SaveReport
+from .._types import StorageOptions, StrPath
 from ._describe import is_stateful
 from ._group import DEFAULT_TIMEOUT, group_for
 from ._leaf import OnResize, PerRank
 from ._load import load
-from ._manager import CheckpointManager
+from ._manager import CheckpointManager, ManagerOptions
 from ._random import derive_random_state, random_state, set_random_state
 from ._sampler import FollowedLoader, ResumableSampler
-from ._save import AsyncSaveHandle, StrPath
+from ._save import AsyncSaveHandle
 from ._states import state_of
 
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
@@ -64,8 +66,8 @@ class Checkpointer:
         on_restore: Callable[[LoadReport], None] | None = None,
         process_group: Any = None,
         timeout: float = DEFAULT_TIMEOUT,
-        storage_options: Mapping[str, Any] | None = None,
-        **manager: Any,
+        storage_options: StorageOptions | None = None,
+        **manager: Unpack[ManagerOptions],
     ) -> None:
         """
         Args:
@@ -255,7 +257,7 @@ class Checkpointer:
             report = self.manager.restore(whole, which, **load_options)
             if report is None:
                 return 0
-            step = int(report.step)
+            step = report.step
         else:
             options = {"process_group": self._group, "timeout": self._timeout, "storage_options": self._storage_options}
             whole["_reshard"] = {"step": None}
@@ -263,7 +265,7 @@ class Checkpointer:
             step = whole.pop("_reshard")["step"]
         for take in give:
             take()
-        report._values["notes"] = list(self._notes)
+        report = dataclasses.replace(report, notes=tuple(self._notes))
         self.restored = report
         if self._on_restore is not None:
             self._on_restore(report)

@@ -1,4 +1,4 @@
-"""From a state dict to the compact description that the engine takes: one tuple for each leaf, with addresses.
+"""From a state dict to the description that the engine takes: one :class:`_reshard.Leaf` for each leaf, with addresses.
 
 Nested dicts and lists are flattened by the rules of `torch.distributed.checkpoint`, so that keys and paths are the same:
 dicts are always opened, lists only where a tensor, a dict or such a list is in them, tuples never.
@@ -6,13 +6,11 @@ dicts are always opened, lists only where a tensor, a dict or such a list is in 
 
 from __future__ import annotations
 
-import gc
 import io
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
 
@@ -21,21 +19,17 @@ from .._errors import InvalidInput
 from ._chunked import Chunked, chunks_of, copy_shards, has_shards, lists_chunks, shards_of
 from ._leaf import PerRank, ShardView
 from ._staging import DeviceMemory, is_cpu
+from ._tensor import CODES, layout_of
 from ._unsharded import LoadedShards
-
-# Kinds of leaves, as the extension knows them.
-WHOLE, PIECES, VALUE, RECORD = 0, 1, 2, 3
-
-#: The engine's code of each element type.
-CODES: dict[torch.dtype, int] = {
-    getattr(torch, name): code for code, name in enumerate(_reshard.dtype_names()) if hasattr(torch, name)
-}
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
 _STRIDED = torch.strided
 _NUMBERS = (float, int, bool, complex)
 _COMPLEX = frozenset(dtype for dtype in CODES if dtype.is_complex)
-_Region = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+_Path = tuple[str | int, ...]
+
+# Looked up once: most leaves are made by it.
+_whole = _reshard.Leaf.whole
 
 
 class Place(NamedTuple):
@@ -51,9 +45,11 @@ class Description:
 
     def __init__(self, *, loading: bool) -> None:
         self.loading = loading
-        self.leaves: list[tuple[Any, ...]] = []
+        self.leaves: list[_reshard.Leaf] = []
         #: Tensors whose memory the leaves point into.
         self.owners: list[Any] = []
+        #: Records that were made here, by key.
+        self.records: dict[str, bytes] = {}
         #: Values, by key.
         self.places: dict[str, Place] = {}
         #: Memory that stands in for a tensor: (stand-in, tensor), copied after a load.
@@ -69,7 +65,6 @@ class Description:
         #: Shards of parameters of which FSDP may keep whole copies, to be freed after a load.
         self._homes: dict[int, Any] = {}
         self._shards_loaded = LoadedShards()
-        self._regions: dict[Any, list[_Region]] = {}
 
     # ---- leaves -------------------------------------------------------------------------------------------------------
 
@@ -81,18 +76,17 @@ class Description:
         elif isinstance(leaf, ShardView):
             if self.loading:
                 self._note_home(leaf)
-            pieces = [self._piece(key, offsets, tensor) for offsets, tensor in leaf.pieces]
+            pieces = [self.piece(key, offsets, tensor) for offsets, tensor in leaf.pieces]
             self._add_pieces(key, path, per_rank, leaf.dtype, leaf.requires_grad, leaf.shape, pieces)
         elif lists_chunks(leaf):
             self._add_chunked(key, path, per_rank, chunks_of(key, leaf), getattr(leaf, "requires_grad", False))
         else:
-            self.leaves.append((key, path, per_rank, VALUE, leaf))
-            self.places[key] = place
+            self._add_value(key, path, per_rank, leaf, place)
 
     def check_keys(self) -> None:
         """Refuses two leaves of one flattened key."""
         seen: set[str] = set()
-        keys = {leaf[0] for leaf in self.leaves}
+        keys = {leaf.key for leaf in self.leaves}
         taken = self.vacant & keys if not self.loading else ()
         if taken:
             key = min(taken)
@@ -102,9 +96,13 @@ class Description:
         if len(keys) == len(self.leaves):
             return
         for leaf in self.leaves:
-            if leaf[0] in seen:
-                raise InvalidInput(f"two leaves of the state have the same flattened key {leaf[0]!r}", keys=[leaf[0]])
-            seen.add(leaf[0])
+            if leaf.key in seen:
+                raise InvalidInput(f"two leaves of the state have the same flattened key {leaf.key!r}", keys=[leaf.key])
+            seen.add(leaf.key)
+
+    def _add_value(self, key: str, path: _Path | None, per_rank: bool, value: Any, place: Place) -> None:
+        self.leaves.append(_reshard.Leaf.value(key, path, per_rank, value))
+        self.places[key] = place
 
     def _add_tensor(self, key: str, path: Any, per_rank: bool, tensor: torch.Tensor, place: Place) -> None:
         cls = type(tensor)
@@ -143,40 +141,45 @@ class Description:
         if not contiguous and self.loading:
             _check_writable(key, tensor)
         strides = None if contiguous else tensor.stride()
-        self.leaves.append((key, path, per_rank, WHOLE, code, grad, tensor.shape, self._memory(tensor), strides))
+        self.leaves.append(_whole(key, path, per_rank, code, grad, tensor.shape, self._memory(tensor), strides))
 
     def _add_whole_object(self, key: str, path: Any, per_rank: bool, tensor: torch.Tensor, place: Place) -> None:
         """A tensor without plain memory of its own (sparse, quantized, a wrapper): torch.save stores it whole."""
         if not self.loading:
-            self.leaves.append((key, path, per_rank, RECORD, pickled(key, tensor.detach())))
+            self.records[key] = pickled(key, tensor.detach())
+            self.leaves.append(_reshard.Leaf.record(key, path, per_rank, self.records[key]))
             return
-        self.leaves.append((key, path, per_rank, VALUE, tensor))
-        self.places[key] = place
+        self._add_value(key, path, per_rank, tensor, place)
 
     def _add_pieces(
-        self, key: str, path: Any, per_rank: bool, dtype: torch.dtype, grad: bool, shape: Any, pieces: list[tuple[Any, ...]]
+        self, key: str, path: Any, per_rank: bool, dtype: torch.dtype, grad: bool, shape: Any, pieces: list[_reshard.Piece]
     ) -> None:
         code = CODES.get(dtype)
         if code is None:
             raise InvalidInput(f"{key!r} is of {dtype}, which reshard cannot store in pieces", keys=[key])
-        self.leaves.append((key, path, per_rank, PIECES, code, grad, tuple(shape), pieces))
+        self.leaves.append(_reshard.Leaf.pieces(key, path, per_rank, code, grad, shape, pieces))
 
     # ---- pieces -------------------------------------------------------------------------------------------------------
 
-    def _piece(self, key: str, offsets: tuple[int, ...], tensor: torch.Tensor) -> tuple[Any, ...]:
+    def piece(self, key: str, offsets: tuple[int, ...], tensor: torch.Tensor) -> _reshard.Piece:
         """A region that a tensor holds whole."""
+        tensor, strides = self._accessible(key, tensor)
+        return _reshard.Piece(offsets, tensor.shape, self._memory(tensor), strides)
+
+    def _accessible(self, key: str, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...] | None]:
+        """A tensor of which the engine can read or write the memory, and its strides; None when it is contiguous."""
         _check_memory(key, tensor)
         tensor = self._readable(tensor)
-        contiguous = tensor.is_contiguous()
-        if not contiguous and self.loading:
+        if tensor.is_contiguous():
+            return tensor, None
+        if self.loading:
             _check_writable(key, tensor)
-        return (offsets, tuple(tensor.shape), self._memory(tensor), None if contiguous else tensor.stride())
+        return tensor, tensor.stride()
 
     def _add_dtensor(self, key: str, path: Any, per_rank: bool, tensor: DTensor, place: Place) -> None:
-        spec = tensor._spec
-        mesh = spec.mesh
         shape = tensor.shape
-        if mesh.get_coordinate() is None:
+        layout = layout_of(key, tensor)
+        if layout is None:
             self._add_pieces(key, path, per_rank, tensor.dtype, tensor.requires_grad, shape, [])
             return
         local = tensor._local_tensor
@@ -191,6 +194,7 @@ class Description:
         if local.is_meta:
             if not self.loading:
                 raise InvalidInput(f"{key!r} is on the meta device and has no content to save", keys=[key])
+            mesh = tensor.device_mesh
             local = torch.empty_like(local, device=mesh.device_type, requires_grad=False)
             made = DTensor.from_local(
                 local, mesh, tensor.placements, run_check=False, shape=tensor.size(), stride=tensor.stride()
@@ -198,72 +202,28 @@ class Description:
             self._put_after(place, made)
         if self.loading:
             self._shards_loaded.add(tensor)
-        regions = self._regions_of(key, mesh, spec.placements, shape)
-        pieces = self._cut(key, local, regions, shape)
+        pieces = self._cut(key, local, layout)
         self._add_pieces(key, path, per_rank, tensor.dtype, tensor.requires_grad, shape, pieces)
 
-    def _regions_of(self, key: str, mesh: Any, placements: Any, shape: Any) -> list[_Region]:
-        name = (id(mesh), placements, shape)
-        regions = self._regions.get(name)
-        if regions is None:
-            ranks = mesh.mesh
-            wanted = [_placement(key, placement, len(shape)) for placement in placements]
-            rank = dist.get_rank() if dist.is_initialized() else 0
-            found = _reshard.local_regions(list(ranks.shape), ranks.flatten().tolist(), wanted, list(shape), rank)
-            regions = [(tuple(offsets), tuple(sizes), tuple(local)) for offsets, sizes, local in found]
-            self._regions[name] = regions
-        return regions
+    def _cut(self, key: str, local: torch.Tensor, layout: _reshard.ShardLayout) -> list[_reshard.Piece]:
+        """What a local tensor holds by its layout."""
+        local, strides = self._accessible(key, local)
+        return layout.pieces(key, local.shape, self._memory(local), strides, local.element_size())
 
-    def _cut(self, key: str, local: torch.Tensor, regions: list[_Region], shape: Any) -> list[tuple[Any, ...]]:
-        """The regions of a tensor that lie in a local one."""
-        _check_memory(key, local)
-        local = self._readable(local)
-        if not local.numel() and all(0 in sizes for _, sizes, _ in regions):
-            # An empty shard is nothing to write, whatever its shape: a shard of an empty shard has one of its own. Of a tensor
-            # that has no elements at all, it is a part.
-            return [(offsets, sizes, self._memory(local), None) for offsets, sizes, _ in regions[:1] if 0 in shape]
-        if len(regions) == 1:
-            offsets, sizes, _ = regions[0]
-            if sizes != tuple(local.shape):
-                raise InvalidInput(
-                    f"{key!r}: the placements give this rank a shard of shape {sizes}, its local tensor has {tuple(local.shape)}",
-                    keys=[key],
-                )
-            contiguous = local.is_contiguous()
-            if not contiguous and self.loading:
-                _check_writable(key, local)
-            return [(offsets, sizes, self._memory(local), None if contiguous else local.stride())]
-        stride = local.stride()
-        if self.loading:
-            _check_writable(key, local)
-        extent = [0] * len(shape)
-        for _, sizes, start in regions:
-            extent = [max(e, o + n) for e, o, n in zip(extent, start, sizes)]
-        if tuple(extent) != tuple(local.shape):
-            raise InvalidInput(
-                f"{key!r}: the placements give this rank a shard of shape {tuple(extent)}, its local tensor has {tuple(local.shape)}",
-                keys=[key],
-            )
-        return [
-            (offsets, sizes, self._memory(local, sum(o * s for o, s in zip(start, stride))), stride)
-            for offsets, sizes, start in regions
-        ]
-
-    def _shards(self, key: str, tensor: ShardedTensor) -> list[tuple[Any, ...]]:
+    def _shards(self, key: str, tensor: ShardedTensor) -> list[_reshard.Piece]:
         """A ShardedTensor's local shards; a shard that is itself sharded is a box inside a box."""
-        pieces: list[tuple[Any, ...]] = []
+        pieces: list[_reshard.Piece] = []
         for shard in tensor.local_shards():
             offsets = tuple(shard.metadata.shard_offsets)
             local = shard.tensor
             if isinstance(local, DTensor):
-                inner = self._cut(
-                    key, local._local_tensor, self._regions_of(key, local._spec.mesh, local.placements, local.shape), local.shape
-                )
+                layout = layout_of(key, local)
+                inner = self._cut(key, local._local_tensor, layout) if layout is not None else []
             elif isinstance(local, ShardedTensor):
                 inner = self._shards(key, local)
             else:
-                inner = [self._piece(key, (0,) * len(offsets), local)]
-            pieces.extend((tuple(a + b for a, b in zip(offsets, piece[0])), *piece[1:]) for piece in inner)
+                inner = [self.piece(key, (0,) * len(offsets), local)]
+            pieces.extend(piece.within(offsets) for piece in inner)
         return pieces
 
     def _materialised_shards(self, key: str, tensor: torch.Tensor, place: Place) -> torch.Tensor:
@@ -277,7 +237,7 @@ class Description:
 
     def _add_chunked(self, key: str, path: Any, per_rank: bool, chunked: Chunked, grad: bool) -> None:
         """A tensor that says itself which chunks it holds."""
-        pieces = [self._piece(key, offsets, tensor) for offsets, tensor in chunked.pieces]
+        pieces = [self.piece(key, offsets, tensor) for offsets, tensor in chunked.pieces]
         self._add_pieces(key, path, per_rank, chunked.dtype, grad, chunked.shape, pieces)
 
     # ---- device memory -----------------------------------------------------------------------------------------------
@@ -294,13 +254,13 @@ class Description:
         self.staged.append((stand_in, tensor.detach()))
         return stand_in
 
-    def _memory(self, tensor: torch.Tensor, start: int = 0) -> Any:
-        """Where a tensor's memory begins, some elements after its first one: an address, or what reads and writes it."""
+    def _memory(self, tensor: torch.Tensor) -> int | DeviceMemory:
+        """Where a tensor's memory begins: an address, or what reads and writes it."""
         if not is_cpu(tensor):
             # Kept alive by what reads it.
-            return DeviceMemory(tensor, start)
+            return DeviceMemory(tensor)
         self.owners.append(tensor)
-        return tensor.data_ptr() + start * tensor.element_size()
+        return tensor.data_ptr()
 
     def wait_for_devices(self) -> None:
         """Waits until everything that was asked of the tensors' devices is done: others read and write them next."""
@@ -346,14 +306,7 @@ def put(place: Place, value: Any) -> None:
 def flatten(state: Mapping[Any, Any], description: Description, stored: Any = None) -> None:
     """Adds every leaf of a state dict. `stored` is the checkpoint when loading: a dict that it holds as one value, as PyTorch
     before 2.4 stored dicts without tensors, is one leaf."""
-    # Many small tuples that all stay: looking for cycles among them would take longer than making them.
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        _open("", (), state, None, description, stored)
-    finally:
-        if collecting:
-            gc.enable()
+    _open("", (), state, None, description, stored)
     description.check_keys()
 
 
@@ -375,22 +328,12 @@ def _open(
         if type(below) in _PLAIN and below.is_cpu and below.layout is _STRIDED and below.is_contiguous() and not below.is_neg():
             dtype = below.dtype
             code = code_of(dtype)
-            plain = code is not None and not (dtype in _COMPLEX and below.is_conj()) and not hasattr(below, "global_shape")
-            if plain and (stored is None or below.dim() or not _is_number(key, stored)):
+            conjugated = dtype in _COMPLEX and below.is_conj()
+            number = stored is not None and not below.dim() and _is_number(key, stored)
+            if code is not None and not conjugated and not number and not hasattr(below, "global_shape"):
                 add_owner(below)
-                add_leaf(
-                    (
-                        key,
-                        (*path, text) if path else None,
-                        per_rank,
-                        WHOLE,
-                        code,
-                        below.requires_grad,
-                        below.shape,
-                        below.data_ptr(),
-                        None,
-                    )
-                )
+                below_path = (*path, text) if path else None
+                add_leaf(_whole(key, below_path, per_rank, code, below.requires_grad, below.shape, below.data_ptr(), None))
                 continue
         _visit(key, (*path, text), below, Place(value, name, wrapper), out, stored)
 
@@ -398,8 +341,7 @@ def _open(
 def _visit(key: str, path: tuple[str | int, ...], value: Any, place: Place, out: Description, stored: Any) -> None:
     if isinstance(value, torch.Tensor):
         if stored is not None and value.dim() == 0 and _is_number(key, stored):
-            out.leaves.append((key, path, place.wrapper is not None, VALUE, value))
-            out.places[key] = place
+            out._add_value(key, path, place.wrapper is not None, value, place)
             return
         out.add(key, path if len(path) > 1 else None, value, place)
     elif isinstance(value, PerRank):
@@ -423,17 +365,17 @@ def _visit(key: str, path: tuple[str | int, ...], value: Any, place: Place, out:
 
 def _is_number(key: str, stored: Any) -> bool:
     """Whether what is a tensor of one element here was saved as a value: the learning rate of an optimizer may be either."""
-    return key in stored and stored.entry(key)[1] is None
+    return key in stored and stored.entry(key).dtype is None
 
 
 def _stored_number(key: str, value: Any, stored: Any) -> torch.dtype | None:
     """The dtype of a tensor without dimensions that was saved for what is a number of its kind here."""
     if key not in stored:
         return None
-    _, name, shape, _, _ = stored.entry(key)
-    if name is None or len(shape):
+    entry = stored.entry(key)
+    if entry.dtype is None or entry.shape:
         return None
-    dtype: torch.dtype = getattr(torch, name)
+    dtype: torch.dtype = getattr(torch, entry.dtype)
     kind = float if dtype.is_floating_point else complex if dtype.is_complex else bool if dtype == torch.bool else int
     return dtype if type(value) is kind else None
 
@@ -457,21 +399,6 @@ def pickled(key: str, value: Any) -> bytes:
         name = f"{type(value).__module__}.{type(value).__qualname__}"
         raise InvalidInput(f"{key!r} is a {name}, which cannot be pickled: {error}", keys=[key]) from error
     return buffer.getvalue()
-
-
-def _placement(key: str, placement: Any, ndim: int) -> tuple[str, int, int]:
-    name = type(placement).__name__
-    if name == "_StridedShard":
-        return ("strided", placement.dim % ndim, placement.split_factor)
-    if placement.is_shard():
-        return ("shard", placement.dim % ndim, 0)
-    if placement.is_replicate():
-        return ("replicate", 0, 0)
-    if placement.is_partial():
-        raise InvalidInput(
-            f"{key!r} is a partial sum ({placement}); reduce it first, for example with redistribute()", keys=[key]
-        )
-    raise InvalidInput(f"{key!r} has the placement {placement}, which reshard does not know", keys=[key])
 
 
 def _is_wrapper(tensor: torch.Tensor) -> bool:

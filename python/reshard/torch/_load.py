@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
-from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 
@@ -12,12 +13,13 @@ from .. import _reshard
 from .._errors import UntrustedPickle
 from .._paths import path_text
 from .._progress import Progress
-from .._reports import LoadReport, log_report
+from .._reports import Cast, Difference, LoadReport, log_report
+from .._types import CastPolicy, StorageOptions, StrPath, VerifyPolicy
 from ._describe import Description, flatten, mutable, put
 from ._group import DEFAULT_TIMEOUT, Group, group_for
 from ._objects import copy_object, differences, holder_of, mismatch
 from ._resize import resized
-from ._save import StrPath, chosen_path, run_together
+from ._save import chosen_path, run_together
 from ._states import in_one_order, states_of
 from .state._expand import expand
 from .state._template import OptimizerStateDict
@@ -37,6 +39,22 @@ _RESTRICTED = {
 }
 
 
+class LoadOptions(TypedDict, total=False):
+    """What :func:`load` takes by name, for those that hand it on."""
+
+    process_group: Any
+    no_dist: bool
+    strict: bool
+    cast: CastPolicy
+    rename: Rename | None
+    allow_pickle: bool
+    verify: VerifyPolicy
+    exchange: bool
+    progress: bool
+    timeout: float
+    storage_options: StorageOptions | None
+
+
 def load(
     state_dict: MutableMapping[str, Any],
     path: StrPath | None = None,
@@ -45,14 +63,14 @@ def load(
     process_group: Any = None,
     no_dist: bool = False,
     strict: bool = True,
-    cast: str = "never",
+    cast: CastPolicy = "never",
     rename: Rename | None = None,
     allow_pickle: bool = False,
-    verify: str = "whole",
+    verify: VerifyPolicy = "whole",
     exchange: bool = False,
     progress: bool = False,
     timeout: float = DEFAULT_TIMEOUT,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: StorageOptions | None = None,
 ) -> LoadReport:
     """Loads into a state dict in place, whatever layout it was saved with, as with ``torch.distributed.checkpoint.load``.
 
@@ -83,10 +101,9 @@ def load(
     """
     where = chosen_path(path, checkpoint_id)
     group = group_for(process_group, no_dist, timeout=timeout)
-    store = dict(storage_options) if storage_options else None
-    checkpoint = _reshard.Checkpoint(where, store, group)
-    options: dict[str, Any] = {"strict": strict, "cast": cast, "verify": verify, "exchange": exchange}
-    return _load(state_dict, checkpoint, group, options, _stored_name(rename), allow_pickle, progress, store)
+    checkpoint = _reshard.Checkpoint(where, storage_options, group)
+    options = _reshard.LoadOptions(strict=strict, cast=cast, verify=verify, exchange=exchange)
+    return _load(state_dict, checkpoint, group, options, _stored_name(rename), allow_pickle, progress)
 
 
 def load_present(
@@ -96,27 +113,41 @@ def load_present(
     *,
     partial: bool,
     ignore_unexpected: bool,
-    cast: str,
+    cast: CastPolicy,
     allow_pickle: bool,
-    verify: str,
+    verify: VerifyPolicy,
 ) -> LoadReport:
     """Loads as PyTorch does: what is wanted has to be there and to fit, what the checkpoint has beyond does not matter. With
     `partial` what is not there is left as it is."""
     checkpoint = _reshard.Checkpoint(path, None, group)
-    options: dict[str, Any] = {"strict": True, "cast": cast, "verify": verify, "ignore_unexpected": ignore_unexpected}
+    options = _reshard.LoadOptions(cast=cast, verify=verify, ignore_unexpected=ignore_unexpected)
     stored_name = (lambda key: key if key in checkpoint else None) if partial else None
-    return _load(state_dict, checkpoint, group, options, stored_name, allow_pickle, False, None)
+    return _load(state_dict, checkpoint, group, options, stored_name, allow_pickle, False)
+
+
+class _LoadRequest(NamedTuple):
+    """What crosses to the engine."""
+
+    checkpoint: _reshard.Checkpoint
+    leaves: list[_reshard.Leaf]
+    owners: Any
+    options: _reshard.LoadOptions
+    trusted: set[str] | None
+    control: _reshard.Control
+    group: Group | None = None
+    renames: dict[str, str | None] | None = None
+    parts: Sequence[str] = ()
+    failure: str | None = None
 
 
 def _load(
     state_dict: MutableMapping[str, Any],
     checkpoint: _reshard.Checkpoint,
     group: Group | None,
-    options: dict[str, Any],
+    options: _reshard.LoadOptions,
     stored_name: Callable[[str], str | None] | None,
     allow_pickle: bool,
     progress: bool,
-    store: dict[str, Any] | None,
 ) -> LoadReport:
     where = checkpoint.path
     control = _reshard.Control()
@@ -142,40 +173,53 @@ def _load(
         )
         later.extend(done)
         if stored_name is not None:
-            renames.update((leaf[0], stored_name(leaf[0])) for leaf in description.leaves)
+            renames.update((leaf.key, stored_name(leaf.key)) for leaf in description.leaves)
         else:
             # An empty container is where something was forgotten, if the checkpoint has something for it.
-            options["parts"] = sorted(description.empty)
+            parts.extend(sorted(description.empty))
         for name in skipped:
-            below = (leaf[0] for leaf in description.leaves if leaf[2] and (leaf[0] == name or leaf[0].startswith(f"{name}.")))
-            renames.update(dict.fromkeys(below))
+            below = (leaf.key for leaf in description.leaves if leaf.per_rank)
+            renames.update(dict.fromkeys(key for key in below if key == name or key.startswith(f"{name}.")))
         return description
 
     def _compare_objects(description: Description) -> None:
         """What the engine does not look into, with its words."""
         trusted = None if allow_pickle else _trusted_classes()
-        found, casts = differences(description, checkpoint, stored_name, options["cast"], trusted, group.rank if group else 0)
-        if found and options["strict"]:
+        found, allowed = differences(description, checkpoint, stored_name, options.cast, trusted, group.rank if group else 0)
+        if found and options.strict:
             raise mismatch(where, found)
-        different = {one["key"] for one in found}
-        description.leaves[:] = [leaf for leaf in description.leaves if leaf[0] not in different]
-        of_objects["differences"].extend(found)
-        of_objects["casts"].extend(casts)
+        keys = {one["key"] for one in found}
+        description.leaves[:] = [leaf for leaf in description.leaves if leaf.key not in keys]
+        different.extend(found)
+        casts.extend(allowed)
 
     renames: dict[str, str | None] = {}
-    of_objects: dict[str, list[dict[str, Any]]] = {"differences": [], "casts": []}
+    parts: list[str] = []
+    different: list[Difference] = []
+    casts: list[Cast] = []
     described: list[Description] = []
 
-    def work(description: Description, failure: str | None) -> Any:
+    def work(description: Description, failure: str | None) -> _reshard.Loaded:
         described.append(description)
-        trusted = None if allow_pickle else _trusted_classes()
-        leaves, owners = description.leaves, description.owners
-        return _reshard.load(checkpoint, leaves, owners, group, options, control, renames or None, trusted, failure, store)
+        return _reshard.load(
+            _LoadRequest(
+                checkpoint,
+                description.leaves,
+                description.owners,
+                options,
+                None if allow_pickle else _trusted_classes(),
+                control,
+                group,
+                renames or None,
+                parts,
+                failure,
+            )
+        )
 
     with Progress(control, "loading", enabled=progress, rank=group.rank if group else 0):
-        values, report = run_together(group, describe, work, loading=True)
-    description = described[0]
-    loaded = {key: _value(key, where, found, allow_pickle) for key, found in values.items()}
+        done = run_together(group, describe, work, loading=True)
+    description, report = described[0], done.report
+    loaded = {key: _value(key, where, found, allow_pickle) for key, found in done.values.items()}
     description.copy_back()
     for key, value in loaded.items():
         _put(description, key, value)
@@ -188,25 +232,22 @@ def _load(
             state_dict[key] = value
     for key in in_one_order(asked):
         asked[key](wanted[key])
-    for name, more in of_objects.items():
-        report[name] = [*report[name], *more]
-    done_report = LoadReport(report)
-    log_report(done_report, group.rank if group else 0)
-    return done_report
+    if different or casts:
+        report = dataclasses.replace(report, differences=(*report.differences, *different), casts=(*report.casts, *casts))
+    log_report(report, group.rank if group else 0)
+    return report
 
 
-def into(state: dict[Any, Any], checkpoint: Any, path: str, allow_pickle: bool, verify: str) -> None:
+def into(state: dict[Any, Any], checkpoint: Any, path: str, allow_pickle: bool, verify: VerifyPolicy) -> None:
     """Loads a state that was made from the checkpoint itself, on this rank alone."""
     description = Description(loading=True)
     flatten(state, description, checkpoint)
     description.wait_for_devices()
-    options = {"strict": True, "verify": verify, "ignore_unexpected": True}
+    options = _reshard.LoadOptions(verify=verify, ignore_unexpected=True)
     trusted = None if allow_pickle else _trusted_classes()
-    values, _ = _reshard.load(
-        checkpoint, description.leaves, description.owners, None, options, _reshard.Control(), None, trusted
-    )
+    loaded = _reshard.load(_LoadRequest(checkpoint, description.leaves, description.owners, options, trusted, _reshard.Control()))
     description.copy_back()
-    for key, found in values.items():
+    for key, found in loaded.values.items():
         _put(description, key, _value(key, path, found, allow_pickle))
 
 
@@ -229,7 +270,7 @@ class _Renamed:
         name = self._stored_name(key)
         return name is not None and name in self._checkpoint
 
-    def entry(self, key: str) -> Any:
+    def entry(self, key: str) -> _reshard.Entry:
         return self._checkpoint.entry(self._stored_name(key) or key)
 
 
@@ -244,9 +285,10 @@ def _trusted_classes() -> set[str]:
     return trusted
 
 
-def _value(key: str, path: str, found: tuple[Any, bytes | None], allow_pickle: bool) -> Any:
-    plain, record = found
-    return plain if record is None else unpickled(key, path, plain, record, allow_pickle)
+def _value(key: str, path: str, found: _reshard.StoredValue, allow_pickle: bool) -> Any:
+    if found.record is None:
+        return found.value
+    return unpickled(key, path, found.class_name or "", found.record, allow_pickle)
 
 
 def untrusted(key: str, path: str, name: str) -> UntrustedPickle:
@@ -286,6 +328,6 @@ def _put(description: Description, key: str, value: Any) -> None:
     put(description.places[key], value)
 
 
-def exists(path: StrPath, *, storage_options: Mapping[str, Any] | None = None) -> bool:
+def exists(path: StrPath, *, storage_options: StorageOptions | None = None) -> bool:
     """Whether a finished checkpoint lies at a path."""
-    return _reshard.is_complete(path_text(path), dict(storage_options) if storage_options else None)
+    return _reshard.is_complete(path_text(path), storage_options)

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 import warnings
 from collections.abc import Mapping, MutableMapping
-from typing import Any
+from typing import Any, Unpack
 
 from .. import _reshard
 from .._checkpoint import open as open_checkpoint
 from .._errors import Corrupt, GroupError, Incomplete, InvalidInput, ReshardError
 from .._paths import path_text
 from .._reports import LoadReport, SaveReport
+from .._types import Mode, StorageOptions, StrPath
 from ._group import DEFAULT_TIMEOUT, group_for
-from ._load import load
-from ._save import AsyncSaveHandle, AsyncSaver, StrPath, save
+from ._load import LoadOptions, load
+from ._save import AsyncSaveHandle, AsyncSaver, ManagedOptions, SaveOptions, check_names, save
 
 #: The top-level key under which the manager keeps a step's number and metrics, inside the same commit.
 _OWN = "_reshard"
+
+
+class ManagerOptions(ManagedOptions, total=False):
+    """What :class:`CheckpointManager` takes by name, for those that make one."""
+
+    keep_last: int | None
+    keep_every: int | None
+    keep_best: int
+    metric: str | None
+    mode: Mode
+    async_: bool
+    prefix: str
+    staging_budget: int | None
 
 
 class CheckpointManager:
@@ -47,14 +62,14 @@ class CheckpointManager:
         keep_every: int | None = None,
         keep_best: int = 0,
         metric: str | None = None,
-        mode: str = "min",
+        mode: Mode = "min",
         async_: bool = True,
         prefix: str = "step-",
         process_group: Any = None,
         timeout: float = DEFAULT_TIMEOUT,
         staging_budget: int | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-        **save_options: Any,
+        storage_options: StorageOptions | None = None,
+        **save_options: Unpack[ManagedOptions],
     ) -> None:
         """
         Args:
@@ -72,6 +87,7 @@ class CheckpointManager:
             storage_options: settings of the store by name.
             save_options: what :func:`save` takes besides.
         """
+        check_names("CheckpointManager", save_options, ManagedOptions)
         if mode not in ("min", "max"):
             raise InvalidInput(f'mode is "min" or "max", not {mode!r}')
         if keep_best and metric is None:
@@ -87,7 +103,7 @@ class CheckpointManager:
         self.prefix = prefix
         self._group = process_group
         self._timeout = timeout
-        self._storage_options = dict(storage_options) if storage_options else None
+        self._storage_options = storage_options
         self._save_options = save_options
         self._saver = AsyncSaver(staging_budget) if async_ else None
         self._pending: AsyncSaveHandle | None = None
@@ -116,13 +132,13 @@ class CheckpointManager:
             raise InvalidInput(f"the key {_OWN!r} is the manager's own")
         own = {"step": int(step), "metrics": {name: float(value) for name, value in (metrics or {}).items()}}
         whole = {**state, _OWN: own}
-        options = {
+        options: SaveOptions = {
             "overwrite": True,
             "process_group": self._group,
             "timeout": self._timeout,
             "storage_options": self._storage_options,
-            **self._save_options,
         }
+        options |= self._save_options  # type: ignore[typeddict-item]
         # The saver raises what went wrong with the save before.
         self._pending_ended()
         if self._saver is None:
@@ -189,14 +205,16 @@ class CheckpointManager:
 
     # ---- restoring ----------------------------------------------------------------------------------------------------
 
-    def restore(self, state: MutableMapping[str, Any], step: int | None = None, **load_options: Any) -> LoadReport | None:
+    def restore(
+        self, state: MutableMapping[str, Any], step: int | None = None, **load_options: Unpack[LoadOptions]
+    ) -> LoadReport | None:
         """Loads a step, the newest complete one by default, into a state in place; takes what :func:`load` takes besides.
 
         When the newest step is damaged or lacks files, the next older one is loaded, with a warning that says what is wrong.
         Returns the report of the load, whose ``step`` says which it was; None when there is nothing to restore.
         """
         self.wait()
-        options = {
+        options: LoadOptions = {
             "process_group": self._group,
             "timeout": self._timeout,
             "storage_options": self._storage_options,
@@ -224,12 +242,11 @@ class CheckpointManager:
                     raise
                 refused[chosen], failure = str(error), error
 
-    def _loaded(self, state: MutableMapping[str, Any], step: int | None, options: dict[str, Any]) -> LoadReport | None:
+    def _loaded(self, state: MutableMapping[str, Any], step: int | None, options: LoadOptions) -> LoadReport | None:
         if step is None:
             return None
         report = load(state, self.path(step), **options)
-        report._values["step"] = step
-        return report
+        return dataclasses.replace(report, step=step)
 
     def _newest(self, refused: dict[int, str]) -> tuple[int | None, list[str]]:
         """The newest step that is complete and was not refused, and what is wrong with those after it."""

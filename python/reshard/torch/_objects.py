@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from .._errors import InvalidInput, Mismatch
+from .._reports import Cast, Difference
+from .._types import CastPolicy
 from ._describe import Description
-
-_NEVER, _WIDENING = "never", "widening"
 
 
 def holder_of(description: Description, key: str) -> Any:
@@ -26,12 +26,12 @@ def holder_of(description: Description, key: str) -> Any:
 
 
 def differences(
-    description: Description, checkpoint: Any, stored_name: Any, cast: str, trusted: set[str] | None, rank: int
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    description: Description, checkpoint: Any, stored_name: Any, cast: CastPolicy, trusted: set[str] | None, rank: int
+) -> tuple[list[Difference], list[Cast]]:
     """How stored objects differ from the tensors that are there, and the casts that the policy allows, as the engine reports
     them. What cannot be read is left to the load, which says why."""
-    found: list[dict[str, Any]] = []
-    casts: list[dict[str, Any]] = []
+    found: list[Difference] = []
+    casts: list[Cast] = []
     for key in description.places:
         holder = holder_of(description, key)
         name = key if stored_name is None else stored_name(key)
@@ -39,17 +39,20 @@ def differences(
             continue
         if description.places[key].wrapper is not None:
             name = f"{name}.rank_{rank}"
-        if name not in checkpoint or checkpoint.value_place(name) is None:
+        if name not in checkpoint or checkpoint.entry(name).record is None:
             continue
         stored = _stored(checkpoint, name, trusted)
         if not isinstance(stored, torch.Tensor):
             continue
-        for one in _differences(key, holder, stored, cast):
-            (casts if "narrowing" in one and "difference" not in one else found).append(one)
+        one = _difference(key, holder, stored, cast)
+        if isinstance(one, Cast):
+            casts.append(one)
+        elif one is not None:
+            found.append(one)
     return found, casts
 
 
-def mismatch(path: str, found: list[dict[str, Any]]) -> Mismatch:
+def mismatch(path: str, found: list[Difference]) -> Mismatch:
     """The error that lists differences, as the engine's does."""
     places = "1 place" if len(found) == 1 else f"{len(found)} places"
     lines = "\n".join(f"  {one['text']}" for one in found)
@@ -58,35 +61,33 @@ def mismatch(path: str, found: list[dict[str, Any]]) -> Mismatch:
 
 
 def _stored(checkpoint: Any, name: str, trusted: set[str] | None) -> Any:
-    ((classes, record),) = checkpoint.value_records([name])
-    if not classes or (trusted is not None and any(kind not in trusted for kind in classes)):
+    (found,) = checkpoint.value_records([name])
+    if not found.classes or (trusted is not None and any(kind not in trusted for kind in found.classes)):
         return None
     try:
-        return torch.load(io.BytesIO(record), weights_only=trusted is not None)
+        return torch.load(io.BytesIO(found.record), weights_only=trusted is not None)
     except Exception:
         return None
 
 
-def _differences(key: str, holder: torch.Tensor, stored: torch.Tensor, cast: str) -> list[dict[str, Any]]:
+def _difference(key: str, holder: torch.Tensor, stored: torch.Tensor, cast: CastPolicy) -> Difference | Cast | None:
     if holder.shape != stored.shape:
         a: Any = list(stored.shape)
         b: Any = list(holder.shape)
-        return [_difference("shape", key, a, b, f"shape: {key} is {a} in the checkpoint, {b} wanted")]
+        text = f"shape: {key} is {a} in the checkpoint, {b} wanted"
+        return {"difference": "shape", "key": key, "stored": a, "wanted": b, "text": text}
     if holder.layout != stored.layout or holder.is_quantized != stored.is_quantized:
         a, b = _kind(stored), _kind(holder)
-        return [_difference("kind", key, a, b, f"kind: {key} is {a} in the checkpoint, {b} wanted")]
+        text = f"kind: {key} is {a} in the checkpoint, {b} wanted"
+        return {"difference": "kind", "key": key, "stored": a, "wanted": b, "text": text}
     if holder.dtype == stored.dtype:
-        return []
+        return None
     a, b = str(stored.dtype).removeprefix("torch."), str(holder.dtype).removeprefix("torch.")
     narrowing = not _keeps_every_value(stored.dtype, holder.dtype)
-    if cast == _NEVER or (cast == _WIDENING and narrowing) or stored.is_quantized:
+    if cast == "never" or (cast == "widening" and narrowing) or stored.is_quantized:
         text = f"dtype: {key} is {a} in the checkpoint, {b} wanted"
-        return [{**_difference("dtype", key, a, b, text), "narrowing": narrowing}]
-    return [{"key": key, "from": a, "to": b, "narrowing": narrowing}]
-
-
-def _difference(kind: str, key: str, stored: Any, wanted: Any, text: str) -> dict[str, Any]:
-    return {"difference": kind, "key": key, "stored": stored, "wanted": wanted, "text": text}
+        return {"difference": "dtype", "key": key, "stored": a, "wanted": b, "text": text, "narrowing": narrowing}
+    return Cast(key, a, b, narrowing)
 
 
 def _kind(tensor: torch.Tensor) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -56,29 +56,29 @@ def _per_rank(state: Any, path: _Path) -> Iterator[tuple[_Path, PerRank]]:
                 yield from _per_rank(value, (*path, index))
 
 
-def _saved(entries: Any, path: _Path) -> dict[int, list[tuple[str, Any]]]:
+def _saved(entries: Iterable[_reshard.Entry], path: _Path) -> dict[int, list[_reshard.Entry]]:
     """The checkpoint's entries of a leaf, by the rank that saved them."""
     text = tuple(map(str, path))
-    found: dict[int, list[tuple[str, Any]]] = {}
-    for key, entry in entries:
-        where = entry[0]
+    found: dict[int, list[_reshard.Entry]] = {}
+    for entry in entries:
+        where = entry.path
         last = str(where[-1])
         if len(where) > len(text) and last.startswith("rank_") and last[5:].isdecimal():
             if tuple(map(str, where[: len(text)])) == text:
-                found.setdefault(int(last[5:]), []).append((key, entry))
+                found.setdefault(int(last[5:]), []).append(entry)
     return found
 
 
-def _give(leaf: PerRank, saved: dict[int, list[tuple[str, Any]]], path: _Path, rank: int, size: int, read: Any) -> None:
+def _give(leaf: PerRank, saved: dict[int, list[_reshard.Entry]], path: _Path, rank: int, size: int, read: Any) -> None:
     wanted = {
-        key: None if dtype is None else torch.empty(shape, dtype=getattr(torch, dtype))
+        entry.key: None if entry.dtype is None else torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
         for entries in saved.values()
-        for key, (_, dtype, shape, _, _) in entries
+        for entry in entries
     }
     read(wanted)
     values = {}
     for number, entries in saved.items():
-        below = [(key, tuple(entry[0][len(path) : -1]), wanted[key]) for key, entry in entries]
+        below = [(entry.key, entry.path[len(path) : -1], wanted[entry.key]) for entry in entries]
         whole = len(below) == 1 and not below[0][1]
         values[number] = below[0][2] if whole else _reshard.unflatten(below)
     leaf.value = leaf.on_resize(values, rank, size)  # type: ignore[operator]

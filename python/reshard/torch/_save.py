@@ -7,14 +7,15 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
+from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack, get_type_hints
 
 from .. import _reshard
 from .._errors import Corrupt, InvalidInput
-from .._paths import StrPath, path_text
+from .._paths import path_text
 from .._progress import Progress
 from .._reports import SaveReport, log_report
-from ._describe import RECORD, Description, flatten, pickled
+from .._types import StorageOptions, StrPath
+from ._describe import Description, flatten, pickled
 from ._group import DEFAULT_TIMEOUT, Group, described_failure, group_for, is_broken
 from ._states import states_of
 from .state._saved import has_unplaced, saved_form
@@ -32,27 +33,25 @@ def chosen_path(path: StrPath | None, checkpoint_id: StrPath | None) -> str:
     return path_text(given)
 
 
-def _described(state: Mapping[str, Any], options: dict[str, Any]) -> Description:
+def _described(state: Mapping[str, Any]) -> tuple[Description, bool]:
+    """The state, and whether replicas have to be compared: options of one save, which all ranks choose alike, since their
+    optimizers are of one kind."""
     if not isinstance(state, Mapping):
         raise InvalidInput(f"the state to save is a {type(state).__name__}, not a dict")
     plain, _ = states_of(state)
-    # Options of one save, which all ranks choose alike: their optimizers are of one kind.
-    options["check_replicas"] = options.get("check_replicas", False) or has_unplaced(plain)
+    unplaced = has_unplaced(plain)
     plain = saved_form(plain)
     description = Description(loading=False)
     flatten(plain, description)
     # Values may be references into the containers just made; they are converted before the caller goes on.
     description.owners.append(plain)
     description.wait_for_devices()
-    return description
+    return description, unplaced
 
 
-class SaveOptions(TypedDict, total=False):
-    """What :func:`save`, :func:`async_save` and :meth:`AsyncSaver.save` all take by name; ``save`` says what each means."""
+class WriteOptions(TypedDict, total=False):
+    """How a save writes; :func:`save` says what each means."""
 
-    checkpoint_id: StrPath | None
-    process_group: Any
-    no_dist: bool
     overwrite: bool
     sync: bool
     checksums: bool
@@ -60,9 +59,29 @@ class SaveOptions(TypedDict, total=False):
     check_replicas: bool
     check_files: bool
     split_replicated_above: int | None
+
+
+class ManagedOptions(WriteOptions, total=False):
+    """What :func:`save` takes besides the path and what whoever calls it for a run knows itself."""
+
+    no_dist: bool
     strict_values: bool
+
+
+class SaveOptions(ManagedOptions, total=False):
+    """What :func:`save`, :func:`async_save` and :meth:`AsyncSaver.save` all take by name."""
+
+    checkpoint_id: StrPath | None
+    process_group: Any
     timeout: float
-    storage_options: Mapping[str, Any] | None
+    storage_options: StorageOptions | None
+
+
+def check_names(call: str, given: Mapping[str, Any], options: type) -> None:
+    """Refuses names that are none of the options, as a call with a signature does."""
+    unknown = given.keys() - get_type_hints(options).keys()
+    if unknown:
+        raise TypeError(f"{call} takes no {', '.join(sorted(unknown))}")
 
 
 def save(
@@ -82,7 +101,7 @@ def save(
     strict_values: bool = False,
     progress: bool = False,
     timeout: float = DEFAULT_TIMEOUT,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: StorageOptions | None = None,
 ) -> SaveReport:
     """Saves a state dict. Every rank calls it with what it holds, as with ``torch.distributed.checkpoint.save``.
 
@@ -113,24 +132,23 @@ def save(
     """
     where = chosen_path(path, checkpoint_id)
     group = group_for(process_group, no_dist, timeout=timeout, saving=True)
-    options: dict[str, Any] = {
-        "overwrite": overwrite,
-        "sync": sync,
-        "checksums": checksums,
-        "files_per_rank": files_per_rank,
-        "check_replicas": check_replicas,
-        "check_files": check_files,
-        "split_replicated_above": split_replicated_above,
-        "plan_cache": group.plans if group else _plans_alone,
-    }
+    options = _reshard.SaveOptions(
+        overwrite=overwrite,
+        sync=sync,
+        checksums=checksums,
+        files_per_rank=files_per_rank,
+        check_replicas=check_replicas,
+        check_files=check_files,
+        split_replicated_above=split_replicated_above,
+        plan_cache=group.plans if group else _plans_alone,
+    )
     control = _reshard.Control()
     with Progress(control, "saving", enabled=progress, rank=group.rank if group else 0):
         report = _save_together(
             _reshard.save, state_dict, where, group, options, control, storage_options, strict_values=strict_values
         )
-    done = SaveReport(report)
-    log_report(done, group.rank if group else 0)
-    return done
+    log_report(report, group.rank if group else 0)
+    return report
 
 
 #: The plan of the last save of this process on its own; a group keeps its own.
@@ -141,14 +159,14 @@ class _SaveRequest(NamedTuple):
     """What crosses to the engine."""
 
     path: str
-    leaves: list[tuple[Any, ...]]
+    leaves: list[_reshard.Leaf]
     owners: Any
     pickle: Callable[[str, Any], bytes]
     group: Group | None
-    options: dict[str, Any]
+    options: _reshard.SaveOptions
     control: _reshard.Control
     failure: str | None
-    storage_options: dict[str, Any] | None
+    storage_options: StorageOptions | None
 
 
 def _save_together(
@@ -156,29 +174,31 @@ def _save_together(
     state: Mapping[str, Any],
     path: str,
     group: Group | None,
-    options: dict[str, Any],
+    options: _reshard.SaveOptions,
     control: _reshard.Control,
-    storage_options: Mapping[str, Any] | None,
+    storage_options: StorageOptions | None,
     earlier: BaseException | None = None,
     strict_values: bool = False,
 ) -> _T:
     """Describes the state and hands it to the engine, with all ranks of the group. Instead of that, raises what went wrong
     earlier and tells the others of it."""
-    store = dict(storage_options) if storage_options else None
     objects = SavedObjects(strict_values)
+    chosen = options
 
     def describe() -> Description:
+        nonlocal chosen
         if earlier is not None:
             raise earlier
-        description = _described(state, options)
-        for leaf in description.leaves:
-            if leaf[3] == RECORD:
-                objects.note(leaf[0], leaf[4])
+        description, unplaced = _described(state)
+        if unplaced:
+            chosen = options.checking_replicas()
+        for key, record in description.records.items():
+            objects.note(key, record)
         return description
 
     def work(description: Description, failure: str | None) -> _T:
         leaves, owners = description.leaves, description.owners
-        return engine(_SaveRequest(path, leaves, owners, objects.record, group, options, control, failure, store))
+        return engine(_SaveRequest(path, leaves, owners, objects.record, group, chosen, control, failure, storage_options))
 
     saved = run_together(group, describe, work)
     if group is None or group.rank == 0:
@@ -202,7 +222,7 @@ class SavedObjects:
     def note(self, key: str, record: bytes) -> None:
         """Looks at what loading a record would take."""
         try:
-            _, classes = _reshard.decode_record(record)
+            classes = _reshard.decode_record(record).classes
         except Corrupt as error:
             raise InvalidInput(f"{key!r} cannot be saved: a load would refuse it ({error})", keys=[key]) from error
         if not classes:
@@ -227,12 +247,6 @@ class SavedObjects:
         warnings.warn(
             f"saved as objects, which load only with allow_pickle=True: {some}{more}", UserWarning, stacklevel=stacklevel
         )
-
-
-#: Options that the engine takes, and knows what to do without.
-_ENGINE = frozenset(
-    ("overwrite", "sync", "checksums", "files_per_rank", "check_replicas", "check_files", "split_replicated_above")
-)
 
 
 def run_together(
@@ -279,7 +293,7 @@ class AsyncSaveHandle:
 
     def _watch(self) -> None:
         try:
-            report = SaveReport(self._inner.wait())
+            report = self._inner.wait()
         except BaseException as error:
             self.durable.set_exception(error)
         else:
@@ -352,9 +366,7 @@ class AsyncSaver:
 
     def save(self, state_dict: Mapping[str, Any], path: StrPath | None = None, **options: Unpack[SaveOptions]) -> AsyncSaveHandle:
         """Plans and copies now, writes and publishes in the background; see :func:`reshard.torch.async_save`."""
-        unknown = options.keys() - SaveOptions.__annotations__.keys()
-        if unknown:
-            raise TypeError(f"async_save takes no {', '.join(sorted(unknown))}")
+        check_names("async_save", options, SaveOptions)
         where = chosen_path(path, options.get("checkpoint_id"))
         process_group = options.get("process_group")
         earlier = self._settle()
@@ -362,7 +374,8 @@ class AsyncSaver:
             raise earlier
         timeout = options.get("timeout", DEFAULT_TIMEOUT)
         group = group_for(process_group, options.get("no_dist", False), purpose="async", timeout=timeout, saving=True)
-        chosen = {name: value for name, value in options.items() if name in _ENGINE}
+        given: dict[str, Any] = {name: value for name, value in options.items() if name in WriteOptions.__annotations__}
+        chosen = _reshard.SaveOptions(**given)
         control = _reshard.Control()
         store = options.get("storage_options")
         strict = options.get("strict_values", False)

@@ -70,15 +70,13 @@ _blocks = Blocks()
 class DeviceMemory:
     """A tensor's memory where the CPU cannot read it, for the engine to read and to write in parts."""
 
-    def __init__(self, tensor: torch.Tensor, start: int = 0) -> None:
+    def __init__(self, tensor: torch.Tensor) -> None:
         """
         Args:
             tensor: any strided tensor; bytes are counted as they lie in its memory.
-            start: how many elements after the tensor's first one offset zero is.
         """
         span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride())) if tensor.numel() else 0
-        elements = torch.as_strided(tensor.detach(), (span,), (1,), tensor.storage_offset())
-        self._elements = elements[start:]
+        self._elements = torch.as_strided(tensor.detach(), (span,), (1,), tensor.storage_offset())
         self._bytes = self._elements.view(torch.uint8)
         #: Tells the same memory under two names.
         self.address = self._bytes.data_ptr()

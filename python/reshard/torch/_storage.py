@@ -10,10 +10,10 @@ from __future__ import annotations
 import copyreg
 import dataclasses
 import io
+import logging
 import pickle
 import uuid
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint import filesystem, storage
@@ -42,10 +42,12 @@ from torch.futures import Future
 
 from .. import _reshard
 from .._errors import InvalidInput
-from .._paths import StrPath, path_text
-from ._describe import CODES, PIECES, Description, pickled
-from ._load import _trusted_classes, into, unpickled, untrusted
+from .._paths import path_text
+from .._types import StorageOptions, StrPath, VerifyPolicy
+from ._describe import Description, pickled
+from ._load import _LoadRequest, _trusted_classes, into, unpickled, untrusted
 from ._save import SavedObjects
+from ._tensor import CODES
 from ._unsharded import LoadedShards
 from .state._expand import complete, lacking
 
@@ -64,7 +66,16 @@ class _SaveId:
 class _WriteResult(WriteResult):
     """A result that brings the checksums of everything its rank wrote along; one of each rank's does."""
 
-    sums: bytes = b""
+    checksums: bytes = b""
+
+
+class _RecordTarget(NamedTuple):
+    """Where records go and how."""
+
+    path: str
+    options: _reshard.SaveOptions
+    metadata_name: str | None
+    storage_options: StorageOptions | None
 
 
 # Ids under which this process has written. A planner that caches plans hands out the id of an earlier save again.
@@ -87,7 +98,7 @@ class StorageWriter(storage.StorageWriter):
         checksums: bool = True,
         check_files: bool = True,
         strict_values: bool = False,
-        storage_options: Mapping[str, Any] | None = None,
+        storage_options: StorageOptions | None = None,
     ) -> None:
         """
         Args:
@@ -113,7 +124,7 @@ class StorageWriter(storage.StorageWriter):
         self.checksums = checksums
         self.check_files = check_files
         self.strict_values = strict_values
-        self._storage_options = dict(storage_options) if storage_options else None
+        self._storage_options = storage_options
         self.save_id = uuid.uuid4().hex
         self.is_coordinator = False
         self.rank: int | None = None
@@ -122,14 +133,15 @@ class StorageWriter(storage.StorageWriter):
         # The id under which the path was claimed.
         self._begun = ""
 
-    def _options(self, files: int = 1) -> dict[str, Any]:
-        return {
-            "overwrite": self.overwrite,
-            "sync": self.sync_files,
-            "checksums": self.checksums,
-            "check_files": self.check_files,
-            "files_per_rank": files,
-        }
+    def _target(self, files: int = 1) -> _RecordTarget:
+        options = _reshard.SaveOptions(
+            overwrite=self.overwrite,
+            sync=self.sync_files,
+            checksums=self.checksums,
+            check_files=self.check_files,
+            files_per_rank=files,
+        )
+        return _RecordTarget(self.path, options, self._metadata_name(), self._storage_options)
 
     def _metadata_name(self) -> str | None:
         """Of one rank's own metadata, when ranks save without talking to each other."""
@@ -152,20 +164,19 @@ class StorageWriter(storage.StorageWriter):
         """Without rank coordination, every rank prepares by itself."""
         if self.use_collectives or self.rank is None:
             return plan
-        save_id, named = _reshard.begin_records(self.path, self._options(), self._metadata_name(), self._storage_options)
-        self._begun = save_id
-        return dataclasses.replace(plan, storage_data=_SaveId(save_id, named, self.rank, 1))
+        begun = _reshard.begin_records(self._target())
+        self._begun = begun.save_id
+        return dataclasses.replace(plan, storage_data=_SaveId(begun.save_id, begun.named, self.rank, 1))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Looks at the path once, for all ranks."""
         if all(isinstance(plan.storage_data, _SaveId) for plan in plans):
             return plans
-        save_id, named = _reshard.begin_records(self.path, self._options(), None, self._storage_options)
-        self._begun = save_id
-        self._saving = _SaveId(save_id, named, 0, len(plans))
-        return [
-            dataclasses.replace(plan, storage_data=_SaveId(save_id, named, rank, len(plans))) for rank, plan in enumerate(plans)
-        ]
+        begun = _reshard.begin_records(self._target()._replace(metadata_name=None))
+        self._begun = begun.save_id
+        ids = [_SaveId(begun.save_id, begun.named, rank, len(plans)) for rank in range(len(plans))]
+        self._saving = ids[0]
+        return [dataclasses.replace(plan, storage_data=save) for plan, save in zip(plans, ids)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Writes all items of a plan, in one go."""
@@ -184,30 +195,20 @@ class StorageWriter(storage.StorageWriter):
         objects.warn()
         description.wait_for_devices()
         files = max(self.thread_count, 1) if self.single_file_per_rank else max(len(records), 1)
-        places, sums = _reshard.write_records(
-            self.path,
-            saving.save_id,
-            saving.named,
-            saving.rank,
-            saving.ranks,
-            records,
-            description.owners,
-            self._options(files),
-            _reshard.Control(),
-            self._storage_options,
-        )
+        target, control = self._target(files), _reshard.Control()
+        written = _reshard.write_records(target, saving, records, description.owners, control)
         results: list[WriteResult] = []
-        for item, (file, offset, length) in zip(plan.items, places):
-            info = _StorageInfo(file, offset, length)
-            result = WriteResult(item.index, length, info) if results else _WriteResult(item.index, length, info, sums)
-            results.append(result)
+        for item, place in zip(plan.items, written.records):
+            info = _StorageInfo(place.file, place.offset, place.length)
+            own = (item.index, place.length, info)
+            results.append(WriteResult(*own) if results else _WriteResult(*own, written.checksums))
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future
 
     def _record(
         self, item: Any, planner: SavePlanner, paths: dict[str, Any], description: Description, objects: SavedObjects
-    ) -> tuple[Any, ...]:
+    ) -> _reshard.Leaf:
         key = item.index.fqn
         path = paths.get(key)
         path = path if isinstance(path, tuple) and all(type(part) in (str, int) for part in path) else None
@@ -217,7 +218,7 @@ class StorageWriter(storage.StorageWriter):
                 raise InvalidInput(f"the planner gave a {type(data).__name__} for {key!r}, not bytes", keys=[key])
             record = data.getvalue()
             objects.note(key, record)
-            return (key, path, record)
+            return _reshard.Leaf.record(key, path, False, record)
         if not isinstance(data, torch.Tensor):
             raise InvalidInput(f"the planner gave a {type(data).__name__} for {key!r}, not a tensor", keys=[key])
         tensor = data.detach()
@@ -226,16 +227,16 @@ class StorageWriter(storage.StorageWriter):
             tensor = tensor.new_empty(item.tensor_data.chunk.sizes)
         code = CODES.get(tensor.dtype)
         if code is None or tensor.layout is not torch.strided:
-            return (key, path, objects.record(key, tensor.cpu()))
-        offsets, sizes, address, strides = description._piece(key, tuple(item.tensor_data.chunk.offsets), tensor)
-        size = tuple(item.tensor_data.size)
-        if sizes != tuple(item.tensor_data.chunk.sizes):
+            return _reshard.Leaf.record(key, path, False, objects.record(key, tensor.cpu()))
+        chunk = item.tensor_data.chunk
+        if tuple(tensor.shape) != tuple(chunk.sizes):
             raise InvalidInput(
-                f"the planner gave a tensor of shape {sizes} for {key!r}, its plan says {tuple(item.tensor_data.chunk.sizes)}",
+                f"the planner gave a tensor of shape {tuple(tensor.shape)} for {key!r}, its plan says {tuple(chunk.sizes)}",
                 keys=[key],
             )
         grad = item.tensor_data.properties.requires_grad
-        return (key, path, None, code, grad, size, offsets, sizes, address, strides)
+        piece = description.piece(key, tuple(chunk.offsets), tensor)
+        return _reshard.Leaf.pieces(key, path, False, code, grad, tuple(item.tensor_data.size), [piece])
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Publishes `.metadata`: from then on the checkpoint exists."""
@@ -247,18 +248,10 @@ class StorageWriter(storage.StorageWriter):
         metadata.storage_data = {result.index: result.storage_data for each in results for result in each}
         self.save_id = saving.save_id
         metadata.storage_meta = self.storage_meta()
-        sums = [result.sums for each in results for result in each if isinstance(result, _WriteResult)]
-        _reshard.publish_records(
-            self.path,
-            saving.save_id,
-            saving.named,
-            self._begun,
-            sums,
-            _encoded(metadata),
-            self._options(),
-            self._metadata_name(),
-            self._storage_options,
-        )
+        checksums = [result.checksums for each in results for result in each if isinstance(result, _WriteResult)]
+        left = _reshard.publish_records(self._target(), saving, self._begun, checksums, _encoded(metadata))
+        for warning in left:
+            logging.getLogger("reshard").warning("%s: %s", self.path, warning)
 
     def storage_meta(self) -> StorageMeta | None:
         """What the checkpoint is called."""
@@ -298,8 +291,8 @@ class StorageReader(storage.StorageReader):
         path: StrPath,
         *,
         allow_pickle: bool = False,
-        verify: str = "whole",
-        storage_options: Mapping[str, Any] | None = None,
+        verify: VerifyPolicy = "whole",
+        storage_options: StorageOptions | None = None,
     ) -> None:
         """
         Args:
@@ -314,7 +307,7 @@ class StorageReader(storage.StorageReader):
         self.allow_pickle = allow_pickle
         self.verify = verify
         self.load_id = uuid.uuid4().hex
-        self._storage_options = dict(storage_options) if storage_options else None
+        self._storage_options = storage_options
         self._checkpoint: _reshard.Checkpoint | None = None
         self._sizes: dict[str, torch.Size] = {}
 
@@ -331,27 +324,27 @@ class StorageReader(storage.StorageReader):
         rank = kwargs.get("rank")
         name = None if rank is None else f"__{rank}.metadata"
         checkpoint = _reshard.Checkpoint(self.path, self._storage_options, None, name)
-        files = checkpoint.files
         entries: dict[str, Any] = {}
         paths: dict[str, tuple[str | int, ...]] = {}
         places: dict[MetadataIndex, _StorageInfo] = {}
-        for key, (path, dtype, shape, grad, chunks) in checkpoint.entries():
-            paths[key] = path
-            if dtype is None:
+        for entry in checkpoint.entries():
+            key = entry.key
+            paths[key] = entry.path
+            if entry.dtype is None:
                 entries[key] = BytesStorageMetadata()
-                place = checkpoint.value_place(key)
-                if place is not None:
-                    places[MetadataIndex(key)] = _StorageInfo(files[place[0]], place[1], place[2])
+                record = entry.record
+                if record is not None:
+                    places[MetadataIndex(key)] = _StorageInfo(record.file, record.offset, record.length)
                 continue
-            size = torch.Size(shape)
+            size = torch.Size(entry.shape)
             self._sizes[key] = size
             stored = []
-            for position, (offsets, sizes, file, offset, length) in enumerate(chunks):
-                begin = torch.Size(offsets)
-                stored.append(ChunkStorageMetadata(begin, torch.Size(sizes)))
-                info = _StorageInfo(files[file], -1 if offset is None else offset, -1 if length is None else length)
-                places[MetadataIndex(key, begin, position)] = info
-            properties = TensorProperties(dtype=getattr(torch, dtype), requires_grad=grad)
+            for position, chunk in enumerate(entry.chunks):
+                begin = torch.Size(chunk.offsets)
+                stored.append(ChunkStorageMetadata(begin, torch.Size(chunk.sizes)))
+                offset, length = (-1 if number is None else number for number in (chunk.offset, chunk.length))
+                places[MetadataIndex(key, begin, position)] = _StorageInfo(chunk.file, offset, length)
+            properties = TensorProperties(dtype=getattr(torch, entry.dtype), requires_grad=entry.requires_grad)
             entries[key] = TensorStorageMetadata(properties, size, stored)
         self._checkpoint = checkpoint
         metadata = Metadata(entries, planner_data=paths, storage_data=places)
@@ -380,7 +373,7 @@ class StorageReader(storage.StorageReader):
         if checkpoint is None:
             checkpoint = self._checkpoint = _reshard.Checkpoint(self.path, self._storage_options)
         description = Description(loading=True)
-        groups: dict[str, tuple[torch.dtype, list[tuple[Any, ...]]]] = {}
+        groups: dict[str, tuple[torch.dtype, list[_reshard.Piece]]] = {}
         targets: list[tuple[ReadItem, torch.Tensor]] = []
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
@@ -404,15 +397,15 @@ class StorageReader(storage.StorageReader):
                 target = stand_in
             chunk = item.storage_index.offset or (0,) * len(item.storage_offsets)
             begin = tuple(a + b for a, b in zip(chunk, item.storage_offsets))
-            pieces.append(description._piece(key, begin, target))
+            pieces.append(description.piece(key, begin, target))
         for key, (dtype, pieces) in groups.items():
             code = CODES.get(dtype)
             if code is None:
                 raise InvalidInput(f"{key!r} is wanted as {dtype}, which reshard cannot read into", keys=[key])
-            description.leaves.append((key, None, False, PIECES, code, False, tuple(self._sizes[key]), pieces))
+            description.leaves.append(_reshard.Leaf.pieces(key, None, False, code, False, self._sizes[key], pieces))
         description.wait_for_devices()
-        options = {"strict": True, "cast": "any", "verify": self.verify, "ignore_unexpected": True}
-        _reshard.load(checkpoint, description.leaves, description.owners, None, options, _reshard.Control())
+        options = _reshard.LoadOptions(cast="any", verify=self.verify, ignore_unexpected=True)
+        _reshard.load(_LoadRequest(checkpoint, description.leaves, description.owners, options, None, _reshard.Control()))
         description.copy_back()
         for item, target in targets:
             # The engine writes behind PyTorch's back; whoever watches the memory is to see it.
@@ -440,7 +433,7 @@ class StorageReader(storage.StorageReader):
         """Records of values for the planner, which unpickles whatever it is given: none of them lies in the file as it is,
         unless the caller trusts the file."""
         records = checkpoint.value_records(keys)
-        return [self._safe(key, classes, record) for key, (classes, record) in zip(keys, records)]
+        return [self._safe(key, found.classes, found.record) for key, found in zip(keys, records)]
 
     def _safe(self, key: str, classes: list[str], record: bytes) -> bytes:
         if not classes or (self.allow_pickle and record):
@@ -452,7 +445,7 @@ class StorageReader(storage.StorageReader):
                 raise untrusted(key, self.path, name)
         again = pickled(key, unpickled(key, self.path, classes[0], record, False))
         # What an object pickles itself as is up to the object; nothing may come in by that which the file did not name.
-        for name in _reshard.decode_record(again)[1] or ():
+        for name in _reshard.decode_record(again).classes:
             if name not in trusted:
                 raise untrusted(key, self.path, name)
         return again

@@ -7,6 +7,12 @@ mod model;
 mod objects;
 mod optimizer;
 mod options;
+mod transfer;
 
-pub(crate) use model::StateModel;
-pub(crate) use optimizer::{broadcast_steps, full_slots, optimizer_state, optimizer_to_load, plan_optimizer, rekey_optimizer};
+pub(crate) use model::{Assigned, FlatPart, FlatPiece, ModelEntry, NamedParameter, StateModel};
+pub(crate) use objects::{SlotPart, TensorDescription};
+pub(crate) use optimizer::{
+    BoxCopy, BuiltSlot, KeptSlot, OptimizerLoad, OptimizerPlan, PlannedSlot, SlotPlan, optimizer_state, optimizer_to_load,
+    plan_slots, rekey_optimizer,
+};
+pub(crate) use transfer::{GatherPlan, TransferPart, TransferStep, ValueSource, broadcast_steps, gather_plan};

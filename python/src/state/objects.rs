@@ -4,15 +4,60 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
-use reshard::layout::{Dims, Region};
+use pyo3::types::{PyDict, PyList, PyTuple};
+use reshard::layout::Dims;
 use reshard::state::{DeviceKind, Dict, Opaque, SlotPiece, SlotTensor, TensorFacts, Tree, WithFacts};
-use reshard::{DType, Value};
 
+use super::model::tuple;
+use crate::checkpoint::code;
 use crate::errors::invalid;
-use crate::leaves::{dims, dtype_of};
+use crate::layout::region;
+use crate::leaves::{Code, Numbers};
 use crate::tree::{key_from, key_object};
 use crate::value::{plain, to_python};
+
+/// What is known of a tensor: element type, whole shape, device, its only element if it has one, and the regions of it that are
+/// here, if it is not here whole.
+#[pyclass(module = "reshard._reshard", frozen)]
+pub(crate) struct TensorDescription {
+    facts: TensorFacts,
+    /// Where each begins, and a tensor of its shape.
+    pieces: Option<Vec<(Dims, Py<PyAny>)>>,
+}
+
+#[pymethods]
+impl TensorDescription {
+    /// `device` is "cpu", "meta" or anything else for one with memory of its own; pieces are offsets and tensors.
+    #[new]
+    #[pyo3(signature = (dtype, shape, device, scalar=None, pieces=None))]
+    fn new(
+        dtype: Code,
+        shape: Numbers,
+        device: &str,
+        scalar: Option<Vec<u8>>,
+        pieces: Option<Vec<(Numbers, Py<PyAny>)>>,
+    ) -> TensorDescription {
+        let device = match device {
+            "cpu" => DeviceKind::Cpu,
+            "meta" => DeviceKind::Meta,
+            _ => DeviceKind::Accelerator,
+        };
+        let facts = TensorFacts { dtype: dtype.0, shape: shape.0, device, scalar };
+        let pieces = pieces.map(|pieces| pieces.into_iter().map(|(offsets, tensor)| (offsets.0, tensor)).collect());
+        TensorDescription { facts, pieces }
+    }
+}
+
+/// A region of a tensor inside of another: of a row-major box `within`, which starts at an element, the part `at`.
+#[pyclass(module = "reshard._reshard", frozen, get_all)]
+pub(crate) struct SlotPart {
+    tensor: Py<PyAny>,
+    start: u64,
+    within: Py<PyTuple>,
+    at: Py<PyTuple>,
+    offsets: Py<PyTuple>,
+    sizes: Py<PyTuple>,
+}
 
 /// A tensor of the program and what is known of it.
 #[derive(Clone)]
@@ -33,11 +78,6 @@ impl Handle {
     }
 }
 
-/// The code of an element type, as Python knows it.
-pub(super) fn code(dtype: DType) -> usize {
-    DType::ALL.iter().position(|known| *known == dtype).unwrap_or(usize::MAX)
-}
-
 /// What crosses beside the trees: how to ask for a tensor's facts, and the opaque objects so far.
 pub(super) struct Objects<'py> {
     py: Python<'py>,
@@ -46,8 +86,7 @@ pub(super) struct Objects<'py> {
 }
 
 impl<'py> Objects<'py> {
-    /// `describe(object)` tells `(dtype, shape, device, scalar, pieces)` of a tensor and None of anything else. Pieces are
-    /// None for a tensor at hand whole, else a list of `(offsets, tensor)`.
+    /// `describe(object)` gives the description of a tensor and None of anything else.
     pub(super) fn new(describe: &Bound<'py, PyAny>) -> Objects<'py> {
         Objects { py: describe.py(), describe: describe.clone(), opaque: Vec::new() }
     }
@@ -81,40 +120,24 @@ impl<'py> Objects<'py> {
         dict.iter().map(|(key, value)| Ok((key_from(&key)?, self.tree(&value)?))).collect()
     }
 
-    fn tensor(&self, object: &Bound<'py, PyAny>, facts: &Bound<'py, PyAny>) -> PyResult<SlotTensor<Handle>> {
+    fn tensor(&self, object: &Bound<'py, PyAny>, described: &Bound<'py, PyAny>) -> PyResult<SlotTensor<Handle>> {
         let py = self.py;
-        let facts = facts.cast::<PyTuple>()?;
-        let dtype = dtype_of(py, facts.get_item(0)?.extract()?)?;
-        let shape = dims(&facts.get_item(1)?)?;
-        let device = match facts.get_item(2)?.extract::<u8>()? {
-            0 => DeviceKind::Cpu,
-            1 => DeviceKind::Accelerator,
-            _ => DeviceKind::Meta,
-        };
-        let scalar = match facts.get_item(3)? {
-            none if none.is_none() => None,
-            bytes => Some(bytes.cast::<PyBytes>()?.as_bytes().to_vec()),
-        };
-        let handle = |object: &Bound<'py, PyAny>, shape: Dims, scalar| Handle {
-            inner: Arc::new((object.clone().unbind(), TensorFacts { dtype, shape, device, scalar })),
-        };
-        let pieces = facts.get_item(4)?;
-        if pieces.is_none() {
-            return Ok(SlotTensor::Whole(handle(object, shape, scalar)));
-        }
+        let TensorDescription { facts, pieces } = described.cast::<TensorDescription>()?.get();
+        let handle =
+            |object: &Bound<'py, PyAny>, facts: TensorFacts| Handle { inner: Arc::new((object.clone().unbind(), facts)) };
+        let Some(pieces) = pieces else { return Ok(SlotTensor::Whole(handle(object, facts.clone()))) };
         let mut parts = Vec::new();
-        for piece in pieces.cast::<PyList>()?.iter() {
-            let piece = piece.cast_into::<PyTuple>()?;
-            let tensor = piece.get_item(1)?;
-            let sizes = dims(&tensor.getattr("shape")?)?;
-            let region = Region::new(&dims(&piece.get_item(0)?)?, &sizes).map_err(|error| invalid(py, error.to_string()))?;
-            parts.push(SlotPiece::contiguous(handle(&tensor, sizes, None), 0, region));
+        for (offsets, tensor) in pieces {
+            let tensor = tensor.bind(py);
+            let sizes: Numbers = tensor.getattr("shape")?.extract()?;
+            let region = region(py, offsets, &sizes.0)?;
+            let facts = TensorFacts { shape: sizes.0, scalar: None, ..facts.clone() };
+            parts.push(SlotPiece::contiguous(handle(tensor, facts), 0, region));
         }
-        Ok(SlotTensor::Sharded { dtype, shape, pieces: parts })
+        Ok(SlotTensor::Sharded { dtype: facts.dtype, shape: facts.shape.clone(), pieces: parts })
     }
 
-    /// The object of a tree. `sharded(dtype, shape, pieces)` makes the object of a tensor in parts, each of them
-    /// `(tensor, start, within, at, offsets, sizes)`.
+    /// The object of a tree. `sharded(dtype, shape, parts)` makes the object of a tensor in parts.
     pub(super) fn object(&self, tree: &Tree<SlotTensor<Handle>>, sharded: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = self.py;
         Ok(match tree {
@@ -128,17 +151,17 @@ impl<'py> Objects<'py> {
             },
             Tree::Tensor(SlotTensor::Whole(handle)) => handle.object(py),
             Tree::Tensor(SlotTensor::Sharded { dtype, shape, pieces }) => {
-                let parts = PyList::empty(py);
-                for piece in pieces {
-                    parts.append((
-                        piece.source.object(py),
-                        piece.start,
-                        tuple(py, &piece.within)?,
-                        tuple(py, &piece.at)?,
-                        tuple(py, piece.region.offsets())?,
-                        tuple(py, piece.region.sizes())?,
-                    ))?;
-                }
+                let part = |piece: &SlotPiece<Handle>| {
+                    Ok(SlotPart {
+                        tensor: piece.source.object(py).unbind(),
+                        start: piece.start,
+                        within: tuple(py, &piece.within)?,
+                        at: tuple(py, &piece.at)?,
+                        offsets: PyTuple::new(py, piece.region.offsets())?.unbind(),
+                        sizes: PyTuple::new(py, piece.region.sizes())?.unbind(),
+                    })
+                };
+                let parts = pieces.iter().map(part).collect::<PyResult<Vec<_>>>()?;
                 sharded.call1((code(*dtype), tuple(py, shape)?, parts))?
             }
         })
@@ -162,11 +185,6 @@ impl<'py> Objects<'py> {
     }
 }
 
-/// Numbers as a tuple.
-pub(super) fn tuple<'py>(py: Python<'py>, numbers: &[u64]) -> PyResult<Bound<'py, PyTuple>> {
-    PyTuple::new(py, numbers)
-}
-
 /// Only whole tensors: what a live optimizer holds.
 pub(super) fn whole(tree: Tree<SlotTensor<Handle>>) -> Option<Tree<Handle>> {
     Some(match tree {
@@ -183,9 +201,4 @@ pub(super) fn whole(tree: Tree<SlotTensor<Handle>>) -> Option<Tree<Handle>> {
 /// The same for the entries of a dict.
 pub(super) fn whole_dict(dict: Dict<SlotTensor<Handle>>) -> Option<Dict<Handle>> {
     dict.into_iter().map(|(key, value)| Some((key, whole(value)?))).collect()
-}
-
-/// A plain value, or None where an object is not one.
-pub(super) fn value_of(object: &Bound<'_, PyAny>) -> PyResult<Option<Value>> {
-    plain(object)
 }

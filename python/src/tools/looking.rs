@@ -9,17 +9,18 @@ use reshard::{
     StepsOptions, Tolerance, TrendOptions,
 };
 
-use super::writing::{json, open_options, renames, selection};
+use super::writing::{open_options, renames, selection};
 use crate::errors::{Raise, invalid};
-use crate::options::{Control, store_options, store_with};
+use crate::options::{Control, Storage, store_with};
+use crate::reports::{report, reports};
 use crate::run::run;
 
 /// What differs between two checkpoints.
 #[pyfunction]
 #[pyo3(signature = (first, second, options, absolute, relative, elements, control, storage_options=None))]
 #[expect(clippy::too_many_arguments, reason = "they are the tool's own")]
-pub(crate) fn diff(
-    py: Python<'_>,
+pub(crate) fn diff<'py>(
+    py: Python<'py>,
     first: String,
     second: String,
     options: &Bound<'_, PyDict>,
@@ -27,8 +28,8 @@ pub(crate) fn diff(
     relative: f64,
     elements: bool,
     control: &Control,
-    storage_options: Option<&Bound<'_, PyDict>>,
-) -> PyResult<String> {
+    storage_options: Option<Storage>,
+) -> PyResult<Bound<'py, PyAny>> {
     if ![absolute, relative].iter().all(|t| t.is_finite() && *t >= 0.0) {
         return Err(invalid(py, "a tolerance is a number that is not negative"));
     }
@@ -42,86 +43,86 @@ pub(crate) fn diff(
     chosen.tolerance.relative = relative;
     chosen.elements = elements;
     chosen.control = control.inner.clone();
-    let open = open_options(py, storage_options)?;
-    let report = run(py, &control.inner, move || {
+    let open = open_options(storage_options);
+    let found = run(py, &control.inner, move || {
         let (first, second) = (Checkpoint::open_with(&first, &open)?, Checkpoint::open_with(&second, &open)?);
         reshard::diff(&first, &second, &chosen)
     })?;
-    json(py, &report.or_raise(py)?)
+    report(py, "DiffReport", &found.or_raise(py)?)
 }
 
 /// What a checkpoint holds, independent of how.
 #[pyfunction]
 #[pyo3(signature = (path, options, verify, control, storage_options=None))]
-pub(crate) fn digest(
-    py: Python<'_>,
+pub(crate) fn digest<'py>(
+    py: Python<'py>,
     path: String,
     options: &Bound<'_, PyDict>,
     verify: bool,
     control: &Control,
-    storage_options: Option<&Bound<'_, PyDict>>,
-) -> PyResult<String> {
+    storage_options: Option<Storage>,
+) -> PyResult<Bound<'py, PyDict>> {
     let mut chosen = DigestOptions::default();
     chosen.selection = selection(py, options)?;
     chosen.verify = verify;
     chosen.control = control.inner.clone();
-    let open = open_options(py, storage_options)?;
-    let report = run(py, &control.inner, move || reshard::digest(&Checkpoint::open_with(&path, &open)?, &chosen))?;
-    json(py, &report.or_raise(py)?)
+    let open = open_options(storage_options);
+    let found = run(py, &control.inner, move || reshard::digest(&Checkpoint::open_with(&path, &open)?, &chosen))?;
+    reports(py, "DigestEntry", &found.or_raise(py)?.entries)
 }
 
 /// Numbers about a tensor.
 #[pyfunction]
 #[pyo3(signature = (path, key, bins, control, storage_options=None))]
-pub(crate) fn stats(
-    py: Python<'_>,
+pub(crate) fn stats<'py>(
+    py: Python<'py>,
     path: String,
     key: String,
     bins: usize,
     control: &Control,
-    storage_options: Option<&Bound<'_, PyDict>>,
-) -> PyResult<String> {
+    storage_options: Option<Storage>,
+) -> PyResult<Bound<'py, PyAny>> {
     let mut chosen = StatsOptions::default();
     chosen.bins = bins;
     chosen.control = control.inner.clone();
-    let open = open_options(py, storage_options)?;
-    let report = run(py, &control.inner, move || reshard::stats(&Checkpoint::open_with(&path, &open)?, &key, &chosen))?;
-    json(py, &report.or_raise(py)?)
+    let open = open_options(storage_options);
+    let found = run(py, &control.inner, move || reshard::stats(&Checkpoint::open_with(&path, &open)?, &key, &chosen))?;
+    report(py, "TensorStats", &found.or_raise(py)?)
 }
 
 /// Numbers about every selected tensor.
 #[pyfunction]
 #[pyo3(signature = (path, options, bins, verify, control, storage_options=None))]
-pub(crate) fn scan(
-    py: Python<'_>,
+pub(crate) fn scan<'py>(
+    py: Python<'py>,
     path: String,
     options: &Bound<'_, PyDict>,
     bins: usize,
     verify: bool,
     control: &Control,
-    storage_options: Option<&Bound<'_, PyDict>>,
-) -> PyResult<String> {
+    storage_options: Option<Storage>,
+) -> PyResult<Bound<'py, PyDict>> {
     let mut chosen = ScanOptions::default();
     chosen.selection = selection(py, options)?;
     (chosen.bins, chosen.verify) = (bins, verify);
     chosen.control = control.inner.clone();
-    let open = open_options(py, storage_options)?;
-    let report = run(py, &control.inner, move || reshard::scan(&Checkpoint::open_with(&path, &open)?, &chosen))?;
-    json(py, &report.or_raise(py)?)
+    let open = open_options(storage_options);
+    let found = run(py, &control.inner, move || reshard::scan(&Checkpoint::open_with(&path, &open)?, &chosen))?;
+    reports(py, "TensorStats", &found.or_raise(py)?)
 }
 
 /// Numbers about every selected tensor, judged by rules.
 #[pyfunction]
 #[pyo3(signature = (path, options, limits, verify, control, storage_options=None))]
-pub(crate) fn health(
-    py: Python<'_>,
+pub(crate) fn health<'py>(
+    py: Python<'py>,
     path: String,
     options: &Bound<'_, PyDict>,
     limits: Vec<String>,
     verify: bool,
     control: &Control,
-    storage_options: Option<&Bound<'_, PyDict>>,
-) -> PyResult<String> {
+    storage_options: Option<Storage>,
+) -> PyResult<Bound<'py, PyAny>> {
     let mut chosen = HealthOptions::default();
     chosen.selection = selection(py, options)?;
     chosen.verify = verify;
@@ -129,62 +130,62 @@ pub(crate) fn health(
         chosen.limits.parse(limit).or_raise(py)?;
     }
     chosen.control = control.inner.clone();
-    let open = open_options(py, storage_options)?;
-    let report = run(py, &control.inner, move || reshard::health(&Checkpoint::open_with(&path, &open)?, &chosen))?;
-    json(py, &report.or_raise(py)?)
+    let open = open_options(storage_options);
+    let found = run(py, &control.inner, move || reshard::health(&Checkpoint::open_with(&path, &open)?, &chosen))?;
+    report(py, "HealthReport", &found.or_raise(py)?)
 }
 
 /// A run's steps side by side.
 #[pyfunction]
 #[pyo3(signature = (folder, options, numbers, control, storage_options=None))]
-pub(crate) fn trend(
-    py: Python<'_>,
+pub(crate) fn trend<'py>(
+    py: Python<'py>,
     folder: String,
     options: &Bound<'_, PyDict>,
     numbers: bool,
     control: &Control,
-    storage_options: Option<&Bound<'_, PyDict>>,
-) -> PyResult<String> {
+    storage_options: Option<Storage>,
+) -> PyResult<Bound<'py, PyAny>> {
     let mut chosen = TrendOptions::default();
     chosen.selection = selection(py, options)?;
     chosen.numbers = numbers;
-    chosen.steps.store = store_options(py, storage_options)?;
+    chosen.steps.store = storage_options.unwrap_or_default().0;
     chosen.control = control.inner.clone();
-    let report = run(py, &control.inner, move || reshard::trend(&folder, &chosen))?;
-    json(py, &report.or_raise(py)?)
+    let found = run(py, &control.inner, move || reshard::trend(&folder, &chosen))?;
+    report(py, "Trend", &found.or_raise(py)?)
 }
 
 /// `.metadata` from data files.
 #[pyfunction]
 #[pyo3(signature = (path, replace, accept_absent_ranks, undo_edits, dry_run, control, storage_options=None))]
 #[expect(clippy::too_many_arguments, reason = "they are the tool's own")]
-pub(crate) fn recover(
-    py: Python<'_>,
+pub(crate) fn recover<'py>(
+    py: Python<'py>,
     path: String,
     replace: bool,
     accept_absent_ranks: bool,
     undo_edits: bool,
     dry_run: bool,
     control: &Control,
-    storage_options: Option<&Bound<'_, PyDict>>,
-) -> PyResult<String> {
+    storage_options: Option<Storage>,
+) -> PyResult<Bound<'py, PyAny>> {
     let mut chosen = RecoverOptions::default();
     chosen.replace = replace;
     chosen.accept_absent_ranks = accept_absent_ranks;
     chosen.undo_edits = undo_edits;
     chosen.dry_run = dry_run;
     chosen.control = control.inner.clone();
-    let store = store_options(py, storage_options)?;
-    let report = run(py, &control.inner, move || reshard::recover(&store_with(&path, &store)?, &chosen))?;
-    json(py, &report.or_raise(py)?)
+    let store = storage_options.unwrap_or_default().0;
+    let found = run(py, &control.inner, move || reshard::recover(&store_with(&path, &store)?, &chosen))?;
+    report(py, "RecoverReport", &found.or_raise(py)?)
 }
 
 /// Removes old steps of a folder.
 #[pyfunction]
 #[pyo3(signature = (folder, keep_last, keep_every, keep_best, keep_younger, grace, abandoned, deep, dry_run, control, storage_options=None))]
 #[expect(clippy::too_many_arguments, reason = "they are the tool's own")]
-pub(crate) fn prune(
-    py: Python<'_>,
+pub(crate) fn prune<'py>(
+    py: Python<'py>,
     folder: String,
     keep_last: Option<usize>,
     keep_every: Option<u64>,
@@ -195,8 +196,8 @@ pub(crate) fn prune(
     deep: bool,
     dry_run: bool,
     control: &Control,
-    storage_options: Option<&Bound<'_, PyDict>>,
-) -> PyResult<String> {
+    storage_options: Option<Storage>,
+) -> PyResult<Bound<'py, PyAny>> {
     let age = |seconds: f64| {
         Duration::try_from_secs_f64(seconds)
             .map_err(|_| invalid(py, format!("{seconds} s is no age: it is a number that is not negative")))
@@ -212,9 +213,9 @@ pub(crate) fn prune(
     retention.grace = age(grace)?;
     retention.abandoned = abandoned;
     let mut options = StepsOptions::default();
-    options.store = store_options(py, storage_options)?;
+    options.store = storage_options.unwrap_or_default().0;
     options.deep = deep;
     options.control = control.inner.clone();
-    let report = run(py, &control.inner, move || reshard::prune(&folder, &retention, dry_run, &options))?;
-    json(py, &report.or_raise(py)?)
+    let found = run(py, &control.inner, move || reshard::prune(&folder, &retention, dry_run, &options))?;
+    report(py, "PruneReport", &found.or_raise(py)?)
 }

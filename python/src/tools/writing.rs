@@ -1,5 +1,4 @@
-//! Tools that write a checkpoint out of others: convert, relayout, merge, edit. Options come as dicts, reports go as JSON, of which
-//! the package makes typed results.
+//! Tools that write a checkpoint out of others: convert, relayout, merge, edit. Options come as dicts.
 
 use std::collections::HashMap;
 
@@ -9,25 +8,18 @@ use reshard::{
     CastRules, Checkpoint, ConvertOptions, ConvertTarget, Destination, EditOptions, Format, Glob, Layout, OpenOptions, Part,
     Rename, Selection,
 };
-use serde::Serialize;
 
 use crate::errors::{Raise, invalid};
-use crate::options::{Control, store_options, store_with};
+use crate::options::{Control, Storage, store_with};
+use crate::reports::report;
 use crate::run::run;
 use crate::value::plain;
 
-type Options<'py> = Option<&'py Bound<'py, PyDict>>;
-
-/// A report as JSON.
-pub(crate) fn json<T: Serialize>(py: Python<'_>, report: &T) -> PyResult<String> {
-    serde_json::to_string(report).map_err(|error| invalid(py, format!("a report cannot be written as JSON: {error}")))
-}
-
 /// How to open, with a store's settings.
-pub(crate) fn open_options(py: Python<'_>, storage_options: Options<'_>) -> PyResult<OpenOptions> {
+pub(crate) fn open_options(storage_options: Option<Storage>) -> OpenOptions {
     let mut open = OpenOptions::default();
-    open.store = store_options(py, storage_options)?;
-    Ok(open)
+    open.store = storage_options.unwrap_or_default().0;
+    open
 }
 
 fn given<'py, T: FromPyObjectOwned<'py>>(options: &Bound<'py, PyDict>, name: &str) -> PyResult<Option<T>> {
@@ -126,62 +118,62 @@ fn target(py: Python<'_>, options: &Bound<'_, PyDict>, destination: &str, source
 /// Writes a checkpoint in another format.
 #[pyfunction]
 #[pyo3(signature = (source, destination, options, control, storage_options=None))]
-pub(crate) fn convert(
-    py: Python<'_>,
+pub(crate) fn convert<'py>(
+    py: Python<'py>,
     source: String,
     destination: String,
     options: &Bound<'_, PyDict>,
     control: &Control,
-    storage_options: Option<&Bound<'_, PyDict>>,
-) -> PyResult<String> {
+    storage_options: Option<Storage>,
+) -> PyResult<Bound<'py, PyAny>> {
     let chosen = convert_options(py, options, control)?;
     let target = target(py, options, &destination, None)?;
-    let open = open_options(py, storage_options)?;
-    let report = run(py, &control.inner, move || {
+    let open = open_options(storage_options);
+    let found = run(py, &control.inner, move || {
         let source = Checkpoint::open_with(&source, &open)?;
         reshard::convert(&source, &Destination::parse(&destination, target, &open.store)?, target, &chosen)
     })?;
-    json(py, &report.or_raise(py)?)
+    report(py, "ConvertReport", &found.or_raise(py)?)
 }
 
 /// Cuts a checkpoint for other ranks.
 #[pyfunction]
 #[pyo3(signature = (source, destination, mesh, rules, options, control, storage_options=None))]
 #[expect(clippy::too_many_arguments, reason = "they are the tool's own")]
-pub(crate) fn relayout(
-    py: Python<'_>,
+pub(crate) fn relayout<'py>(
+    py: Python<'py>,
     source: String,
     destination: String,
     mesh: &str,
     rules: Vec<String>,
     options: &Bound<'_, PyDict>,
     control: &Control,
-    storage_options: Option<&Bound<'_, PyDict>>,
-) -> PyResult<String> {
+    storage_options: Option<Storage>,
+) -> PyResult<Bound<'py, PyAny>> {
     let chosen = convert_options(py, options, control)?;
     let layout = Layout::parse(mesh, &rules).or_raise(py)?;
-    let open = open_options(py, storage_options)?;
-    let report = run(py, &control.inner, move || {
+    let open = open_options(storage_options);
+    let found = run(py, &control.inner, move || {
         let source = Checkpoint::open_with(&source, &open)?;
         reshard::relayout(&source, &store_with(&destination, &open.store)?, &layout, &chosen)
     })?;
-    json(py, &report.or_raise(py)?)
+    report(py, "ConvertReport", &found.or_raise(py)?)
 }
 
 /// Averages checkpoints.
 #[pyfunction]
 #[pyo3(signature = (sources, destination, weights, options, control, storage_options=None))]
-pub(crate) fn merge(
-    py: Python<'_>,
+pub(crate) fn merge<'py>(
+    py: Python<'py>,
     sources: Vec<String>,
     destination: String,
     weights: Vec<f64>,
     options: &Bound<'_, PyDict>,
     control: &Control,
-    storage_options: Option<&Bound<'_, PyDict>>,
-) -> PyResult<String> {
+    storage_options: Option<Storage>,
+) -> PyResult<Bound<'py, PyAny>> {
     let chosen = convert_options(py, options, control)?;
-    let open = open_options(py, storage_options)?;
+    let open = open_options(storage_options);
     let again = open.clone();
     let opened = run(py, &control.inner, move || {
         sources.iter().map(|path| Checkpoint::open_with(path, &again)).collect::<reshard::Result<Vec<_>>>()
@@ -189,25 +181,25 @@ pub(crate) fn merge(
     .or_raise(py)?;
     let format = opened.first().map(|source| source.catalog().format);
     let target = target(py, options, &destination, format)?;
-    let report = run(py, &control.inner, move || {
+    let found = run(py, &control.inner, move || {
         let destination = Destination::parse(&destination, target, &open.store)?;
         reshard::merge(&opened.iter().collect::<Vec<_>>(), &weights, &destination, target, &chosen)
     })?;
-    json(py, &report.or_raise(py)?)
+    report(py, "MergeReport", &found.or_raise(py)?)
 }
 
 /// Drops and renames keys and sets values, without touching data.
 #[pyfunction]
 #[pyo3(signature = (source, destination, options, values, control, storage_options=None))]
-pub(crate) fn edit(
-    py: Python<'_>,
+pub(crate) fn edit<'py>(
+    py: Python<'py>,
     source: String,
     destination: String,
     options: &Bound<'_, PyDict>,
     values: HashMap<String, Bound<'_, PyAny>>,
     control: &Control,
-    storage_options: Option<&Bound<'_, PyDict>>,
-) -> PyResult<String> {
+    storage_options: Option<Storage>,
+) -> PyResult<Bound<'py, PyAny>> {
     let mut chosen = EditOptions::default();
     chosen.drop = globs(py, given(options, "drop")?, None)?;
     chosen.renames = renames(py, options)?;
@@ -221,13 +213,13 @@ pub(crate) fn edit(
         };
         chosen.set.push((key.clone(), None, value));
     }
-    let open = open_options(py, storage_options)?;
-    let report = run(py, &control.inner, move || {
+    let open = open_options(storage_options);
+    let found = run(py, &control.inner, move || {
         let source = Checkpoint::open_with(&source, &open)?;
         for (key, path, _) in &mut chosen.set {
             *path = reshard::setting_path(&source, key);
         }
         reshard::edit(&source, &store_with(&destination, &open.store)?, &chosen)
     })?;
-    json(py, &report.or_raise(py)?)
+    report(py, "EditReport", &found.or_raise(py)?)
 }

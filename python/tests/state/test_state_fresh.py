@@ -98,7 +98,7 @@ def test_slots_of_a_fresh_optimizer_come_from_keys_of_other_names(tmp_path):
             return name.replace("param_groups.", "param_groups.module.", 1) if flat else name
 
         report = rt.load(target, place, rename=old_name)
-        assert report.differences == []
+        assert report.differences == ()
         rt.set_optimizer_state_dict(other, second, target["optim"], options=options)
         assert_close(wanted, everything_local(rt.get_optimizer_state_dict(other, second, options=options)))
         # The same by a dict of keys.

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.utils import _api_bc_check
 from typing_extensions import deprecated
 
 from ..._errors import ReshardError
-from ..._paths import StrPath
+from ..._types import StrPath
 from .. import _load, _save
 from .._group import group_for
 from . import _torch

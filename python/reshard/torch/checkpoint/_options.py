@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from ..._errors import InvalidInput
+from ..._types import CastPolicy, VerifyPolicy
 from .._group import DEFAULT_TIMEOUT
 
 
@@ -25,9 +26,9 @@ class Options:
 
     overwrite: bool = True
     strict: bool = False
-    cast: str = "any"
+    cast: CastPolicy = "any"
     allow_pickle: bool = False
-    verify: str = "whole"
+    verify: VerifyPolicy = "whole"
     checksums: bool = True
     timeout: float = DEFAULT_TIMEOUT
 

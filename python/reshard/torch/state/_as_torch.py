@@ -12,10 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .._tensor import FlatView
 from ._errors import StateError
 from ._gather import gather_all, put
 from ._model import LiveModel
-from ._pieces import FlatView
 from ._stream import Path, leaves_of
 from ._template import OptimizerStateDict
 

@@ -17,9 +17,9 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
 
 from .._leaf import ShardView
+from .._tensor import FlatView
 from ._errors import StateError
 from ._known import Slot, is_known, slots_to_come
-from ._pieces import FlatView
 from ._template import OptimizerStateDict, Slots
 
 Path = tuple[str, ...]
@@ -45,7 +45,8 @@ def add_slots_to_come(state: OptimizerStateDict, live: Any, optimizers: Sequence
     maker = state.slots
     if not owners or maker is None:
         return added
-    for name, (identity, _) in live.parameters.items():
+    for name, parameter in live.parameters.items():
+        identity = parameter.identity
         if identity not in owners or live.inner.primary(name) != name:
             continue
         optimizer, group, param = owners[identity]

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import _IncompatibleKeys
 
+from ..._reports import OptimizerReport
 from .._chunked import copy_shards, has_shards
-from .._describe import CODES
 from .._leaf import ShardView
+from .._tensor import device_of, facts_of, is_sharded, is_tensor, regions_of
 from ._as_torch import as_torch_tree
 from ._await import add_slots_to_come, check_loaded, wait_for, without_waiting
 from ._errors import InvalidInput, StateError, StateMismatch
@@ -21,10 +21,9 @@ from ._gather import gather_all, put
 from ._model import EXTRA_STATE, FLAT_PARAM, LiveModel, check_model
 from ._optimizer import Optimizers, as_tuple, fill, give, member_view, plan, read, slots_of
 from ._options import StateDictOptions, options_from
-from ._pieces import is_sharded, is_tensor, pieces_of
 from ._set_model import set_model
-from ._stream import Ranks, Wanted, distribute, leaves_of
-from ._template import OptimizerStateDict
+from ._stream import Offered, Ranks, Wanted, distribute, leaves_of
+from ._template import Entry, OptimizerStateDict
 
 
 def get_model_state_dict(
@@ -109,15 +108,19 @@ def set_optimizer_state_dict(
     optim_state_dict: Mapping[Any, Any],
     *,
     options: StateDictOptions | None = None,
-) -> None:
+) -> OptimizerReport:
     """Sets the state of optimizers. A parameter without state in the given dict has none afterwards; groups are matched by their
-    members. Slots that exist are written in place; memory that a load has made for slots becomes the optimizer's own."""
+    members. Slots that exist are written in place; memory that a load has made for slots becomes the optimizer's own.
+
+    Returns:
+        how the given state met the optimizers: what is missing, what nobody wanted, what was filled with zeros.
+    """
     options = options_from(options)
     live = LiveModel(check_model(model), options.dsd_fqn_modifiers)
     given = as_tuple(optimizers)
     if not given:
         raise StateError("Optimizers are not passed in but optim_only is set to True.")
-    _set_optimizer(live, given, optim_state_dict, options)
+    return _set_optimizer(live, given, optim_state_dict, options)
 
 
 def set_state_dict(
@@ -153,17 +156,19 @@ def _get_model(live: LiveModel, submodules: Any, options: StateDictOptions, as_t
     entries = live.in_order(live.inner.entries(names, options))
     state: dict[str, Any] = {}
     views: dict[Any, ShardView] = {}
-    for key, name, _, _, identity, _, flat in entries:
+    for entry in entries:
+        flat = entry.flat
         if flat is not None:
-            if flat[:2] not in views:
-                views[flat[:2]] = member_view(live, flat)
-            state[key] = views[flat[:2]]
-        elif name in values:
-            state[key] = values[name]
+            member = (flat.flat, flat.member)
+            if member not in views:
+                views[member] = member_view(live, flat)
+            state[entry.key] = views[member]
+        elif entry.name in values:
+            state[entry.key] = values[entry.name]
             # A state dict holds tensors without the attributes of the parameters they are.
-            own = live.tensors.get(identity)
+            own = live.tensors.get(entry.identity) if entry.identity is not None else None
             if own is not None and hasattr(own, "global_shape") and has_shards(own):
-                copy_shards(own, values[name])
+                copy_shards(own, values[entry.name])
     for key, value in _added_by_hooks(live, values, names, options).items():
         state.setdefault(key, value)
     if not state and not names and options.strict and not options.ignore_frozen_params and not options.full_state_dict:
@@ -175,7 +180,7 @@ def _get_model(live: LiveModel, submodules: Any, options: StateDictOptions, as_t
 
 def _added_by_hooks(live: LiveModel, values: dict[str, Any], names: list[str], options: StateDictOptions) -> dict[str, Any]:
     """What the model's own hooks put into its state dict beyond its parameters and buffers."""
-    known = {entry[1] for entry in live.inner.entries([], StateDictOptions(dsd_fqn_modifiers=options.dsd_fqn_modifiers))}
+    known = {entry.name for entry in live.inner.entries([], StateDictOptions(dsd_fqn_modifiers=options.dsd_fqn_modifiers))}
     added = {name: value for name, value in values.items() if name not in known and name.rpartition(".")[2] != FLAT_PARAM}
     if not names or not added:
         return added
@@ -189,7 +194,7 @@ def _added_by_hooks(live: LiveModel, values: dict[str, Any], names: list[str], o
 
 @torch.no_grad()
 def _get_optimizer(live: LiveModel, optimizers: Any, options: StateDictOptions, as_torch: bool) -> dict[str, Any]:
-    state, _ = read(live, optimizers, options)
+    state = read(live, optimizers, options)
     awaited = add_slots_to_come(state, live, optimizers, options.flatten_optimizer_state_dict)
     if as_torch and not options.full_state_dict:
         as_torch_tree(live, state)
@@ -275,11 +280,11 @@ def _set_model(live: LiveModel, given: dict[str, Any], options: StateDictOptions
             options.strict and not options.ignore_frozen_params and not (options.full_state_dict and options.cpu_offload)
         ):
             return _IncompatibleKeys([], [])
-        return set_model(live, {key: (_facts(value), value) for key, value in given.items()}, options, None)
+        return set_model(live, {key: (facts_of(value), value) for key, value in given.items()}, options, None)
     ranks = Ranks(live.process_group())
     told = _announced(ranks, [_header(key, value) for key, value in given.items()], given)
     offered = {key: (facts, value) for key, facts, value in told}
-    tensors = [(key, *facts) for key, facts, _ in told if facts is not None]
+    tensors = [Offered.of(key, facts) for key, facts, _ in told if facts is not None]
 
     def receive(wanted: dict[str, Wanted], problem: BaseException | None) -> Iterator[tuple[str, Any]]:
         return distribute(ranks, 0, tensors, given.__getitem__, wanted, problem)
@@ -292,7 +297,7 @@ def _header(key: str, value: Any) -> tuple[str, Any, Any]:
     it as it is."""
     if key.rpartition(".")[2] == EXTRA_STATE:
         return key, None, value.detach().cpu() if isinstance(value, torch.Tensor) else value
-    return key, _facts(value), None if is_tensor(value) else value
+    return key, facts_of(value), None if is_tensor(value) else value
 
 
 def _announced(ranks: Ranks, message: Any, leaves: Mapping[Any, Any]) -> Any:
@@ -308,26 +313,20 @@ def _announced(ranks: Ranks, message: Any, leaves: Mapping[Any, Any]) -> Any:
     return message
 
 
-def _facts(value: Any) -> tuple[int, tuple[int, ...]] | None:
-    if not is_tensor(value) or value.dtype not in CODES:
-        return None
-    shape = value.metadata().size if hasattr(value, "metadata") and callable(value.metadata) else value.shape
-    return CODES[value.dtype], tuple(shape)
-
-
 @torch.no_grad()
-def _set_optimizer(live: LiveModel, optimizers: Any, given: Mapping[Any, Any], options: StateDictOptions) -> None:
+def _set_optimizer(live: LiveModel, optimizers: Any, given: Mapping[Any, Any], options: StateDictOptions) -> OptimizerReport:
     check_loaded(given)
     given = without_waiting(given)
     if options.broadcast_from_rank0:
         given = _received(live, optimizers, given)
     elif not given:
         if options.full_state_dict and options.cpu_offload:
-            return
+            return OptimizerReport()
         raise StateError("the optimizers' state dict is empty, although it is to be set")
-    loads, _ = plan(live, optimizers, given, options)
-    for optimizer, load in zip(optimizers, loads):
+    planned = plan(live, optimizers, given, options)
+    for optimizer, load in zip(optimizers, planned.loads):
         give(live, optimizer, load)
+    return planned.report
 
 
 def _received(live: LiveModel, optimizers: Any, given: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -335,21 +334,19 @@ def _received(live: LiveModel, optimizers: Any, given: Mapping[Any, Any]) -> dic
     part of them."""
     ranks = Ranks(live.process_group())
     own = list(leaves_of(_below_groups(given))) if ranks.rank == 0 else []
-    header = [(path, _facts(value) if _large(value) else None, None if _large(value) else value) for path, value in own]
+    header = [(path, facts_of(value) if _large(value) else None, None if _large(value) else value) for path, value in own]
     values = {_text(path): value for path, value in own}
     header, groups = _announced(ranks, (header, given.get("param_groups")), values)
     problem: BaseException | None = None
     made: dict[str, Any] = {}
     try:
-        entries = [(tuple(map(str, path)), facts[0], facts[1]) for path, facts, _ in header if facts is not None]
+        entries = [Entry(tuple(map(str, path)), *facts) for path, facts, _ in header if facts is not None]
         tree = slots_of(live, optimizers).tree(entries, {})
         made = {_text(path): leaf for path, leaf in leaves_of(tree)}
     except BaseException as error:
         problem = error
-    wanted = {
-        key: ([(offsets, tuple(t.shape)) for offsets, t in pieces_of(key, leaf)], _device(leaf)) for key, leaf in made.items()
-    }
-    tensors = [(_text(path), *facts) for path, facts, _ in header if facts is not None]
+    wanted = {key: Wanted(regions_of(key, leaf), device_of(leaf)) for key, leaf in made.items()}
+    tensors = [Offered.of(_text(path), facts) for path, facts, _ in header if facts is not None]
     for key, value in distribute(ranks, 0, tensors, values.__getitem__, wanted, problem):
         fill(key, made[key], value)
     result: dict[Any, Any] = {}
@@ -376,12 +373,6 @@ def _below_groups(state: Mapping[Any, Any]) -> dict[Any, Any]:
 def _large(value: Any) -> bool:
     """Whether a leaf travels on its own and not with the message that lists all."""
     return isinstance(value, torch.Tensor) and value.dim() > 0
-
-
-def _device(target: Any) -> torch.device:
-    if isinstance(target, ShardView):
-        return target.pieces[0][1].device if target.pieces else torch.device("cpu")
-    return target._local_tensor.device if isinstance(target, DTensor) else target.device
 
 
 __all__ = [

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
-
-from .._describe import CODES
+from ... import _reshard
 from ._await import arrived, waits
 from ._template import SLOT_KEYS, Entry, OptimizerStateDict, _at, alive
 
@@ -16,18 +14,15 @@ from ._template import SLOT_KEYS, Entry, OptimizerStateDict, _at, alive
 Rename = Callable[[str], str | None]
 
 
-def entries_below(entries: Any, prefix: Sequence[Any]) -> list[Entry]:
+def entries_below(entries: Iterable[_reshard.Entry], prefix: Sequence[Any]) -> list[Entry]:
     """The entries of a checkpoint below a place, by their paths from there on."""
     text = tuple(map(str, prefix))
     below: list[Entry] = []
-    for _, (path, dtype, shape, _, _) in entries:
+    for entry in entries:
+        path = entry.path
         if len(path) > len(text) and tuple(map(str, path[: len(text)])) == text:
-            below.append((tuple(path[len(text) :]), _code(dtype), tuple(shape or ())))
+            below.append(Entry(path[len(text) :], entry.dtype_code, entry.shape))
     return below
-
-
-def _code(dtype: str | None) -> int | None:
-    return CODES[getattr(torch, dtype)] if dtype is not None else None
 
 
 def key_types_of(checkpoint: Any, prefix: Sequence[Any], entries: Sequence[Entry]) -> Any:
@@ -74,7 +69,7 @@ def _from_checkpoint(
 def _renamed(
     prefix: tuple[Any, ...],
     template: OptimizerStateDict,
-    entries: Sequence[tuple[str, tuple[Any, ...]]],
+    entries: Sequence[_reshard.Entry],
     rename: Rename,
 ) -> list[Entry]:
     """What a checkpoint has of an optimizer under other keys.
@@ -83,10 +78,11 @@ def _renamed(
     every slot that anything in the checkpoint has, of every parameter; every field, of every group.
     """
     assert template.slots is not None
-    stored = dict(entries)
+    stored = {entry.key: entry for entry in entries}
     slots: dict[tuple[Any, ...], None] = {}
     fields: dict[tuple[Any, ...], None] = {}
-    for _, (path, *_) in entries:
+    for entry in entries:
+        path = entry.path
         for index, part in enumerate(path):
             for word, tails in (("state", slots), ("param_groups", fields)):
                 if part == word and len(path) > index + 2:
@@ -108,12 +104,12 @@ def _renamed(
         there = _at(template, path)
         if key is None and there is not None and not waits(there):
             # Left alone, and so as it is.
-            below.append((path, None, ()))
+            below.append(Entry(path, None, ()))
         elif key is not None and key in stored:
-            place, dtype, shape, _, _ = stored[key]
-            below.append((path, _code(dtype), tuple(shape or ())))
+            place = stored[key].path
+            below.append(Entry(path, stored[key].dtype_code, stored[key].shape))
             if path[0] == "state" and len(place) >= len(path):
-                template.names[str(place[1 - len(path)])] = path[1]
+                template.names[str(place[1 - len(path)])] = str(path[1])
     return below
 
 

@@ -13,13 +13,13 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 
 from ... import _reshard
+from .._tensor import describe
 from ._as_torch import as_torch_tree
 from ._calls import _delivered, _on_cpu, _received
 from ._errors import InvalidInput
 from ._model import LiveModel, check_model
 from ._optimizer import Applied, give, plan, read
 from ._options import StateDictOptions, options_from
-from ._pieces import describe
 from ._stream import Ranks
 
 
@@ -53,7 +53,7 @@ def optim_state_dict(
         full_state_dict=full, cpu_offload=cpu_offload and (not full or rank0_only), full_state_dict_ranks=ranks
     )
     live = LiveModel(check_model(model))
-    state, _ = read(live, (optim,), options, optim_state_dict)
+    state = read(live, (optim,), options, optim_state_dict)
     if as_torch and not full:
         as_torch_tree(live, state)
     delivered = _delivered(live, state, options)
@@ -91,11 +91,11 @@ def optim_state_dict_to_load(
     given = optim_state_dict or {}
     if _from_rank0(live) if rank0_only is None else rank0_only:
         given = _received(live, (optim,), given)
-    loads, _ = plan(live, (optim,), given, options_from(options), is_named_optimizer)
+    (load,) = plan(live, (optim,), given, options_from(options), is_named_optimizer).loads
     if load_directly:
-        give(live, optim, loads[0])
+        give(live, optim, load)
         return optim.state_dict()
-    return Applied(live, optim, loads[0]).state_dict
+    return Applied(live, optim, load).state_dict
 
 
 def _from_rank0(live: LiveModel) -> bool:
@@ -195,8 +195,9 @@ def rekey_optim_state_dict(
     by_name = wanted == "PARAM_NAME"
     live = LiveModel(check_model(model))
     names: dict[int, str] = {}
-    for name, (identity, _) in live.parameters.items():
-        names.setdefault(identity, name)
+    for name, parameter in live.parameters.items():
+        if parameter.identity is not None:
+            names.setdefault(parameter.identity, name)
     groups = _optimizer_or_parameters(model, optim_input, optim).param_groups
     ids = {names[id(param)]: index for index, param in enumerate(param for group in groups for param in group["params"])}
     mapping: dict[Any, Any] = {index: name for name, index in ids.items()} if by_name else dict(ids)

@@ -7,7 +7,7 @@ tensors, and for a flat parameter the one piece of memory in which this rank's s
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,7 @@ from torch.distributed.utils import _free_storage
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ... import _reshard
-from .._describe import CODES, _placement
+from .._tensor import CODES, facts_of, placed
 from .._unsharded import FSDP2, reshard_modules
 from ._errors import InvalidInput, StateError
 from ._options import StateDictOptions
@@ -43,6 +43,80 @@ _COMPILED = _compiled_class()
 def _handle_of(module: nn.Module) -> Any:
     """The handle of an FSDP module's flat parameter; None for other modules, and for one without parameters."""
     return getattr(module, "_handle", None) if isinstance(module, FSDP) else None
+
+
+class SliceDescription(NamedTuple):
+    """The slice of a parameter that tensor parallelism leaves this rank: the whole shape, and where the slice begins."""
+
+    whole: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+
+class MemberDescription(NamedTuple):
+    """A parameter inside of a flat one."""
+
+    name: str
+    shape: tuple[int, ...]
+    requires_grad: bool
+    aliases: list[str]
+    slice: SliceDescription | None
+
+
+class ExtentDescription(NamedTuple):
+    """A stretch of a flat parameter: of a member, or padding."""
+
+    member: int | None
+    numel: int
+
+
+class FlatDescription(NamedTuple):
+    """A flat parameter for the engine."""
+
+    name: str
+    dtype: int
+    members: list[MemberDescription]
+    extents: list[ExtentDescription]
+    strategy: str
+    rank: int
+    world: int
+    use_orig_params: bool
+
+
+class ParameterDescription(NamedTuple):
+    """A parameter; without a dtype where it has no shape of its own."""
+
+    name: str
+    identity: int
+    requires_grad: bool
+    dtype: int | None
+    shape: tuple[int, ...]
+    flat: FlatDescription | None
+
+
+class BufferDescription(NamedTuple):
+    """A buffer."""
+
+    name: str
+    identity: int
+    persistent: bool
+
+
+class ModuleDescription(NamedTuple):
+    """A module for the engine, with what lies directly in it and the modules below it."""
+
+    wrapper: str | dict[str, str] | None
+    parameters: list[ParameterDescription]
+    buffers: list[BufferDescription]
+    extra_state: bool
+    manages: FlatDescription | None
+    children: list[ChildDescription]
+
+
+class ChildDescription(NamedTuple):
+    """A module by its name in another."""
+
+    name: str
+    module: ModuleDescription
 
 
 class Flat:
@@ -129,7 +203,7 @@ class LiveModel:
                 if handle.uses_sharded_strategy:
                     self._parts.update((id(param), *managed))
         self.inner = _reshard.StateModel(self._module(model, "", None))
-        self._parameters: dict[str, tuple[int, Any]] | None = None
+        self._parameters: dict[str, _reshard.NamedParameter] | None = None
 
     @property
     def has_flats(self) -> bool:
@@ -146,10 +220,10 @@ class LiveModel:
             flat.free_copies()
 
     @property
-    def parameters(self) -> dict[str, tuple[int, Any]]:
+    def parameters(self) -> dict[str, _reshard.NamedParameter]:
         """Identity and place in a flat parameter, by every name that a parameter has."""
         if self._parameters is None:
-            self._parameters = {name: (identity, flat) for name, identity, flat in self.inner.parameters()}
+            self._parameters = {parameter.name: parameter for parameter in self.inner.parameters()}
         return self._parameters
 
     def process_groups(self) -> set[Any]:
@@ -169,8 +243,8 @@ class LiveModel:
         if home is not None:
             return home  # type: ignore[no-any-return]
         name = self.parameter_of(path)
-        flat = self.parameters[name][1] if name is not None else None
-        return self.flats[flat[0]] if flat is not None else None
+        part = self.parameters[name].flat if name is not None else None
+        return self.flats[part.flat] if part is not None else None
 
     def parameter_of(self, path: Sequence[Any]) -> str | None:
         """The parameter whose value or slot has a path, in a model's state or an optimizer's, nested or flattened."""
@@ -189,7 +263,9 @@ class LiveModel:
 
     def in_model_order(self, tree: dict[Any, Any]) -> dict[Any, Any]:
         """A state dict with what belongs to parameters in the order of the unwrapped model, the same on every rank."""
-        names = [entry[1] for entry in self.in_order(self.inner.entries([], StateDictOptions(dsd_fqn_modifiers=self.modifiers)))]
+        names = [
+            entry.name for entry in self.in_order(self.inner.entries([], StateDictOptions(dsd_fqn_modifiers=self.modifiers)))
+        ]
         places = {name: place for place, name in enumerate(names)}
 
         def place(key: Any, nested: bool) -> tuple[bool, int]:
@@ -206,7 +282,7 @@ class LiveModel:
 
     # ---- describing ---------------------------------------------------------------------------------------------------
 
-    def _module(self, module: nn.Module, raw: str, manages: Any) -> tuple[Any, ...]:
+    def _module(self, module: nn.Module, raw: str, manages: FlatDescription | None) -> ModuleDescription:
         prefix = f"{raw}." if raw else ""
         parameters = []
         for name, param in module._parameters.items():
@@ -217,13 +293,14 @@ class LiveModel:
             flat = None
             if name == FLAT_PARAM and hasattr(param, "_fqns"):
                 flat = self._flat(f"{prefix}{name}", param)
-            facts = (None, ()) if identity in self._managed else _facts(param)
-            parameters.append((name, identity, param.requires_grad, *facts, flat))
+            facts = None if identity in self._managed or nn.parameter.is_lazy(param) else facts_of(param)
+            dtype, shape = facts if facts is not None else (None, ())
+            parameters.append(ParameterDescription(name, identity, param.requires_grad, dtype, shape, flat))
         buffers = []
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 self.tensors[id(buffer)] = buffer
-                buffers.append((name, id(buffer), name not in module._non_persistent_buffers_set))
+                buffers.append(BufferDescription(name, id(buffer), name not in module._non_persistent_buffers_set))
         extra = getattr(type(module), "get_extra_state", nn.Module.get_extra_state) is not nn.Module.get_extra_state
         if extra:
             self.extra[f"{prefix}{EXTRA_STATE}"] = module
@@ -234,8 +311,8 @@ class LiveModel:
         children = []
         for name, child in module._modules.items():
             if child is not None:
-                children.append((name, self._module(child, f"{prefix}{name}", below)))
-        return (self._wrapper(module), parameters, buffers, extra, manages, children)
+                children.append(ChildDescription(name, self._module(child, f"{prefix}{name}", below)))
+        return ModuleDescription(self._wrapper(module), parameters, buffers, extra, manages, children)
 
     def _wrapper(self, module: nn.Module) -> Any:
         if isinstance(module, DDP):
@@ -251,13 +328,13 @@ class LiveModel:
             return dict(modifiers())
         return "fsdp2" if isinstance(module, FSDP2) else None
 
-    def _flat(self, name: str, param: Any) -> tuple[Any, ...]:
+    def _flat(self, name: str, param: Any) -> FlatDescription:
         handle = self._handles.get(id(param))
         if handle is not None:
             return self._flat_description(name, handle)
         raise StateError(f"{name!r} is a flat parameter of no FSDP module; is the model the root module?", keys=[name])
 
-    def _flat_description(self, name: str, handle: Any) -> tuple[Any, ...]:
+    def _flat_description(self, name: str, handle: Any) -> FlatDescription:
         param = handle.flat_param
         flat = Flat(name, handle)
         self.flats[name] = flat
@@ -280,16 +357,17 @@ class LiveModel:
                 for other in shared
                 if other.prim_module is info.module and other.prim_param_name == info.param_name
             ]
-            members.append((fqn, shape, trained, aliases, slice_))
+            members.append(MemberDescription(fqn, shape, trained, aliases, slice_))
             self.sliced = self.sliced or slice_ is not None
-        extents: list[tuple[int | None, int]] = []
+        extents: list[ExtentDescription] = []
         count = 0
         for numel, padding in zip(param._numels_with_padding, param._is_padding_mask):
-            extents.append((None if padding else count, numel))
+            extents.append(ExtentDescription(None if padding else count, numel))
             count += not padding
         dtype = CODES[flat.shard.dtype]
         strategy = handle._sharding_strategy.name
-        return (name, dtype, members, extents, strategy, handle.rank, handle.world_size, bool(handle._use_orig_params))
+        own = bool(handle._use_orig_params)
+        return FlatDescription(name, dtype, members, extents, strategy, handle.rank, handle.world_size, own)
 
     # ---- names and values ---------------------------------------------------------------------------------------------
 
@@ -298,7 +376,7 @@ class LiveModel:
         wanted = set(submodules or ())
         return [name for name, module in self.model.named_modules() if module in wanted]
 
-    def in_order(self, entries: list[Any]) -> list[Any]:
+    def in_order(self, entries: list[_reshard.ModelEntry]) -> list[_reshard.ModelEntry]:
         """Entries in the order of the unwrapped model: members of a flat parameter come where their modules come."""
         if not self.has_flats:
             return entries
@@ -307,7 +385,7 @@ class LiveModel:
         for place, name in enumerate(names):
             places.setdefault(name, place)
         kinds = {"parameter": 0, "buffer": 1, "extra": 2}
-        return sorted(entries, key=lambda entry: (places.get(entry[1].rpartition(".")[0], len(names)), kinds[entry[3]]))
+        return sorted(entries, key=lambda entry: (places.get(entry.name.rpartition(".")[0], len(names)), kinds[entry.kind]))
 
     def raw_state(self) -> dict[str, Any]:
         """The model's own state dict by names in the live model, hooks of modules included; FSDP's hooks, which gather,
@@ -362,14 +440,7 @@ def _collect(module: nn.Module, destination: Any, prefix: str) -> None:
             destination.update(result)
 
 
-def _facts(tensor: torch.Tensor) -> tuple[int | None, tuple[int, ...]]:
-    """Code of the dtype and whole shape, where there is one."""
-    if nn.parameter.is_lazy(tensor):
-        return None, ()
-    return CODES.get(tensor.dtype), tuple(tensor.shape)
-
-
-def _slice_of(name: str, extension: Any, shape: tuple[int, ...]) -> tuple[list[int], list[int]]:
+def _slice_of(name: str, extension: Any, shape: tuple[int, ...]) -> SliceDescription:
     """The shape of a parameter of which tensor parallelism leaves this rank one slice, and where the slice begins. FSDP keeps
     how the DTensor was placed beside the flat parameter."""
     mesh, placements = getattr(extension, "mesh", None), getattr(extension, "placements", None)
@@ -378,16 +449,15 @@ def _slice_of(name: str, extension: Any, shape: tuple[int, ...]) -> tuple[list[i
             f"{name!r} is in a flat parameter by an extension ({type(extension).__name__}) that reshard does not know",
             keys=[name],
         )
-    whole = tuple(extension.shape)
-    wanted = [_placement(name, placement, len(whole)) for placement in placements]
-    regions = _reshard.local_regions(list(mesh.mesh.shape), mesh.mesh.flatten().tolist(), wanted, list(whole), dist.get_rank())
+    whole = torch.Size(extension.shape)
+    regions = placed(name, mesh, tuple(placements), whole).regions
     if 0 in shape:
-        return list(whole), [0] * len(whole)
-    if len(regions) != 1 or tuple(regions[0][1]) != shape:
+        return SliceDescription(tuple(whole), (0,) * len(whole))
+    if len(regions) != 1 or regions[0].sizes != shape:
         raise StateError(
             f"{name!r} is cut by tensor parallelism into more than one part for a rank, inside of a flat parameter", keys=[name]
         )
-    return list(whole), list(regions[0][0])
+    return SliceDescription(tuple(whole), regions[0].offsets)
 
 
 def check_model(model: Any) -> nn.Module:

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
 
 from ... import _reshard
+from ..._reports import OptimizerReport
 from .._leaf import ShardView
+from .._tensor import DTYPES, FlatPiece, FlatView, describe, is_sharded, is_tensor, layout_of, local_of, pieces_of
+from ._copy import box_of, copy_into, copy_overlap
 from ._errors import StateMismatch
 from ._model import LiveModel
 from ._options import StateDictOptions
-from ._pieces import (
-    DTYPES,
-    FlatView,
-    box_of,
-    copy_into,
-    copy_overlap,
-    describe,
-    is_sharded,
-    is_tensor,
-    local_of,
-    pieces_of,
-    regions_of,
-)
 from ._stream import full_tensor
 from ._template import OptimizerStateDict, Slots, fresh_base, is_fresh, taken
 
@@ -51,17 +42,36 @@ def goes_by_names(optimizer: Any) -> bool:
     return any(isinstance(param, str) for group in own(optimizer)["param_groups"] for param in group["params"])
 
 
-def live_groups(optimizer: Any) -> list[tuple[list[int], dict[str, Any]]]:
-    """An optimizer's groups: members by identity, and everything else."""
+class LiveGroup(NamedTuple):
+    """A group of an optimizer: members by identity, and everything else."""
+
+    params: list[int]
+    options: dict[str, Any]
+
+
+class Described(NamedTuple):
+    """An optimizer for the engine."""
+
+    state_dict: dict[str, Any]
+    groups: list[LiveGroup]
+
+
+class LocalLayout(NamedTuple):
+    """The layout of a sharded parameter, and the shape of what this rank holds of it."""
+
+    layout: _reshard.ShardLayout
+    local_shape: torch.Size
+
+
+def live_groups(optimizer: Any) -> list[LiveGroup]:
+    """An optimizer's groups."""
     return [
-        ([id(param) for param in group["params"]], {key: value for key, value in group.items() if key != "params"})
+        LiveGroup([id(param) for param in group["params"]], {key: value for key, value in group.items() if key != "params"})
         for group in optimizer.param_groups
     ]
 
 
-def read(
-    live: LiveModel, optimizers: Sequence[Any], options: StateDictOptions, given: Any = None
-) -> tuple[OptimizerStateDict, dict[str, float]]:
+def read(live: LiveModel, optimizers: Sequence[Any], options: StateDictOptions, given: Any = None) -> OptimizerStateDict:
     """The state of optimizers by names, as views of what they hold. `given` is an optimizer's own state dict, if the caller
     has it already; it may come without groups, and so does the result then."""
     described = []
@@ -70,19 +80,17 @@ def read(
         own = given if given is not None else type(optimizer).state_dict(optimizer)
         groups = own["param_groups"] if "param_groups" in own else type(optimizer).state_dict(optimizer)["param_groups"]
         owned.append({"state": own["state"], "param_groups": groups})
-        described.append((owned[-1], live_groups(optimizer)))
+        described.append(Described(owned[-1], live_groups(optimizer)))
     views = _Views(live)
-    state, _, seconds = _reshard.optimizer_state(
-        live.inner, described, describe, views.make, _local_layouts(live, optimizers), options
-    )
-    result = OptimizerStateDict(state)
+    layouts = _local_layouts(live, optimizers)
+    result = OptimizerStateDict(_reshard.optimizer_state(live.inner, described, describe, views.make, layouts, options))
     if given is not None and "param_groups" not in given:
         result.pop("param_groups", None)
     if live.has_flats:
         _own_scalars(result)
     result.slots = slots_of(live, optimizers)
     result.unplaced = _unplaced(live, optimizers, owned)
-    return result, seconds
+    return result
 
 
 def _unplaced(live: LiveModel, optimizers: Sequence[Any], owned: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -121,14 +129,14 @@ class _Views:
     def __init__(self, live: LiveModel) -> None:
         self._home = {flat.name: flat for flat in live.flats.values()}
 
-    def make(self, code: int, shape: tuple[int, ...], parts: list[Any]) -> ShardView:
+    def make(self, code: int, shape: tuple[int, ...], parts: list[_reshard.SlotPart]) -> ShardView:
         dtype = DTYPES[code]
         if not parts:
             return FlatView(torch.empty(0, dtype=dtype), shape, ())
-        base = parts[0][0]
-        if all(part[0] is base and part[2] == part[5] for part in parts) and base.is_contiguous():
-            return FlatView(base, shape, [(offsets, sizes, start) for _, start, _, _, offsets, sizes in parts])
-        pieces = [(offsets, box_of(tensor.detach(), start, box, at, sizes)) for tensor, start, box, at, offsets, sizes in parts]
+        base = parts[0].tensor
+        if all(part.tensor is base and part.within == part.sizes for part in parts) and base.is_contiguous():
+            return FlatView(base, shape, [FlatPiece(part.offsets, part.sizes, part.start) for part in parts])
+        pieces = [(part.offsets, box_of(part.tensor.detach(), part.start, part.within, part.at, part.sizes)) for part in parts]
         return ShardView(dtype, shape, pieces)
 
 
@@ -149,7 +157,7 @@ def _own_scalars(state: dict[Any, Any]) -> None:
     visit(state["state"] if "state" in state else state)
 
 
-def _local_layouts(live: LiveModel, optimizers: Sequence[Any]) -> dict[str, Any]:
+def _local_layouts(live: LiveModel, optimizers: Sequence[Any]) -> dict[str, LocalLayout]:
     """Layouts of sharded parameters that have plain tensors for slots."""
     wanted: dict[int, DTensor] = {}
     for optimizer in optimizers:
@@ -160,10 +168,11 @@ def _local_layouts(live: LiveModel, optimizers: Sequence[Any]) -> dict[str, Any]
     if not wanted:
         return {}
     layouts = {}
-    for name, (identity, _) in live.parameters.items():
-        if identity in wanted:
-            param = wanted[identity]
-            layouts[name] = (list(param.shape), list(local_of(param).shape), regions_of(name, param))
+    for name, parameter in live.parameters.items():
+        param = wanted.get(parameter.identity or 0)
+        layout = layout_of(name, param) if param is not None else None
+        if param is not None and layout is not None:
+            layouts[name] = LocalLayout(layout, local_of(param).shape)
     return layouts
 
 
@@ -176,32 +185,36 @@ def slots_of(live: LiveModel, optimizers: Sequence[Any]) -> Slots:
             for param in group["params"]:
                 trained.setdefault(id(param), len(trained))
     layouts: dict[str, Any] = {}
-    for name, (identity, flat) in live.parameters.items():
-        if identity not in trained:
+    for name, parameter in live.parameters.items():
+        identity, flat = parameter.identity, parameter.flat
+        if identity is None or identity not in trained:
             continue
-        if flat is None:
-            layouts[name] = live.tensors[identity]
-        else:
-            layouts[name] = member_view(live, flat)
+        layouts[name] = live.tensors[identity] if flat is None else member_view(live, flat)
         if len(optimizers) == 1 and flat is None:
             layouts.setdefault(str(trained[identity]), layouts[name])
     return Slots(layouts)
 
 
-def member_view(live: LiveModel, flat: Any) -> FlatView:
+def member_view(live: LiveModel, part: _reshard.FlatPart) -> FlatView:
     """A member of a flat parameter as a view of this rank's shard."""
-    name, _, shape, pieces = flat
-    home = live.flats[name]
-    return FlatView(home.shard, shape, pieces, home)
+    home = live.flats[part.flat]
+    return FlatView(home.shard, part.shape, part.pieces, home)
 
 
 # ---- giving state to optimizers -------------------------------------------------------------------------------------------
 
 
+class Planned(NamedTuple):
+    """What each optimizer loads, by its own numbers or by names, and how the given state met them."""
+
+    loads: list[_reshard.OptimizerLoad]
+    report: OptimizerReport
+
+
 def plan(
     live: LiveModel, optimizers: Sequence[Any], given: Mapping[Any, Any], options: StateDictOptions, by_names: bool = False
-) -> tuple[list[Any], dict[str, Any]]:
-    """What each optimizer loads, by its own numbers or by names, and how the given state met them."""
+) -> Planned:
+    """Plans what optimizers load."""
     if live.has_flats:
         given = _without_foreign(live, given)
     named = [by_names or goes_by_names(optimizer) for optimizer in optimizers]
@@ -210,7 +223,7 @@ def plan(
     plans = {
         by: _reshard.optimizer_to_load(live.inner, dict(given), groups, describe, made, by, options) for by in sorted(set(named))
     }
-    return [plans[by][0][index] for index, by in enumerate(named)], next(iter(plans.values()))[1]
+    return Planned([plans[by].loads[index] for index, by in enumerate(named)], next(iter(plans.values())).report)
 
 
 def _without_foreign(live: LiveModel, tree: Any) -> Any:
@@ -232,26 +245,26 @@ def _without_foreign(live: LiveModel, tree: Any) -> Any:
 class Applied:
     """What an optimizer was given: its state dict by its own ids, built in its own memory where that fits."""
 
-    def __init__(self, live: LiveModel, optimizer: Any, load: Any) -> None:
+    def __init__(self, live: LiveModel, optimizer: Any, load: _reshard.OptimizerLoad) -> None:
         self._live = live
-        slots, user_state, groups = load
         params = [param for group in optimizer.param_groups for param in group["params"]]
         state: dict[Any, Any] = {}
-        for key, made in slots.items():
+        for key, made in load.state.items():
             param = params[key] if isinstance(key, int) else None
             now = optimizer.state.get(param, {}) if param is not None else {}
             state[key] = {slot: self._slot(str(slot), param, now.get(slot), value) for slot, value in made.items()}
-        state.update(user_state)
-        self.state_dict = {"state": state, "param_groups": groups}
+        state.update(load.user_state)
+        self.state_dict: dict[str, Any] = {"state": state, "param_groups": load.groups}
 
-    def _slot(self, slot: str, param: Any, now: Any, made: tuple[Any, ...]) -> Any:
-        if made[0] == 0:
-            _, code, shape, copies = made
-            return self._built(param, now, DTYPES[code], shape, copies)
-        return self._kept(slot, param, now, made[1])
+    def _slot(self, slot: str, param: Any, now: Any, made: _reshard.BuiltSlot | _reshard.KeptSlot) -> Any:
+        if isinstance(made, _reshard.KeptSlot):
+            return self._kept(slot, param, now, made.value)
+        return self._built(param, now, DTYPES[made.dtype], made.shape, made.copies)
 
-    def _built(self, param: Any, now: Any, dtype: torch.dtype, shape: tuple[int, ...], copies: list[Any]) -> torch.Tensor:
-        covered = sum(_volume(copy[4]) for copy in copies) >= _volume(shape)
+    def _built(
+        self, param: Any, now: Any, dtype: torch.dtype, shape: tuple[int, ...], copies: list[_reshard.BoxCopy]
+    ) -> torch.Tensor:
+        covered = sum(math.prod(copy.sizes) for copy in copies) >= math.prod(shape)
         if isinstance(now, torch.Tensor) and now.dtype == dtype and tuple(now.shape) == shape and now.is_contiguous():
             target = now.detach()
             # Zeros where nothing is given; where something of the memory itself is given, that has to be kept until then.
@@ -261,10 +274,11 @@ class Applied:
             base = _adoptable(copies, dtype, shape)
             if base is not None:
                 return base
-            device = param.device if param is not None else copies[0][0].device if copies else None
+            device = param.device if param is not None else copies[0].source.device if copies else None
             target = torch.zeros(shape, dtype=dtype, device=device)
-        for source, start, box, at, sizes, into, into_box, into_at in copies:
-            copy_into(box_of(target, into, into_box, into_at, sizes), box_of(source.detach(), start, box, at, sizes))
+        for copy in copies:
+            source = box_of(copy.source.detach(), copy.source_start, copy.source_box, copy.source_at, copy.sizes)
+            copy_into(box_of(target, copy.target_start, copy.target_box, copy.target_at, copy.sizes), source)
         if isinstance(now, torch.Tensor) and covered and target.data_ptr() == now.data_ptr():
             return now
         if isinstance(now, torch.Tensor) and now.dtype == dtype and tuple(now.shape) == shape:
@@ -305,31 +319,19 @@ class Applied:
         return taken(value) if is_fresh(value) else value.detach().clone()
 
 
-def _volume(sizes: Sequence[int]) -> int:
-    count = 1
-    for size in sizes:
-        count *= size
-    return count
-
-
-def _adoptable(copies: list[Any], dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
+def _adoptable(copies: list[_reshard.BoxCopy], dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
     """Memory that was made for exactly this slot and holds it already."""
     base: torch.Tensor | None = None
-    for source, start, box, at, sizes, into, into_box, into_at in copies:
+    for copy in copies:
+        source = copy.source
         owner = fresh_base(source)
         if base is None:
             base = owner
-        if (
-            owner is None
-            or owner is not base
-            or start
-            or any(at)
-            or any(into_at)
-            or tuple(box) != tuple(sizes)
-            or tuple(into_box) != tuple(sizes)
-        ):
+        if owner is None or owner is not base or copy.source_start or any(copy.source_at) or any(copy.target_at):
             return None
-        if source.dtype != dtype or not source.is_contiguous() or source.storage_offset() - base.storage_offset() != into:
+        if copy.source_box != copy.sizes or copy.target_box != copy.sizes or source.dtype != dtype:
+            return None
+        if not source.is_contiguous() or source.storage_offset() - base.storage_offset() != copy.target_start:
             return None
     if base is None or not is_fresh(base) or tuple(base.shape) != shape or not base.is_contiguous():
         return None
@@ -367,7 +369,7 @@ def fill(key: str, target: Any, value: Any) -> None:
             )
 
 
-def give(live: LiveModel, optimizer: Any, load: Any) -> None:
+def give(live: LiveModel, optimizer: Any, load: _reshard.OptimizerLoad) -> None:
     """Loads into an optimizer by its own ``load_state_dict``, so that its hooks run, without its casts."""
     applied = Applied(live, optimizer, load).state_dict
     rates = [group.get("lr") for group in optimizer.param_groups]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -12,16 +12,27 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import _IncompatibleKeys
 
+from ... import _reshard
 from .._leaf import ShardView
+from .._tensor import Facts, device_of, regions_of
 from ._errors import StateMismatch
 from ._model import LiveModel, _is_fsdp_hook
 from ._optimizer import fill, member_view
 from ._options import StateDictOptions
-from ._pieces import pieces_of
 from ._stream import Wanted
 
 #: What is known of a given tensor (None for other values), and the value.
-Given = tuple[tuple[int, tuple[int, ...]] | None, Any]
+Given = tuple[Facts | None, Any]
+
+
+class _GivenEntry(NamedTuple):
+    """A given tensor for the engine; another value without a dtype."""
+
+    key: str
+    dtype: int | None
+    shape: tuple[int, ...]
+
+
 #: Brings tensors that another rank holds: from what this rank wants of them, or why it can not go on, to the tensors.
 Receive = Callable[[dict[str, Wanted], BaseException | None], Iterable[tuple[str, Any]]]
 
@@ -56,22 +67,21 @@ class _Plan:
     def __init__(self, live: LiveModel, given: dict[str, Given], options: StateDictOptions) -> None:
         self.live = live
         self.own = _Own(live)
-        listed = []
-        for key, (facts, _) in given.items():
-            if key not in self.own.keys:
-                listed.append((key, facts[0] if facts else None, list(facts[1]) if facts else []))
-        assignments, self.missing, self.unexpected = live.inner.assign(listed, options)
-        self._entries = dict(assignments)
+        nothing = (None, ())
+        listed = [_GivenEntry(key, *(facts or nothing)) for key, (facts, _) in given.items() if key not in self.own.keys]
+        assigned = live.inner.assign(listed, options)
+        self.missing, self.unexpected = assigned.missing, assigned.unexpected
+        self._entries = assigned.entries
         #: Facts of tensors that go somewhere, and other values that do.
-        self.tensors: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self.tensors: dict[str, Facts] = {}
         self.values: list[tuple[str, Any]] = []
         for key, (facts, value) in given.items():
             entry = self._entries.get(key)
             if entry is None and key not in self.own.keys:
                 continue
-            if facts is not None and (entry is None or entry[3] != "extra"):
+            if facts is not None and (entry is None or entry.kind != "extra"):
                 self.tensors[key] = facts
-            elif entry is None or entry[3] == "extra":
+            elif entry is None or entry.kind == "extra":
                 self.values.append((key, value))
             else:
                 raise StateMismatch(f"{key!r} is a {type(value).__name__}, not a tensor", keys=[key])
@@ -79,23 +89,17 @@ class _Plan:
     def wanted(self) -> dict[str, Wanted]:
         """What this rank needs of each tensor."""
         wanted: dict[str, Wanted] = {}
-        for key, (_, shape) in self.tensors.items():
+        for key, facts in self.tensors.items():
             entry = self._entries.get(key)
-            whole = ((0,) * len(shape), tuple(shape))
-            if entry is None:
-                wanted[key] = ([whole], torch.device("cpu"))
-                continue
-            target = self._target(entry)
-            if isinstance(target, torch.Tensor) and not isinstance(target, DTensor):
-                wanted[key] = ([whole], _device(target))
+            target = self._target(entry) if entry is not None else None
+            if target is None or (isinstance(target, torch.Tensor) and not isinstance(target, DTensor)):
+                wanted[key] = Wanted([((0,) * len(facts.shape), facts.shape)], device_of(target))
             else:
-                regions = [(tuple(offsets), tuple(piece.shape)) for offsets, piece in pieces_of(key, target)]
-                wanted[key] = (regions, _device(target))
+                wanted[key] = Wanted(regions_of(key, target), device_of(target))
         return wanted
 
-    def _target(self, entry: Any) -> Any:
-        flat = entry[6]
-        return member_view(self.live, flat) if flat is not None else self.live.tensors[entry[4]]
+    def _target(self, entry: _reshard.ModelEntry) -> Any:
+        return member_view(self.live, entry.flat) if entry.flat is not None else self.live.tensors[entry.identity or 0]
 
     def set(self, key: str, value: Any) -> None:
         """Sets one thing."""
@@ -103,15 +107,14 @@ class _Plan:
         if entry is None:
             self.own.take(key, _whole(value))
             return
-        _, _, raw, kind, identity, _, flat = entry
-        if kind == "extra":
-            self.live.extra[raw].set_extra_state(value)
+        if entry.kind == "extra":
+            self.live.extra[entry.raw].set_extra_state(value)
             return
         target = self._target(entry)
-        if flat is None and target.is_meta:
-            target = _materialised(self.live, identity, target)
-        if flat is None and self.own.takes(raw):
-            self.own.take_raw(raw, key, _converted(key, target, value))
+        if entry.flat is None and target.is_meta:
+            target = _materialised(self.live, entry.identity or 0, target)
+        if entry.flat is None and self.own.takes(entry.raw):
+            self.own.take_raw(entry.raw, key, _converted(key, target, value))
         else:
             fill(key, target, value)
 
@@ -119,15 +122,6 @@ class _Plan:
 def _whole(value: Any) -> Any:
     """A tensor that came in parts, one of which is all of it."""
     return value.pieces[0][1] if isinstance(value, ShardView) else value
-
-
-def _device(target: Any) -> torch.device:
-    if isinstance(target, torch.Tensor):
-        device = target._local_tensor.device if isinstance(target, DTensor) else target.device
-        if device.type != "meta":
-            return device
-        return torch.device(target.device_mesh.device_type) if isinstance(target, DTensor) else torch.device("cpu")
-    return target.base.device  # type: ignore[no-any-return]
 
 
 def _converted(key: str, target: torch.Tensor, value: Any) -> Any:
@@ -143,7 +137,7 @@ def _converted(key: str, target: torch.Tensor, value: Any) -> Any:
 
 def _materialised(live: LiveModel, identity: int, target: torch.Tensor) -> torch.Tensor:
     """Memory for a parameter or buffer that is still on the meta device, under all of its names."""
-    device = _device(target)
+    device = device_of(target)
     if isinstance(target, DTensor):
         local = torch.empty(target._local_tensor.shape, dtype=target.dtype, device=device)
         made: Any = DTensor.from_local(
@@ -177,7 +171,7 @@ class _Own:
         if self._modules:
             raw = list(live.raw_state())
             names = live.inner.canonical(raw)
-            known = {entry[1] for entry in live.inner.entries([], StateDictOptions(dsd_fqn_modifiers=live.modifiers))}
+            known = {entry.name for entry in live.inner.entries([], StateDictOptions(dsd_fqn_modifiers=live.modifiers))}
             for name, raw_name in zip(names, raw):
                 if name not in known and self._owner(raw_name) is not None and not raw_name.endswith("._flat_param"):
                     self.keys.add(name)

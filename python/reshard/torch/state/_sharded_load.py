@@ -10,12 +10,12 @@ import torch
 from ... import _reshard
 from ..._errors import NotFound
 from .._group import DEFAULT_TIMEOUT, group_for
+from .._tensor import is_tensor
 from ._expand import entries_below, key_types_of
-from ._pieces import is_tensor
 from ._template import Slots
 
 if TYPE_CHECKING:
-    from .._save import StrPath
+    from ..._types import StorageOptions, StrPath
 
 
 @torch.no_grad()
@@ -30,7 +30,7 @@ def load_sharded_optimizer_state_dict(
     no_dist: bool = False,
     allow_pickle: bool = False,
     timeout: float = DEFAULT_TIMEOUT,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: StorageOptions | None = None,
 ) -> dict[str, Any]:
     """Loads the optimizer that a checkpoint keeps under a key, every slot laid out as its parameter is.
 
@@ -55,9 +55,8 @@ def load_sharded_optimizer_state_dict(
         path = getattr(path, "path", None) or getattr(path, "checkpoint_id", None) or path
     known: Any = path
     where = chosen_path(known, checkpoint_id)
-    store = dict(storage_options) if storage_options else None
     group = group_for(process_group, no_dist, timeout=timeout)
-    checkpoint = _reshard.Checkpoint(where, store, group)
+    checkpoint = _reshard.Checkpoint(where, storage_options, group)
     entries = entries_below(checkpoint.entries(), (optimizer_key,))
     if not entries:
         raise NotFound(f"{where} keeps no optimizer under {optimizer_key!r}", keys=[optimizer_key])

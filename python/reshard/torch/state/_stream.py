@@ -10,18 +10,17 @@ import hashlib
 import math
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from ... import _reshard
-from .._describe import CODES
 from .._group import group_for
 from .._leaf import ShardView
+from .._tensor import CODES, DTYPES, Facts, Piece, device_of, is_sharded, is_tensor, pieces_of, regions_of, scalar_bytes, shape_of
 from ._errors import StateError
-from ._pieces import DTYPES, Piece, is_sharded, is_tensor, pieces_of, scalar_bytes, shape_of
 
 Path = tuple[Any, ...]
 
@@ -80,17 +79,41 @@ def leaves_of(tree: Mapping[Any, Any], path: Path = ()) -> Iterator[tuple[Path, 
             yield (*path, key), value
 
 
-def _facts(key: str, value: Any, compared: bool = False) -> tuple[Any, ...]:
+class HeldRegions(NamedTuple):
+    """What a rank tells of a leaf: regions of a tensor."""
+
+    dtype: int
+    shape: tuple[int, ...]
+    regions: list[tuple[tuple[int, ...], tuple[int, ...]]]
+
+
+class HeldSame(NamedTuple):
+    """A tensor that is the same on every rank; its content where that is to be compared."""
+
+    dtype: int
+    shape: tuple[int, ...]
+    content: bytes | None
+
+
+class HeldPlain(NamedTuple):
+    """A plain value."""
+
+    value: Any
+
+
+class HeldOther(NamedTuple):
+    """Anything else."""
+
+    class_name: str
+
+
+def _held(key: str, value: Any, compared: bool = False) -> HeldRegions | HeldSame | HeldPlain | HeldOther:
     if is_sharded(value):
-        shape = shape_of(value)
-        regions = [(list(offsets), list(tensor.shape)) for offsets, tensor in pieces_of(key, value)]
-        return ("regions", CODES[value.dtype], list(shape), regions)
+        return HeldRegions(CODES[value.dtype], shape_of(value), regions_of(key, value))
     if is_tensor(value):
         content = hashlib.sha256(_bytes(value).cpu().numpy().tobytes()).digest() if compared else scalar_bytes(value)
-        return ("same", CODES[value.dtype], list(value.shape), content)
-    if _reshard.is_plain(value):
-        return ("plain", value)
-    return ("other", type(value).__qualname__)
+        return HeldSame(CODES[value.dtype], tuple(value.shape), content)
+    return HeldPlain(value) if _reshard.is_plain(value) else HeldOther(type(value).__qualname__)
 
 
 def _name(path: Path) -> tuple[str, str]:
@@ -116,25 +139,25 @@ def gather_tree(
     own = {_name(path): (path, value) for path, value in leaves_of(tree)}
     facts: dict[str, dict[str, Any]] = {}
     for (name, slot), (_, value) in own.items():
-        facts.setdefault(name, {})[slot] = _facts(name, value, compared)
+        facts.setdefault(name, {})[slot] = _held(name, value, compared)
     told = ranks.all_gather_object((facts, {name: path for name, (path, _) in own.items()}))
     paths: dict[tuple[str, str], Path] = {}
     for _, theirs in told:
         for name, path in theirs.items():
             paths.setdefault(name, path)
-    steps, values = _reshard.full_slots(
+    plan = _reshard.gather_plan(
         [inventory for inventory, _ in told], list(receivers) if receivers is not None else None, cpu_offload
     )
     wanted = list(range(ranks.size)) if receivers is None else list(receivers)
-    tensors = {(name, slot): (DTYPES[code], shape, parts) for name, slot, code, shape, parts in steps}
-    sources = {(name, slot): rank for name, slot, rank in values}
+    tensors = {(step.key, step.slot): step for step in plan.steps}
+    sources = {(source.key, source.slot): source.rank for source in plan.values}
     # The order in which ranks, from the first on, have them: the same everywhere, and the model's own on the first.
     for both, path in paths.items():
         value = own[both][1] if both in own else None
         if both in tensors:
-            dtype, shape, parts = tensors[both]
+            step = tensors[both]
             pieces = pieces_of(both[0], value) if value is not None else []
-            result = gather_pieces(ranks, dtype, shape, parts, pieces, wanted, _device(value))
+            result = gather_pieces(ranks, DTYPES[step.dtype], step.shape, step.parts, pieces, wanted, device_of(value))
         elif both in sources:
             holders = {rank for rank, (inventory, _) in enumerate(told) if both[1] in inventory.get(both[0], {})}
             result = _shared(ranks, value, sources[both], set(wanted) <= holders)
@@ -145,15 +168,6 @@ def gather_tree(
             if cpu_offload and isinstance(result, torch.Tensor):
                 result = result.cpu()
             receive(path, result)
-
-
-def _device(value: Any) -> torch.device:
-    if isinstance(value, ShardView):
-        return value.pieces[0][1].device if value.pieces else torch.device("cpu")
-    if isinstance(value, ShardedTensor):
-        shards = value.local_shards()
-        return shards[0].tensor.device if shards else torch.device("cpu")
-    return value.device if isinstance(value, torch.Tensor) else torch.device("cpu")
 
 
 def _shared(ranks: Ranks, value: Any, rank: int, everyone_has_it: bool) -> Any:
@@ -167,15 +181,15 @@ def gather_pieces(
     ranks: Ranks,
     dtype: torch.dtype,
     shape: Sequence[int],
-    parts: Sequence[tuple[int, Sequence[int], Sequence[int]]],
+    parts: Sequence[_reshard.TransferPart | ShardPart],
     own: Sequence[Piece],
     receivers: Sequence[int],
     device: torch.device,
 ) -> torch.Tensor | None:
-    """A whole tensor from parts `(rank, offsets, sizes)`, on the ranks that receive it."""
+    """A whole tensor from parts, on the ranks that receive it."""
     counts = [0] * ranks.size
-    for rank, _, sizes in parts:
-        counts[rank] += math.prod(sizes)
+    for part in parts:
+        counts[part.rank] += math.prod(part.sizes)
     senders = [rank for rank, count in enumerate(counts) if count]
     mine = dict(own)
     size = torch.empty((), dtype=dtype).element_size()
@@ -189,9 +203,9 @@ def gather_pieces(
         width = max(counts, default=0) * size
         packed = torch.empty(width, dtype=torch.uint8, device=carried)
         at = 0
-        for rank, offsets, _ in parts:
-            if rank == ranks.rank:
-                data = _bytes(mine[tuple(offsets)])
+        for part in parts:
+            if part.rank == ranks.rank:
+                data = _bytes(mine[part.offsets])
                 packed[at : at + data.numel()].copy_(data)
                 at += data.numel()
         if len(receivers) == ranks.size:
@@ -206,15 +220,15 @@ def gather_pieces(
             return None
     full = torch.empty(tuple(shape), dtype=dtype, device=device)
     places = [0] * ranks.size
-    for rank, offsets, sizes in parts:
-        region = full[tuple(slice(o, o + s) for o, s in zip(offsets, sizes))]
-        if rank == ranks.rank and tuple(offsets) in mine:
-            region.copy_(mine[tuple(offsets)])
+    for part in parts:
+        rank, region = part.rank, _region(full, part.offsets, part.sizes)
+        if rank == ranks.rank and part.offsets in mine:
+            region.copy_(mine[part.offsets])
             continue
-        count = math.prod(sizes) * size
+        count = math.prod(part.sizes) * size
         data = buffers[rank][places[rank] : places[rank] + count]
         places[rank] += count
-        region.copy_(_typed(data, dtype).view(tuple(sizes)))
+        region.copy_(_typed(data, dtype).view(part.sizes))
     return full
 
 
@@ -241,36 +255,62 @@ def agree(ranks: Ranks, problem: BaseException | None, message: Any) -> list[Any
     return [message for _, message in told]
 
 
-#: What a rank wants of a tensor: regions `(offsets, sizes)`, and the device to have them on.
-Wanted = tuple[list[tuple[tuple[int, ...], tuple[int, ...]]], torch.device]
+class ShardPart(NamedTuple):
+    """A shard of a ShardedTensor and the rank that has it."""
+
+    rank: int
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+class Wanted(NamedTuple):
+    """What a rank wants of a tensor: regions by offsets and sizes, and the device to have them on."""
+
+    regions: list[tuple[tuple[int, ...], tuple[int, ...]]]
+    device: torch.device
+
+
+class Offered(NamedTuple):
+    """A tensor that one rank has whole."""
+
+    key: str
+    dtype: int
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, key: str, facts: Facts) -> Offered:
+        """From what is known of it."""
+        return cls(key, facts.dtype, facts.shape)
+
+
+class _WantedTensor(NamedTuple):
+    """What a rank tells the others that it wants."""
+
+    key: str
+    regions: list[tuple[tuple[int, ...], tuple[int, ...]]]
+    device: str
 
 
 def distribute(
     ranks: Ranks,
     root: int,
-    offered: Sequence[tuple[str, int, Sequence[int]]],
+    offered: list[Offered],
     source: Callable[[str], torch.Tensor],
     wanted: Mapping[str, Wanted],
     problem: BaseException | None,
 ) -> Iterator[tuple[str, ShardView]]:
     """Tensors of the root to whoever wants what of them, one at a time. Every rank gives what was offered to it, what it
     wants, and why it can not go on; all of them then go the same steps, or fail together."""
-    own = [
-        (key, [(list(offsets), list(sizes)) for offsets, sizes in regions], device.type)
-        for key, (regions, device) in wanted.items()
-    ]
-    told = agree(ranks, problem, own)
+    told = agree(ranks, problem, [_WantedTensor(key, want.regions, want.device.type) for key, want in wanted.items()])
     # All ranks have to choose the same group to carry a tensor, also those that want nothing of it.
-    kinds = {key: kind for message in reversed(told) for key, _, kind in message}
-    regions = [[(key, parts) for key, parts, _ in message] for message in told]
-    steps, _ = _reshard.broadcast_steps(root, [(key, code, list(shape)) for key, code, shape in offered], regions)
-    for key, code, shape, parts in steps:
-        dtype = DTYPES[code]
-        device = wanted[key][1] if key in wanted and wanted[key][1].type == kinds[key] else torch.device(kinds[key])
+    kinds = {want.key: want.device for message in reversed(told) for want in message}
+    for step in _reshard.broadcast_steps(root, offered, told):
+        key, dtype = step.key, DTYPES[step.dtype]
+        device = wanted[key].device if key in wanted and wanted[key].device.type == kinds[key] else torch.device(kinds[key])
         tensor = source(key).detach() if ranks.rank == root else None
-        pieces = _distributed(ranks, root, tensor, dtype, tuple(shape), parts, device)
+        pieces = _distributed(ranks, root, tensor, dtype, step.shape, step.parts, device)
         if key in wanted:
-            yield key, ShardView(dtype, shape, pieces)
+            yield key, ShardView(dtype, step.shape, pieces)
 
 
 def _distributed(
@@ -279,17 +319,21 @@ def _distributed(
     tensor: torch.Tensor | None,
     dtype: torch.dtype,
     shape: tuple[int, ...],
-    parts: Sequence[Any],
+    parts: Sequence[_reshard.TransferPart],
     device: torch.device,
 ) -> list[Piece]:
-    mine = [(tuple(offsets), tuple(sizes)) for rank, offsets, sizes in parts if rank == ranks.rank]
+    mine = [(part.offsets, part.sizes) for part in parts if part.rank == ranks.rank]
     whole = ((0,) * len(shape), shape)
-    others = {rank for rank, _, sizes in parts if rank != root and math.prod(sizes)}
+    others = {part.rank for part in parts if part.rank != root and 0 not in part.sizes}
     group: Any = None
     carried = device
     if others:
         group, carried = ranks.carrier(device)
-    if len(others) == ranks.size - 1 and others and all((tuple(o), tuple(s)) == whole for rank, o, s in parts if rank != root):
+    if (
+        len(others) == ranks.size - 1
+        and others
+        and all((part.offsets, part.sizes) == whole for part in parts if part.rank != root)
+    ):
         data = _bytes(tensor.to(carried)) if tensor is not None else _buffer(math.prod(shape), dtype, carried)
         dist.broadcast(data, src=dist.get_global_rank(group, root), group=group)
         if tensor is None:
@@ -297,7 +341,7 @@ def _distributed(
         return [(offsets, _region(tensor, offsets, sizes)) for offsets, sizes in mine]
     if tensor is not None:
         for rank in sorted(others):
-            its = [_bytes(_region(tensor, o, s).to(carried)) for to, o, s in parts if to == rank]
+            its = [_bytes(_region(tensor, part.offsets, part.sizes).to(carried)) for part in parts if part.rank == rank]
             dist.send(torch.cat(its) if len(its) > 1 else its[0], dst=dist.get_global_rank(group, rank), group=group)
         return [(offsets, _region(tensor, offsets, sizes)) for offsets, sizes in mine]
     data = _buffer(sum(math.prod(sizes) for _, sizes in mine), dtype, carried)
@@ -333,10 +377,11 @@ def full_tensor(key: str, value: Any) -> torch.Tensor:
         return whole
     metadata = value.metadata()
     ranks = Ranks(value._process_group if value._process_group is not dist.group.WORLD else None)
-    parts: list[Any] = [
-        (_group_rank(ranks, shard.placement), shard.shard_offsets, shard.shard_sizes) for shard in metadata.shards_metadata
+    parts = [
+        ShardPart(_group_rank(ranks, shard.placement), tuple(shard.shard_offsets), tuple(shard.shard_sizes))
+        for shard in metadata.shards_metadata
     ]
     own = pieces_of(key, value)
-    made = gather_pieces(ranks, value.dtype, metadata.size, parts, own, list(range(ranks.size)), _device(value))
+    made = gather_pieces(ranks, value.dtype, metadata.size, parts, own, list(range(ranks.size)), device_of(value))
     assert made is not None
     return made

@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
@@ -20,10 +20,15 @@ from torch.distributed.tensor import DTensor
 
 from ... import _reshard
 from .._leaf import ShardView
-from ._pieces import DTYPES, FlatView, is_tensor
+from .._tensor import DTYPES, FlatPiece, FlatView, device_of, is_tensor
 
-#: Path below the optimizer, dtype code or None for a value, and shape.
-Entry = tuple[tuple[Any, ...], int | None, tuple[int, ...]]
+
+class Entry(NamedTuple):
+    """An entry of a checkpoint below an optimizer: its path from there on, the code of its dtype (None for a value), its shape."""
+
+    path: tuple[Any, ...]
+    dtype: int | None
+    shape: tuple[int, ...]
 
 
 #: The entry of a saved optimizer that says which keys of its state are not text.
@@ -98,10 +103,7 @@ class Slots:
                 slot from its name, dtype and shape.
         """
         self.layouts = layouts
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        for name, layout in layouts.items():
-            shape = layout.metadata().size if isinstance(layout, ShardedTensor) else layout.shape
-            self._shapes[name] = tuple(shape)
+        self._shapes = {name: _shape(layout) for name, layout in layouts.items()}
         #: One flat slot for each flat parameter and slot name.
         self._flat: dict[tuple[int, str, torch.dtype], torch.Tensor] = {}
 
@@ -126,22 +128,20 @@ class Slots:
             key_types: what the checkpoint says of keys that are not text.
         """
         self._flat.clear()
-        listed = [(".".join(map(str, path)), path, dtype, list(shape)) for path, dtype, shape in entries]
-        plan, unknown = _reshard.plan_optimizer(self._shapes, listed)
-        strangers = foreign(unknown) if foreign is not None and unknown else set()
+        plan = _reshard.plan_slots(self._shapes, entries)
+        strangers = foreign(plan.unknown) if foreign is not None and plan.unknown else set()
         leaves = []
-        for key, path, name, code, shape, by_parameter in plan:
-            if name in strangers:
+        for planned in plan.slots:
+            key, path = planned.key, planned.path
+            if planned.parameter in strangers:
                 # Left to the load, which reports what nobody wants.
                 continue
             there = _at(live, path)
-            if code is None:
-                leaves.append((key, path, there))
-            elif _fits(there, DTYPES[code], shape):
-                leaves.append((key, path, there))
-            else:
+            if planned.dtype is not None and not _fits(there, DTYPES[planned.dtype], planned.shape):
                 slot = ".".join(map(str, path[2:])) if len(path) > 2 else key
-                leaves.append((key, path, self.make(name if by_parameter else None, slot, DTYPES[code], shape)))
+                name = planned.parameter if planned.by_parameter else None
+                there = self.make(name, slot, DTYPES[planned.dtype], planned.shape)
+            leaves.append((key, path, there))
         nested: dict[Any, Any] = _typed_like(_reshard.unflatten(leaves, key_types), live)
         return nested
 
@@ -153,7 +153,7 @@ class Slots:
         if isinstance(layout, FlatView):
             base = self._base(layout, slot, dtype)
             offset = 0 if base.numel() == layout.base.numel() else _first(layout)
-            places = [(offsets, tensor.shape, _start(layout, tensor) - offset) for offsets, tensor in layout.pieces]
+            places = [FlatPiece(begin, tensor.shape, _start(layout, tensor) - offset) for begin, tensor in layout.pieces]
             view = FlatView(base, shape, places, layout.home)
             for _, tensor in view.pieces:
                 tensor._reshard_base = base  # type: ignore[attr-defined]
@@ -164,7 +164,7 @@ class Slots:
             ]
             return ShardView(dtype, shape, pieces)
         if isinstance(layout, DTensor):
-            local = torch.zeros(layout._local_tensor.shape, dtype=dtype, device=_real(layout._local_tensor.device, layout))
+            local = torch.zeros(layout._local_tensor.shape, dtype=dtype, device=device_of(layout))
             return fresh(
                 DTensor.from_local(
                     local, layout.device_mesh, layout.placements, run_check=False, shape=layout.shape, stride=layout.stride()
@@ -172,7 +172,7 @@ class Slots:
             )
         if isinstance(layout, ShardedTensor):
             return _sharded_like(layout, dtype)
-        return fresh(torch.zeros(tuple(shape), dtype=dtype, device=_real(layout.device, layout)))
+        return fresh(torch.zeros(tuple(shape), dtype=dtype, device=device_of(layout)))
 
     def _base(self, layout: FlatView, slot: str, dtype: torch.dtype) -> torch.Tensor:
         """The memory of a flat slot: one for the whole flat parameter, or one for an original parameter's part."""
@@ -189,14 +189,13 @@ class Slots:
         return self._flat[key]
 
 
+def _shape(layout: Any) -> tuple[int, ...]:
+    return tuple(layout.metadata().size if isinstance(layout, ShardedTensor) else layout.shape)
+
+
 def _whole_layout(layout: Any) -> torch.Tensor:
     """A tensor of the whole shape on the layout's device that takes no memory."""
-    if isinstance(layout, ShardView):
-        device = layout.pieces[0][1].device if layout.pieces else torch.device("cpu")
-    else:
-        device = _real(layout.device, layout)
-    shape = layout.metadata().size if isinstance(layout, ShardedTensor) else layout.shape
-    return torch.empty((), dtype=layout.dtype, device=device).expand(tuple(shape))
+    return torch.empty((), dtype=layout.dtype, device=device_of(layout)).expand(_shape(layout))
 
 
 def _start(layout: FlatView, tensor: torch.Tensor) -> int:
@@ -232,13 +231,6 @@ def taken(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _real(device: torch.device, like: Any) -> torch.device:
-    """A device with memory, where a parameter may still be on the meta device."""
-    if device.type != "meta":
-        return device
-    return torch.device(like.device_mesh.device_type) if isinstance(like, DTensor) else torch.device("cpu")
-
-
 def _sharded_like(layout: ShardedTensor, dtype: torch.dtype) -> ShardedTensor:
     import copy
 
@@ -270,8 +262,7 @@ def _at(tree: Any, path: Sequence[Any]) -> Any:
 def _fits(leaf: Any, dtype: torch.dtype, shape: Sequence[int]) -> bool:
     if not is_tensor(leaf) or leaf.dtype != dtype:
         return False
-    own = leaf.metadata().size if isinstance(leaf, ShardedTensor) else leaf.shape
-    return tuple(own) == tuple(shape)
+    return _shape(leaf) == tuple(shape)
 
 
 def _typed_like(tree: Any, live: Any) -> Any:
