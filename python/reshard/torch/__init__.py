@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 
 from .. import _reshard
-from .._reports import LoadReport, SaveReport
+from .._reports import LoadReport, OptimizerReport, SaveReport
 from ._checkpointer import Checkpointer
 from ._leaf import PerRank, ShardView
 from ._load import exists, load
@@ -57,6 +57,7 @@ __all__ = [
     "Checkpointer",
     "FollowedLoader",
     "LoadReport",
+    "OptimizerReport",
     "OptimizerStateDict",
     "PerRank",
     "ResumableSampler",

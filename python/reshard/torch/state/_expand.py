@@ -6,9 +6,13 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from ... import _reshard
 from ._await import arrived, waits
-from ._template import SLOT_KEYS, Entry, OptimizerStateDict, _at, alive
+from ._template import SLOT_KEYS, Entry, OptimizerStateDict, _at
+
+_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
 
 #: From a wanted key to the checkpoint's; None leaves a key alone.
 Rename = Callable[[str], str | None]
@@ -50,8 +54,7 @@ def _from_checkpoint(
 ) -> Iterator[tuple[tuple[Any, ...], OptimizerStateDict, dict[Any, Any]]]:
     """Every optimizer state dict inside of a state, its place, and its structure in the checkpoint."""
     found: list[tuple[tuple[Any, ...], OptimizerStateDict]] = []
-    if alive:
-        _find(state, (), found)
+    _find(state, (), found)
     entries = checkpoint.entries() if found else ()
     for prefix, template in found:
         if rename is not None and template.slots is not None:
@@ -176,7 +179,8 @@ def _find(value: Any, path: tuple[Any, ...], found: list[tuple[tuple[Any, ...], 
         found.append((path, value))
     elif isinstance(value, Mapping):
         for key, below in value.items():
-            if isinstance(below, (Mapping, list)):
+            # Most of what is in a state are tensors, and asking a protocol about each would take a while.
+            if type(below) not in _TENSORS and isinstance(below, (Mapping, list)):
                 _find(below, (*path, key), found)
     elif isinstance(value, list):
         for index, below in enumerate(value):

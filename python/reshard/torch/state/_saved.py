@@ -7,14 +7,14 @@ from typing import Any
 
 from ... import _reshard
 from ._await import without_waiting
-from ._template import SLOT_KEYS, OptimizerStateDict, alive
+from ._template import SLOT_KEYS, OptimizerStateDict
 
 _CONTAINERS = (dict, list, OptimizerStateDict)
 
 
 def saved_form(state: dict[Any, Any]) -> dict[Any, Any]:
     """A state dict as it is saved."""
-    return _saved(state) if alive else state  # type: ignore[no-any-return]
+    return _saved(state)  # type: ignore[no-any-return]
 
 
 def has_unplaced(state: Any) -> bool:
@@ -22,7 +22,7 @@ def has_unplaced(state: Any) -> bool:
     if isinstance(state, OptimizerStateDict):
         return bool(state.unplaced)
     below = state.values() if isinstance(state, dict) else state
-    return bool(alive) and any(type(value) in _CONTAINERS and has_unplaced(value) for value in below)
+    return any(type(value) in _CONTAINERS and has_unplaced(value) for value in below)
 
 
 def _saved(value: Any) -> Any:

@@ -8,7 +8,6 @@ parameter, slots the checkpoint lacks go. Nothing of this ever steps an optimize
 
 from __future__ import annotations
 
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -35,10 +34,6 @@ class Entry(NamedTuple):
 SLOT_KEYS = "slot_keys"
 
 
-#: All optimizer state dicts there are. Most saves and loads meet none, and then need not look for them.
-alive: weakref.WeakValueDictionary[int, OptimizerStateDict] = weakref.WeakValueDictionary()
-
-
 class OptimizerStateDict(dict):  # type: ignore[type-arg]
     """A dict with the optimizer's state that knows its parameters' layouts. Copies are plain dicts; a pickle has an
     ``OrderedDict``, which ``torch.load`` reads by default."""
@@ -52,10 +47,6 @@ class OptimizerStateDict(dict):  # type: ignore[type-arg]
     #: What a checkpoint that is being loaded calls the parameters it has under other names.
     names: dict[str, str] = {}
     _values: tuple[Any, ...] = ()
-
-    def __init__(self, content: Mapping[Any, Any]) -> None:
-        super().__init__(content)
-        alive[id(self)] = self
 
     def watch(self) -> None:
         """Remembers the values of the groups, to tell whether something was loaded into the dict."""
