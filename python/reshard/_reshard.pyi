@@ -39,7 +39,7 @@ _Key = Any
 
 # ---- groups, control and options --------------------------------------------------------------------------------------------
 
-class Group(Protocol):
+class _Group(Protocol):
     """Ranks that act together, by collectives of bytes."""
 
     @property
@@ -126,7 +126,7 @@ class LoadOptions:
 
 # ---- leaves -----------------------------------------------------------------------------------------------------------------
 
-class DeviceMemory(Protocol):
+class _DeviceMemory(Protocol):
     """Memory that the CPU cannot reach."""
 
     @property
@@ -140,7 +140,7 @@ class DeviceMemory(Protocol):
         """Writes a box of elements, which lie packed in a buffer."""
 
 #: An address, or what reaches memory elsewhere.
-_Memory = int | DeviceMemory
+_Memory = int | _DeviceMemory
 
 @final
 class Placement:
@@ -369,7 +369,7 @@ class Checkpoint:
         cls,
         path: str,
         storage_options: StorageOptions | None = None,
-        group: Group | None = None,
+        group: _Group | None = None,
         metadata: str | None = None,
     ) -> Self: ...
     @property
@@ -464,7 +464,7 @@ class _SaveRequest(Protocol):
         """Makes a record of an object that is not plain."""
 
     @property
-    def group(self) -> Group | None:
+    def group(self) -> _Group | None:
         """The ranks that save together."""
 
     @property
@@ -499,7 +499,7 @@ class _LoadRequest(Protocol):
         """Whatever keeps the leaves' memory alive."""
 
     @property
-    def group(self) -> Group | None:
+    def group(self) -> _Group | None:
         """The ranks that load together."""
 
     @property

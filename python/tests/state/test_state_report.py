@@ -42,10 +42,10 @@ def zero_filled(rank, size):
     train(model, optim, 1)
     state = rt.get_optimizer_state_dict(model, optim, options=rt.StateDictOptions(full_state_dict=True))
     name = sorted(state["state"])[0]
-    del state["state"][name]
+    del state["state"][name]["exp_avg"]
     return name, rt.set_optimizer_state_dict(model, optim, state).zero_filled
 
 
 def test_zeros_in_a_flat_slot_are_reported(ranks):
     for name, filled in ranks(2, zero_filled):
-        assert f"{name}.exp_avg" in filled and all(slot.startswith(f"{name}.") for slot in filled)
+        assert filled == (f"{name}.exp_avg",)
