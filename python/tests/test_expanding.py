@@ -199,7 +199,7 @@ def test_damage_in_many_tensors_is_named_in_linear_time(tmp_path):
         file.write_bytes(file.read_bytes().replace(b"\x00\x00\x80\x3f" * 16, b"\x00\x00\x80\x3e" * 16))
         start = time.monotonic()
         report = _reshard.verify(str(file), True, _reshard.Control())
-        assert not report["sound"] and sum(finding["key"] is not None for finding in report["findings"]) == count
+        assert not report.sound and sum(finding.key is not None for finding in report.findings) == count
         return time.monotonic() - start
 
     few, many = min(seconds(1_000) for _ in range(3)), seconds(10_000)
