@@ -184,7 +184,7 @@ def test_verifying_many_tensors_is_not_quadratic(tmp_path):
         torch.save({f"t{number}": torch.empty(1) for number in range(count)}, file)
         start = time.monotonic()
         report = _reshard.verify(str(file), True, _reshard.Control())
-        assert report["sound"] and report["keys"] == count
+        assert report.sound and report.keys == count
         return time.monotonic() - start
 
     few, many = min(seconds(2_000) for _ in range(3)), seconds(20_000)
