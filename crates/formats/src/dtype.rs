@@ -1,12 +1,15 @@
 //! The element types a tensor can have, under torch's own names.
 //!
-//! Torch stores the older types with a storage class per type (`torch.FloatStorage`) and the newer
-//! ones as untyped bytes beside the type, so each type also knows its storage class if it has one.
+//! One table says everything that a file may call a type: torch's name and storage class (the older types have a class each,
+//! such as `torch.FloatStorage`; the newer ones are untyped bytes beside the type), the name in safetensors, and the code in
+//! our own files.
 
 use std::fmt;
 
+use safetensors::tensor::Dtype;
+
 macro_rules! dtypes {
-    ($($(#[$doc:meta])* $variant:ident, $name:literal, $size:literal, $swap:literal, $storage:expr;)*) => {
+    ($($(#[$doc:meta])* $variant:ident, $name:literal, $size:literal, $swap:literal, $storage:expr, $safetensors:expr;)*) => {
         /// The type of a tensor's elements.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[non_exhaustive]
@@ -53,55 +56,60 @@ macro_rules! dtypes {
             pub const fn storage_class(self) -> Option<&'static str> {
                 match self { $(DType::$variant => $storage,)* }
             }
+
+            /// What safetensors calls this type, where it has it.
+            pub(crate) const fn safetensors(self) -> Option<Dtype> {
+                match self { $(DType::$variant => $safetensors,)* }
+            }
         }
     };
 }
 
 dtypes! {
     /// IEEE double precision.
-    Float64, "float64", 8, 8, Some("DoubleStorage");
+    Float64, "float64", 8, 8, Some("DoubleStorage"), Some(Dtype::F64);
     /// IEEE single precision.
-    Float32, "float32", 4, 4, Some("FloatStorage");
+    Float32, "float32", 4, 4, Some("FloatStorage"), Some(Dtype::F32);
     /// IEEE half precision.
-    Float16, "float16", 2, 2, Some("HalfStorage");
+    Float16, "float16", 2, 2, Some("HalfStorage"), Some(Dtype::F16);
     /// The upper half of a single-precision float.
-    BFloat16, "bfloat16", 2, 2, Some("BFloat16Storage");
+    BFloat16, "bfloat16", 2, 2, Some("BFloat16Storage"), Some(Dtype::BF16);
     /// 8-bit float with 4 exponent bits, finite.
-    Float8E4M3Fn, "float8_e4m3fn", 1, 1, None;
+    Float8E4M3Fn, "float8_e4m3fn", 1, 1, None, Some(Dtype::F8_E4M3);
     /// 8-bit float with 5 exponent bits.
-    Float8E5M2, "float8_e5m2", 1, 1, None;
+    Float8E5M2, "float8_e5m2", 1, 1, None, Some(Dtype::F8_E5M2);
     /// 8-bit float with 4 exponent bits, finite, no negative zero.
-    Float8E4M3Fnuz, "float8_e4m3fnuz", 1, 1, None;
+    Float8E4M3Fnuz, "float8_e4m3fnuz", 1, 1, None, Some(Dtype::F8_E4M3FNUZ);
     /// 8-bit float with 5 exponent bits, finite, no negative zero.
-    Float8E5M2Fnuz, "float8_e5m2fnuz", 1, 1, None;
+    Float8E5M2Fnuz, "float8_e5m2fnuz", 1, 1, None, Some(Dtype::F8_E5M2FNUZ);
     /// 8-bit exponent, used as a block scale.
-    Float8E8M0Fnu, "float8_e8m0fnu", 1, 1, None;
+    Float8E8M0Fnu, "float8_e8m0fnu", 1, 1, None, Some(Dtype::F8_E8M0);
     /// Two 4-bit floats in one byte; shapes count bytes, as in torch.
-    Float4E2M1FnX2, "float4_e2m1fn_x2", 1, 1, None;
+    Float4E2M1FnX2, "float4_e2m1fn_x2", 1, 1, None, Some(Dtype::F4);
     /// Signed 8-bit integer.
-    Int8, "int8", 1, 1, Some("CharStorage");
+    Int8, "int8", 1, 1, Some("CharStorage"), Some(Dtype::I8);
     /// Signed 16-bit integer.
-    Int16, "int16", 2, 2, Some("ShortStorage");
+    Int16, "int16", 2, 2, Some("ShortStorage"), Some(Dtype::I16);
     /// Signed 32-bit integer.
-    Int32, "int32", 4, 4, Some("IntStorage");
+    Int32, "int32", 4, 4, Some("IntStorage"), Some(Dtype::I32);
     /// Signed 64-bit integer.
-    Int64, "int64", 8, 8, Some("LongStorage");
+    Int64, "int64", 8, 8, Some("LongStorage"), Some(Dtype::I64);
     /// Unsigned 8-bit integer.
-    UInt8, "uint8", 1, 1, Some("ByteStorage");
+    UInt8, "uint8", 1, 1, Some("ByteStorage"), Some(Dtype::U8);
     /// Unsigned 16-bit integer.
-    UInt16, "uint16", 2, 2, None;
+    UInt16, "uint16", 2, 2, None, Some(Dtype::U16);
     /// Unsigned 32-bit integer.
-    UInt32, "uint32", 4, 4, None;
+    UInt32, "uint32", 4, 4, None, Some(Dtype::U32);
     /// Unsigned 64-bit integer.
-    UInt64, "uint64", 8, 8, None;
+    UInt64, "uint64", 8, 8, None, Some(Dtype::U64);
     /// One byte, 0 or 1.
-    Bool, "bool", 1, 1, Some("BoolStorage");
+    Bool, "bool", 1, 1, Some("BoolStorage"), Some(Dtype::BOOL);
     /// Two half-precision floats.
-    Complex32, "complex32", 4, 2, None;
+    Complex32, "complex32", 4, 2, None, None;
     /// Two single-precision floats.
-    Complex64, "complex64", 8, 4, Some("ComplexFloatStorage");
+    Complex64, "complex64", 8, 4, Some("ComplexFloatStorage"), Some(Dtype::C64);
     /// Two double-precision floats.
-    Complex128, "complex128", 16, 8, Some("ComplexDoubleStorage");
+    Complex128, "complex128", 16, 8, Some("ComplexDoubleStorage"), None;
 }
 
 impl DType {

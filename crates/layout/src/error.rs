@@ -63,16 +63,6 @@ pub enum LayoutError {
         /// Elements of the tensor.
         elements: u64,
     },
-    /// Pieces that should join into one flat range do not.
-    #[error("piece {index} at {region} does not continue the flat range at element {expected}")]
-    BrokenFlatRange {
-        /// Position of the piece in the list.
-        index: usize,
-        /// Its region.
-        region: String,
-        /// The element of the flattened tensor at which it should start.
-        expected: u64,
-    },
     /// An element has zero bytes, or source and destination have elements of different sizes.
     #[error("element size of the {field} is {actual}, expected {expected}")]
     ElementSize {

@@ -7,7 +7,6 @@ mod tree;
 use grid::Grid;
 use tree::Tree;
 
-use crate::error::check_rank;
 use crate::{Dims, LayoutError, Region};
 
 /// The most regions that one tensor may have; positions are kept in 32 bits.
@@ -77,13 +76,6 @@ impl ChunkIndex {
         self.for_each_overlap(wanted, |index, shared| found.push((index, shared)));
         found.sort_unstable_by_key(|(index, _)| *index);
         found
-    }
-
-    /// Like [`ChunkIndex::overlaps`], but an error when `wanted` does not lie inside the tensor.
-    pub fn checked_overlaps(&self, wanted: &Region) -> Result<Vec<(usize, Region)>, LayoutError> {
-        check_rank("wanted", self.shape.len(), wanted.ndim())?;
-        wanted.check_inside(&self.shape)?;
-        Ok(self.overlaps(wanted))
     }
 }
 
@@ -156,7 +148,5 @@ mod tests {
     fn regions_outside_the_tensor_are_named() {
         let error = ChunkIndex::new(&[6], vec![region(&[0], &[6]), region(&[4], &[3])]).unwrap_err();
         assert_eq!(error.to_string(), "region 1, [4:7], reaches past dimension 0 of shape [6]");
-        let index = ChunkIndex::new(&[6], vec![]).unwrap();
-        assert!(index.checked_overlaps(&region(&[6], &[1])).is_err());
     }
 }

@@ -46,7 +46,7 @@ pub use bytes::ByteLayout;
 pub use copy::copy_runs;
 pub use coverage::{Coverage, NAMED_LIMIT, Overlap, coverage, coverage_up_to};
 pub use error::LayoutError;
-pub use flat::{FlatPiece, flat_pieces, flat_range, flat_range_of_pieces};
+pub use flat::{FlatPiece, flat_pieces, flat_range};
 pub use index::{ChunkIndex, Move, moves};
 pub use mesh::Mesh;
 pub use placement::{LocalRegion, Placement, holders, local_regions, local_shape};

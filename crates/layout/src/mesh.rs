@@ -125,68 +125,6 @@ impl Mesh {
         }
         self.ranks.get(usize::try_from(position).ok()?).copied()
     }
-
-    /// The sub-mesh of the named dimensions, in the order in which they are named, that contains `rank`: the other
-    /// dimensions stay where `rank` stands.
-    pub fn submesh<S: AsRef<str>>(&self, names: &[S], rank: u64) -> Result<Mesh, LayoutError> {
-        let dims = self.dims_of(names)?;
-        let origin = self.coordinate(rank).ok_or(LayoutError::UnknownRank { rank, field: "the mesh" })?;
-        self.slice(&dims, &origin)
-    }
-
-    /// All sub-meshes of the named dimensions, one for each place in the other dimensions, in row-major order of those.
-    pub fn submeshes<S: AsRef<str>>(&self, names: &[S]) -> Result<Vec<Mesh>, LayoutError> {
-        let dims = self.dims_of(names)?;
-        (0..self.ranks.len())
-            .map(|position| self.coordinate_at(position))
-            .filter(|coordinate| dims.iter().all(|dim| coordinate[*dim] == 0))
-            .map(|origin| self.slice(&dims, &origin))
-            .collect()
-    }
-
-    /// The mesh with neighbouring named dimensions joined into one, as `DeviceMesh._flatten` does.
-    pub fn flattened<S: AsRef<str>>(&self, names: &[S], name: &str) -> Result<Mesh, LayoutError> {
-        let dims = self.dims_of(names)?;
-        let (Some(first), true) = (dims.first().copied(), dims.windows(2).all(|pair| pair[0] + 1 == pair[1])) else {
-            return Err(bad("only neighbouring dimensions, in their order, can be flattened".to_owned()));
-        };
-        let end = first + dims.len();
-        let mut shape = Dims::from_slice(&self.shape[..first]);
-        shape.push(self.shape[first..end].iter().product());
-        shape.extend_from_slice(&self.shape[end..]);
-        let mut all = self.names[..first].to_vec();
-        all.push(name.to_owned());
-        all.extend_from_slice(&self.names[end..]);
-        Mesh { shape, names: Vec::new(), ranks: self.ranks.clone(), positions: self.positions.clone() }.named(&all)
-    }
-
-    fn dims_of<S: AsRef<str>>(&self, names: &[S]) -> Result<Vec<usize>, LayoutError> {
-        let mut dims = Vec::with_capacity(names.len());
-        for name in names {
-            let name = name.as_ref();
-            let dim = self.dim(name).ok_or_else(|| bad(format!("no dimension {name:?} among {:?}", self.names)))?;
-            if dims.contains(&dim) {
-                return Err(bad(format!("dimension {name:?} is named twice")));
-            }
-            dims.push(dim);
-        }
-        Ok(dims)
-    }
-
-    fn slice(&self, dims: &[usize], origin: &[u64]) -> Result<Mesh, LayoutError> {
-        let shape: Dims = dims.iter().map(|dim| self.shape[*dim]).collect();
-        let names: Vec<&String> = dims.iter().map(|dim| &self.names[*dim]).collect();
-        let places = Mesh::new(&shape)?;
-        let mut coordinate = Dims::from_slice(origin);
-        let mut ranks = Vec::with_capacity(places.ranks.len());
-        for position in 0..places.ranks.len() {
-            for (dim, at) in dims.iter().zip(places.coordinate_at(position)) {
-                coordinate[*dim] = at;
-            }
-            ranks.extend(self.rank_at(&coordinate));
-        }
-        Mesh::with_ranks(&shape, &ranks)?.named(&names)
-    }
 }
 
 fn bad(reason: String) -> LayoutError {
@@ -217,19 +155,6 @@ mod tests {
     }
 
     #[test]
-    fn submeshes_keep_the_other_dimensions_where_the_rank_stands() {
-        let mesh = Mesh::new(&[2, 2, 3]).unwrap().named(&["pp", "dp", "tp"]).unwrap();
-        let tp = mesh.submesh(&["tp"], 10).unwrap();
-        assert_eq!((tp.ranks(), tp.shape()), (&[9, 10, 11][..], &[3][..]));
-        let turned = mesh.submesh(&["tp", "pp"], 4).unwrap();
-        assert_eq!((turned.ranks(), turned.shape()), (&[3, 9, 4, 10, 5, 11][..], &[3, 2][..]));
-        let all = mesh.submeshes(&["dp", "tp"]).unwrap();
-        assert_eq!(all.iter().map(|mesh| mesh.ranks()[0]).collect::<Vec<_>>(), [0, 6]);
-        let joined = mesh.flattened(&["pp", "dp"], "fsdp").unwrap();
-        assert_eq!((joined.shape(), joined.coordinate(7).unwrap().as_slice()), (&[4, 3][..], &[2, 1][..]));
-    }
-
-    #[test]
     fn contradictions_are_named() {
         let message = |mesh: Result<Mesh, LayoutError>| mesh.unwrap_err().to_string();
         assert_eq!(message(Mesh::new(&[2, 0])), "mesh: shape[1] is 0");
@@ -237,9 +162,6 @@ mod tests {
         assert_eq!(message(Mesh::with_ranks(&[3], &[4, 1, 4])), "mesh: ranks[0] and ranks[2] are both 4");
         assert!(message(Mesh::with_ranks(&[3], &[1])).contains("ranks has 1 entries"));
         let mesh = Mesh::new(&[2, 2]).unwrap();
-        assert!(message(mesh.clone().named(&["dp", "dp"])).contains("both \"dp\""));
-        assert!(message(mesh.submesh(&["tp"], 0)).contains("no dimension \"tp\""));
-        assert!(matches!(mesh.submesh(&["dim_0"], 4), Err(LayoutError::UnknownRank { rank: 4, .. })));
-        assert!(message(mesh.flattened(&["dim_1", "dim_0"], "all")).contains("neighbouring"));
+        assert!(message(mesh.named(&["dp", "dp"])).contains("both \"dp\""));
     }
 }

@@ -76,6 +76,8 @@ pub(crate) fn torch_python() -> Option<PathBuf> {
         None => root.join(".venv/bin/python"),
     };
     let works = Command::new(&python).args(["-c", "import torch"]).output().is_ok_and(|output| output.status.success());
+    // Whoever names a Python wants these tests to run.
+    assert!(works || std::env::var_os("RESHARD_PYTHON").is_none(), "{} has no torch", python.display());
     if !works {
         println!("skipped: {} has no torch; set RESHARD_PYTHON to a Python that has", python.display());
     }
