@@ -1,4 +1,5 @@
-//! What every backend and every wrapper must do, as one suite. A new backend is right when [`run`] returns.
+//! What every backend and every wrapper must do, as one suite: a rule is a function that panics where it is broken. A new backend
+//! is right when it keeps every one of [`CASES`]; tests show each of them as a test of its own.
 // The suite is a test: it fails by panicking.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -11,39 +12,36 @@ use crate::{Linked, Publish, RangeRead, StorageError, Store, WriteOptions, is_st
 /// Makes an empty store, rooted at a place of this name. Two names are siblings in one place.
 pub type Make<'a> = &'a dyn Fn(&str) -> Arc<dyn Store>;
 
-type Case = fn(Make<'_>);
+/// One rule.
+pub type Case = fn(Make<'_>);
+
+macro_rules! cases {
+    ($($name:ident)*) => { &[$((stringify!($name), $name)),*] };
+}
 
 /// Every rule, by name.
-pub const CASES: &[(&str, Case)] = &[
-    ("nothing is there at first", nothing_is_there_at_first),
-    ("paths outside of the root are refused", paths_outside_are_refused),
-    ("what is written is read", what_is_written_is_read),
-    ("many threads write one file", many_threads_write_one_file),
-    ("ordered backends refuse disorder", ordered_backends_refuse_disorder),
-    ("a large file survives", a_large_file_survives),
-    ("existing files are not overwritten", existing_files_are_not_overwritten),
-    ("declared lengths are checked", declared_lengths_are_checked),
-    ("an aborted file is gone", an_aborted_file_is_gone),
-    ("publishing creates or replaces", publishing_creates_or_replaces),
-    ("one of many creators wins", one_of_many_creators_wins),
-    ("an update needs the version that was seen", an_update_needs_the_version_that_was_seen),
-    ("a root has one writer at a time", a_root_has_one_writer_at_a_time),
-    ("a rename replaces in one step", a_rename_replaces_in_one_step),
-    ("a reader never sees half a publication", a_reader_never_sees_half_a_publication),
-    ("listings are complete, sorted and inside", listings_are_complete),
-    ("reads past the end fail", reads_past_the_end_fail),
-    ("ranges may be in any order", ranges_may_be_in_any_order),
-    ("links and copies are equal and independent", links_and_copies),
-    ("deleting is idempotent", deleting_is_idempotent),
-];
-
-/// Runs the whole suite; panics at the first rule that is broken, after naming it.
-pub fn run(make: Make<'_>) {
-    for (name, case) in CASES {
-        println!("conformance: {name}");
-        case(make);
-    }
-}
+pub const CASES: &[(&str, Case)] = cases! {
+    nothing_is_there_at_first
+    paths_outside_are_refused
+    what_is_written_is_read
+    many_threads_write_one_file
+    ordered_backends_refuse_disorder
+    a_large_file_survives
+    existing_files_are_not_overwritten
+    declared_lengths_are_checked
+    an_aborted_file_is_gone
+    publishing_creates_or_replaces
+    one_of_many_creators_wins
+    an_update_needs_the_version_that_was_seen
+    a_root_has_one_writer_at_a_time
+    a_rename_replaces_in_one_step
+    a_reader_never_sees_half_a_publication
+    listings_are_complete
+    reads_past_the_end_fail
+    ranges_may_be_in_any_order
+    links_and_copies
+    deleting_is_idempotent
+};
 
 /// Bytes that differ everywhere and repeat nowhere soon.
 fn pattern(length: usize, seed: u64) -> Vec<u8> {

@@ -2,29 +2,36 @@
 // Clippy knows test functions, not what they call.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
-mod around;
-mod around_files;
 mod asynchronous;
 mod comparing;
 mod converting;
 mod corpus;
 mod crashes;
+mod device_memory;
 mod digests;
+mod editing;
 mod health;
 mod killed;
 mod layouts;
+mod loading;
 mod matrix;
 mod mutations;
-mod ordered;
+mod object_like;
 mod read_faults;
+mod recovering;
 mod relayouts;
 mod remote;
 mod round_trip;
 mod s3_faults;
+mod samples;
+mod saving;
+mod steps;
 mod strided;
+mod tracing;
 mod typed;
 mod verifying;
 mod views;
+mod wholes;
 mod writers;
 // The S3 server that the storage crate tests with.
 #[path = "../../../storage/tests/it/server.rs"]

@@ -17,7 +17,7 @@ use reshard::{
 };
 
 use crate::layouts::{Cut, Memory, Whole, add_to_save, held, store_at};
-use crate::ordered::Ordered;
+use crate::object_like::Ordered;
 
 const RANKS: usize = 2;
 pub(crate) const OLD: u64 = 1;

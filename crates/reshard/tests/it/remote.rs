@@ -11,7 +11,7 @@ use reshard::{
 };
 
 use crate::layouts::{Whole, store_at};
-use crate::ordered::{Ordered, Reads};
+use crate::object_like::{Ordered, Reads};
 
 const AWAY: Duration = Duration::from_millis(20);
 

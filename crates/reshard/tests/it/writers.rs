@@ -11,7 +11,7 @@ use reshard::storage::{Address, Store, StoreOptions, open};
 use reshard::{Checkpoint, DType, Error, ErrorKind, Group, SaveOptions, SaveState, Solo, Value, run_threads, save_with};
 
 use crate::layouts::{Cut, Memory, Whole, add_to_save, held, store_at};
-use crate::ordered::Ordered;
+use crate::object_like::Ordered;
 
 fn whole(number: u64) -> Whole {
     Whole::new("w", DType::UInt8, &[20_000], number)
