@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 
-use reshard::{Caller, ErrorKind};
+use reshard::Caller;
 
 use crate::human;
 
@@ -88,20 +88,7 @@ impl fmt::Display for Failure {
 
 impl From<reshard::Error> for Failure {
     fn from(error: reshard::Error) -> Failure {
-        let hint = match error.kind() {
-            ErrorKind::Mismatch => None,
-            ErrorKind::Invalid if error.to_string().contains("safetensors has no type") => {
-                Some("leave it out with --exclude, cast it with --cast KEY=DTYPE, or write --to torch".to_owned())
-            }
-            ErrorKind::Untrusted => Some("reshard never executes code from a file; load it with PyTorch if you trust whoever wrote it".to_owned()),
-            ErrorKind::Storage if error.full_text().contains("feature `cloud`") => {
-                Some("build the command with `--features cloud` to reach object stores".to_owned())
-            }
-            ErrorKind::NotFound if !matches!(error, reshard::Error::NoSuchKey { .. }) => {
-                Some("give a DCP folder (it holds `.metadata`), a safetensors file or folder, or a .pt file; for a folder of steps, `reshard latest`".to_owned())
-            }
-            _ => error.hint_for(Caller::Command),
-        };
+        let hint = error.hint_for(Caller::Command);
         Failure { hint, ..Failure::of(&error) }
     }
 }

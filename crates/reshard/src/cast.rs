@@ -22,7 +22,7 @@ pub(crate) fn cast(from: DType, source: &[u8], to: DType, target: &mut [u8]) -> 
         (DType::Float16, DType::Float32) => each::<2, 4>(source, target, |s| f16::from_le_bytes(s).to_f32().to_le_bytes()),
         _ => {
             let (Some(read), Some(write)) = (reader(from), writer(to)) else {
-                return Err(Error::invalid(format!("no cast from {} to {}", from.name(), to.name())));
+                return Err(Error::unsupported(format!("no cast from {} to {}", from.name(), to.name())));
             };
             let (a, b) = (from.size() as usize, to.size() as usize);
             for (source, target) in source.chunks_exact(a).zip(target.chunks_exact_mut(b)) {

@@ -178,6 +178,22 @@ pub enum Error {
         /// What is wrong and what to do.
         detail: String,
     },
+    /// Nothing is wrong, but it cannot be done with what is stored: a type without numbers, a cast that there is not.
+    #[error("{detail}")]
+    Unsupported {
+        /// What cannot be done, and with what.
+        detail: String,
+    },
+    /// A format that has no such element type.
+    #[error("{format} has no type for {key:?}, which is {dtype}")]
+    UnsupportedDType {
+        /// The key.
+        key: String,
+        /// Its type.
+        dtype: &'static str,
+        /// The format that was to be written.
+        format: &'static str,
+    },
     /// Memory, threads or another resource ran out, or a limit of the format was reached.
     #[error("{detail}")]
     Exhausted {
@@ -227,7 +243,9 @@ impl Error {
             Error::Storage { .. } | Error::Conflict { .. } => ErrorKind::Storage,
             Error::Group { .. } => ErrorKind::Group,
             Error::Remote { failures } => failures.first().map_or(ErrorKind::Group, |f| f.kind),
-            Error::Invalid { .. } | Error::Several { .. } => ErrorKind::Invalid,
+            Error::Invalid { .. } | Error::Several { .. } | Error::Unsupported { .. } | Error::UnsupportedDType { .. } => {
+                ErrorKind::Invalid
+            }
             Error::Exhausted { .. } | Error::Expands { .. } => ErrorKind::Exhausted,
             Error::Internal { .. } => ErrorKind::Internal,
             Error::Cancelled { .. } => ErrorKind::Cancelled,
@@ -237,7 +255,10 @@ impl Error {
     /// The keys concerned.
     pub fn keys(&self) -> Vec<String> {
         match self {
-            Error::NoSuchKey { key, .. } | Error::Untrusted { key, .. } | Error::Expands { key, .. } => vec![key.clone()],
+            Error::NoSuchKey { key, .. }
+            | Error::Untrusted { key, .. }
+            | Error::Expands { key, .. }
+            | Error::UnsupportedDType { key, .. } => vec![key.clone()],
             Error::Corrupt { key, .. } => key.iter().cloned().collect(),
             Error::Mismatch(m) => m.keys(),
             Error::Remote { failures } => failures.iter().flat_map(|f| f.keys.iter().cloned()).collect(),
@@ -274,7 +295,12 @@ impl Error {
             Error::Storage { source, .. } => match source {
                 StorageError::NoSpace { .. } => "free some space or choose another path; what was there before is unchanged",
                 StorageError::PermissionDenied { .. } => "check the permissions of the path, or the credentials for the store",
-                StorageError::NotFound { .. } => ADDRESS,
+                StorageError::NotFound { .. } => address_hint(caller),
+                StorageError::NotBuilt { .. } => match caller {
+                    Caller::Command => "build the command with `--features cloud` to reach object stores",
+                    Caller::Rust => "enable the feature `cloud` of the crate",
+                    Caller::Python => "build the package with the feature `cloud`",
+                },
                 _ => return None,
             },
             Error::Remote { failures } => match failures.first()? {
@@ -284,6 +310,11 @@ impl Error {
             },
             Error::NoSuchKey { .. } => keys_hint(caller),
             Error::Expands { .. } => return Some(expanded_hint(caller)),
+            Error::UnsupportedDType { .. } => match caller {
+                Caller::Rust => "leave it out, cast it with `CastRules`, or write `ConvertTarget::Torch`",
+                Caller::Python => "leave it out with exclude=, cast it with cast=, or write a .pt file",
+                Caller::Command => "leave it out with --exclude, cast it with --cast KEY=DTYPE, or write --to torch",
+            },
             _ => kind_hint(self.kind(), caller)?,
         };
         Some(text.to_owned())
@@ -304,6 +335,10 @@ impl Error {
 
     pub(crate) fn invalid(detail: impl Into<String>) -> Error {
         Error::Invalid { detail: detail.into() }
+    }
+
+    pub(crate) fn unsupported(detail: impl Into<String>) -> Error {
+        Error::Unsupported { detail: detail.into() }
     }
 
     pub(crate) fn exhausted(detail: impl Into<String>) -> Error {
@@ -332,7 +367,7 @@ impl From<LayoutError> for Error {
 
 impl From<MetadataError> for Error {
     fn from(error: MetadataError) -> Error {
-        Error::invalid(format!("the metadata of this save cannot be written: {error}"))
+        Error::unsupported(format!("the metadata of this save cannot be written: {error}"))
     }
 }
 
@@ -350,7 +385,15 @@ pub enum Caller {
 /// Raises the limit of [`Error::Expands`] for a process: a number of bytes.
 pub(crate) const EXPANDED_LIMIT_VARIABLE: &str = "RESHARD_EXPANDED_LIMIT";
 
-const ADDRESS: &str = "check the path; a DCP folder holds a `.metadata` file";
+fn address_hint(caller: Caller) -> &'static str {
+    match caller {
+        Caller::Rust | Caller::Python => "check the path; a DCP folder holds a `.metadata` file",
+        Caller::Command => {
+            "give a DCP folder (it holds `.metadata`), a safetensors file or folder, or a .pt file; for a folder of steps, \
+             `reshard latest`"
+        }
+    }
+}
 
 fn keys_hint(caller: Caller) -> &'static str {
     match caller {
@@ -373,7 +416,7 @@ fn expanded_hint(caller: Caller) -> String {
 
 fn kind_hint(kind: ErrorKind, caller: Caller) -> Option<&'static str> {
     Some(match (kind, caller) {
-        (ErrorKind::NotFound, _) => ADDRESS,
+        (ErrorKind::NotFound, caller) => address_hint(caller),
         (ErrorKind::AlreadyExists, Caller::Rust) => {
             "set `overwrite` to replace it; the old checkpoint stays until the new one is complete"
         }
@@ -391,14 +434,17 @@ fn kind_hint(kind: ErrorKind, caller: Caller) -> Option<&'static str> {
         (ErrorKind::Mismatch, Caller::Python) => {
             "pass strict=False for a report instead, cast=\"any\" for other dtypes, or rename= for other names"
         }
-        (ErrorKind::Mismatch, Caller::Command) => "`reshard diff` shows every difference; `--rename` changes names",
         (ErrorKind::Untrusted, Caller::Rust) => "read it as opaque bytes; only unpickling could bring the object back",
         (ErrorKind::Untrusted, Caller::Python) => "pass allow_pickle=True only if you trust whoever wrote the file",
-        (ErrorKind::Untrusted, Caller::Command) => "leave such values out with --skip-opaque; the command never executes code",
+        (ErrorKind::Untrusted, Caller::Command) => {
+            "reshard never executes code from a file; load it with PyTorch if you trust whoever wrote it"
+        }
         (ErrorKind::Group, _) => {
             "look at the log of the rank that is named: it failed, left, or is still busy with something else"
         }
-        (ErrorKind::Storage | ErrorKind::Invalid | ErrorKind::Cancelled | ErrorKind::Exhausted | ErrorKind::Internal, _) => {
+        // The message lists every difference itself.
+        (ErrorKind::Mismatch, Caller::Command)
+        | (ErrorKind::Storage | ErrorKind::Invalid | ErrorKind::Cancelled | ErrorKind::Exhausted | ErrorKind::Internal, _) => {
             return None;
         }
     })

@@ -115,7 +115,7 @@ impl<'a> Source<'a> {
         match (&self.place, self.bytes()) {
             (Place::Device(memory), _) => memory
                 .read(offset, into)
-                .map_err(|detail| Error::invalid(format!("a tensor's memory could not be read: {detail}"))),
+                .map_err(|detail| Error::exhausted(format!("a tensor's memory could not be read: {detail}"))),
             (Place::Here(..), bytes) => {
                 into.copy_from_slice(bytes.and_then(|bytes| bytes.get(start..end)).ok_or_else(outside)?);
                 Ok(())

@@ -175,7 +175,7 @@ struct Average<'m> {
 
 impl Stream for Average<'_> {
     fn fill(&mut self, buf: &mut [u8]) -> Result<()> {
-        let real = real_part(self.dtype).ok_or_else(|| Error::invalid(format!("{} has no average", self.dtype.name())))?;
+        let real = real_part(self.dtype).ok_or_else(|| Error::unsupported(format!("{} has no average", self.dtype.name())))?;
         let total: f64 = self.weights.iter().sum();
         self.sums.clear();
         self.sums.resize(buf.len() / real.size() as usize, 0.0);
@@ -201,7 +201,7 @@ struct FirstOf<'m> {
 
 impl Stream for FirstOf<'_> {
     fn fill(&mut self, buf: &mut [u8]) -> Result<()> {
-        let Some((first, others)) = self.streams.split_first_mut() else { return Err(Error::invalid("nothing to merge")) };
+        let Some((first, others)) = self.streams.split_first_mut() else { return Err(Error::internal("nothing to merge")) };
         first.fill(buf)?;
         self.scratch.resize(buf.len(), 0);
         for other in others {

@@ -139,7 +139,7 @@ pub fn write_records(
     // Position of each record among its own kind.
     let mut kinds: Vec<(bool, usize)> = Vec::with_capacity(count);
     for (local, record) in records.into_iter().enumerate() {
-        let local = u32::try_from(local).map_err(|_| Error::invalid("too many records"))?;
+        let local = u32::try_from(local).map_err(|_| Error::exhausted("too many records"))?;
         let path = record.path.unwrap_or_else(|| vec![PathSegment::Key(record.key.clone())]);
         let mut entry = KeyEntry::new(record.key, path, None);
         match record.content {

@@ -225,7 +225,7 @@ pub(crate) struct CastStream<S> {
 impl<S: Stream> CastStream<S> {
     pub(crate) fn new(inner: S, from: DType, to: DType) -> Result<CastStream<S>> {
         if !can_cast(from, to) {
-            return Err(Error::invalid(format!("no cast from {} to {}", from.name(), to.name())));
+            return Err(Error::unsupported(format!("no cast from {} to {}", from.name(), to.name())));
         }
         Ok(CastStream { inner, from, to, scratch: Vec::new() })
     }

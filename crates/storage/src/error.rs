@@ -156,6 +156,14 @@ pub enum StorageError {
         /// What is missing.
         reason: String,
     },
+    /// This build has no client for such a store.
+    #[error("cannot open {path}: this build has no client for {scheme} (feature `cloud`)")]
+    NotBuilt {
+        /// Where.
+        path: String,
+        /// What there is no client for.
+        scheme: String,
+    },
     /// An address that cannot be understood.
     #[error("bad address {address:?}: {reason}")]
     BadAddress {
@@ -281,6 +289,7 @@ impl StorageError {
             | StorageError::NoSpace { path, .. }
             | StorageError::PermissionDenied { path, .. }
             | StorageError::Unsupported { path, .. }
+            | StorageError::NotBuilt { path, .. }
             | StorageError::BadPath { path, .. }
             | StorageError::TooLarge { path, .. }
             | StorageError::OutOfRange { path, .. }

@@ -19,10 +19,6 @@ pub fn open(address: &Address, options: &StoreOptions) -> Result<Arc<dyn Store>>
         #[cfg(feature = "object")]
         _ => Ok(Arc::new(crate::object::ObjectBackend::open(address, options)?)),
         #[cfg(not(feature = "object"))]
-        _ => Err(StorageError::Unsupported {
-            path: address.to_string(),
-            operation: crate::Operation::Open,
-            reason: "this build has no object stores (feature `cloud`)".to_owned(),
-        }),
+        _ => Err(StorageError::NotBuilt { path: address.to_string(), scheme: "object stores".to_owned() }),
     }
 }

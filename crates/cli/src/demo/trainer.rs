@@ -280,7 +280,7 @@ impl<'g, G: Group> Trainer<'g, G> {
         drop(state);
         for (path, value) in settings() {
             if loaded.values.get(&dotted(&path)) != Some(&LoadedValue::Plain(value)) {
-                return Err(Error::Invalid { detail: format!("the optimizer's {} came back changed", dotted(&path)) });
+                return Err(Error::Internal { detail: format!("the optimizer's {} came back changed", dotted(&path)) });
             }
         }
         self.step = f32::from_le_bytes(steps[0]) as u64;

@@ -70,7 +70,7 @@ impl LiveSource for Live {
         options.bins = BINS;
         let stats = match stats(&self.checkpoint, key, &options) {
             Ok(found) => Some(stats_page(&found)),
-            Err(reshard::Error::Invalid { .. }) => None,
+            Err(reshard::Error::Unsupported { .. }) => None,
             Err(error) => return Err(human::printable(&text(error))),
         };
         let mut chunks: Vec<_> = tensor.chunks.iter().collect();

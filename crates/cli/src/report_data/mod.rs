@@ -82,7 +82,7 @@ pub(crate) fn collect(checkpoint: &Checkpoint, printer: &Printer, wanted: &Wante
             match stats(checkpoint, key, &options) {
                 Ok(found) => drop(builder.stats(*number, stats_page(&found))),
                 // A type without numbers has none to show.
-                Err(reshard::Error::Invalid { .. }) => {}
+                Err(reshard::Error::Unsupported { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
         }

@@ -141,7 +141,7 @@ fn show_tensor(
             // A type without numbers has no statistics; that is no reason not to show the rest.
             match stats(checkpoint, &args.key, &options) {
                 Ok(found) => Some(found),
-                Err(reshard::Error::Invalid { .. }) => None,
+                Err(reshard::Error::Unsupported { .. }) => None,
                 Err(error) => return Err(error.into()),
             }
         }

@@ -77,7 +77,7 @@ impl Checkpoint {
                 return Ok(Located { file, layout: data.layout.clone(), form: data.form, check, dtype, fill: None });
             }
             ChunkPlace::Record { transform: Some(name), .. } => {
-                return Err(Error::invalid(format!("{key:?} was stored through {name}, which reshard cannot undo")));
+                return Err(Error::unsupported(format!("{key:?} was stored through {name}, which reshard cannot undo")));
             }
             ChunkPlace::Record { offset, length, .. } => (*offset, *length),
             ChunkPlace::Live => {

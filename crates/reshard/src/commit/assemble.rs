@@ -32,7 +32,7 @@ impl Assembly {
 
     /// A data file.
     pub(crate) fn add_file(&mut self, name: String, length: u64) -> Result<FileId> {
-        let id = FileId(u32::try_from(self.files.len()).map_err(|_| Error::invalid("too many files"))?);
+        let id = FileId(u32::try_from(self.files.len()).map_err(|_| Error::exhausted("too many files"))?);
         self.sidecar.push(SidecarFile { file: name.clone(), length, records: Vec::new() });
         self.files.push(name);
         Ok(id)
@@ -47,14 +47,14 @@ impl Assembly {
     /// A record of a key, of a region of it where it is a tensor. A file's records come in their order.
     pub(crate) fn add_record(&mut self, key: usize, region: Option<Region>, file: FileId, sum: RecordChecksums) -> Result<()> {
         let (Some(entry), Some(side)) = (self.entries.get_mut(key), self.sidecar.get_mut(file.0 as usize)) else {
-            return Err(Error::invalid("a record of a key or a file that is not known"));
+            return Err(Error::internal("a record of a key or a file that is not known"));
         };
         let storage = StorageInfo::new(file, sum.offset, sum.length);
         match (&entry.tensor, region) {
             (Some(_), Some(region)) => entry.chunks.push(Chunk { region, storage }),
             // The first is as good as any.
             (None, None) => drop(entry.value.get_or_insert(storage)),
-            _ => return Err(Error::invalid(format!("{:?} is both a tensor and a value", entry.key))),
+            _ => return Err(Error::internal(format!("{:?} is both a tensor and a value", entry.key))),
         }
         side.records.push(sum);
         Ok(())
@@ -74,7 +74,7 @@ impl Assembly {
                     EntryKind::Tensor(TensorEntry { properties, shape: facts.shape, chunks, extra: None })
                 }
                 (None, Some(storage)) => EntryKind::Bytes(storage),
-                (None, None) => return Err(Error::invalid(format!("nobody wrote {key:?}"))),
+                (None, None) => return Err(Error::internal(format!("nobody wrote {key:?}"))),
             };
             metadata.entries.insert(key, Entry { path: Some(path), kind });
         }
@@ -86,5 +86,5 @@ impl Assembly {
 
 /// The bytes of a sidecar.
 pub(crate) fn encode_side(side: &Sidecar) -> Result<Vec<u8>> {
-    side.encode().map_err(|e| Error::invalid(format!("the sidecar cannot be written: {e}")))
+    side.encode().map_err(|e| Error::internal(format!("the sidecar cannot be written: {e}")))
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use reshard_formats::own::{Checksums, FileIndex, IndexedRecord, KeyEntry, RecordChecksums, Sidecar, TensorFacts};
 use reshard_formats::{Metadata, value_record};
+use reshard_layout::Region;
 use reshard_storage::Store;
 
 use super::output::{Framing, OutputFile, OutputOptions, Piece, Plan, PlanTensor, write};
@@ -98,7 +99,7 @@ fn lay_out_ranks(
 ) -> Result<(Vec<RankFile>, Vec<Piece>)> {
     let mut by_rank: Vec<Vec<&RankPiece>> = vec![Vec::new(); ranks.max(1)];
     for record in records {
-        by_rank.get_mut(record.rank).ok_or_else(|| Error::invalid(format!("there is no rank {}", record.rank)))?.push(record);
+        by_rank.get_mut(record.rank).ok_or_else(|| Error::internal(format!("there is no rank {}", record.rank)))?.push(record);
     }
     let mut sizes = FrameSizes::default();
     let mut files: Vec<RankFile> = Vec::new();
@@ -139,7 +140,7 @@ fn lay_out_ranks(
 fn value_bytes(key: &str, value: &LoadedValue) -> Result<Vec<u8>> {
     match value {
         LoadedValue::Plain(value) => {
-            value_record(value, None).map_err(|e| Error::invalid(format!("the value of {key:?} cannot be saved: {e}")))
+            value_record(value, None).map_err(|e| Error::unsupported(format!("the value of {key:?} cannot be saved: {e}")))
         }
         LoadedValue::Opaque { record, .. } if !record.is_empty() => Ok(record.clone()),
         LoadedValue::Opaque { class, .. } => Err(opaque(key, class)),
@@ -167,27 +168,15 @@ impl Framing for DcpFraming<'_, '_> {
         let mut table: Vec<KeyEntry> = Vec::new();
         let mut position: HashMap<usize, u32> = HashMap::new();
         let mut records = Vec::with_capacity(file.pieces.len() + file.values.len());
-        for &i in &file.pieces {
-            let piece = &self.pieces[i];
-            let tensor = &self.plan.tensors[piece.tensor];
-            let key = match position.get(&piece.tensor) {
-                Some(key) => *key,
-                None => {
-                    table.push(KeyEntry::new(tensor.key.clone(), tensor.path.clone(), Some(facts(tensor))));
-                    position.insert(piece.tensor, table.len() as u32 - 1);
-                    table.len() as u32 - 1
-                }
-            };
-            records.push(IndexedRecord { key, region: Some(piece.region.clone()), sum: piece_sum(piece, sums[i]) });
+        for (key, region, sum) in self.records(file, sums) {
+            let key = *position.entry(key).or_insert_with(|| {
+                table.push(self.key_entry(key));
+                table.len() as u32 - 1
+            });
+            records.push(IndexedRecord { key, region, sum });
         }
         let mut bytes: Vec<u8> = Vec::new();
-        for (i, record) in &file.values {
-            let value = &self.plan.values[*i];
-            table.push(KeyEntry::new(value.key.clone(), value.path.clone(), None));
-            let sum = value_sum(file.end + bytes.len() as u64, record);
-            records.push(IndexedRecord { key: table.len() as u32 - 1, region: None, sum });
-            bytes.extend_from_slice(record);
-        }
+        file.values.iter().for_each(|(_, record)| bytes.extend_from_slice(record));
         let index = FileIndex {
             save_id: self.save_id.to_owned(),
             rank: file.rank as u32,
@@ -196,12 +185,41 @@ impl Framing for DcpFraming<'_, '_> {
             table,
             records,
         };
-        bytes.extend(index.encode().map_err(|e| Error::invalid(format!("the index of {} cannot be written: {e}", file.name)))?);
+        bytes.extend(index.encode().map_err(|e| Error::internal(format!("the index of {} cannot be written: {e}", file.name)))?);
         Ok(Some((file.end, bytes)))
     }
 }
 
 impl DcpFraming<'_, '_> {
+    /// The records of a file in their order: the position of their key in the plan, tensors before values, the region, and
+    /// where it lies.
+    fn records<'r>(
+        &'r self,
+        file: &'r RankFile,
+        sums: &'r [Checksums],
+    ) -> impl Iterator<Item = (usize, Option<Region>, RecordChecksums)> {
+        let tensors = file.pieces.iter().map(move |&i| {
+            let piece = &self.pieces[i];
+            (piece.tensor, Some(piece.region.clone()), piece_sum(piece, sums[i]))
+        });
+        let values = file.values.iter().scan(file.end, move |at, (i, record)| {
+            let sum = RecordChecksums::of_value(*at, record.len() as u64, Some(Checksums::of(record)));
+            *at += sum.length;
+            Some((self.plan.tensors.len() + i, None, sum))
+        });
+        tensors.chain(values)
+    }
+
+    fn key_entry(&self, key: usize) -> KeyEntry {
+        match self.plan.tensors.get(key) {
+            Some(tensor) => KeyEntry::new(tensor.key.clone(), tensor.path.clone(), Some(facts(tensor))),
+            None => {
+                let value = &self.plan.values[key - self.plan.tensors.len()];
+                KeyEntry::new(value.key.clone(), value.path.clone(), None)
+            }
+        }
+    }
+
     fn shape(&self, piece: usize) -> (&PlanTensor, &[u64]) {
         let piece = &self.pieces[piece];
         (&self.plan.tensors[piece.tensor], piece.region.sizes())
@@ -216,10 +234,6 @@ fn piece_sum(piece: &Piece, sums: Checksums) -> RecordChecksums {
         data_length: piece.data,
         sums: Some(sums),
     }
-}
-
-fn value_sum(offset: u64, record: &[u8]) -> RecordChecksums {
-    RecordChecksums::of_value(offset, record.len() as u64, Some(Checksums::of(record)))
 }
 
 fn facts(tensor: &PlanTensor) -> TensorFacts {
@@ -237,14 +251,8 @@ fn assemble(framing: &DcpFraming<'_, '_>, outputs: &[OutputFile], sums: &[Checks
     }
     for (file, output) in framing.files.iter().zip(outputs) {
         let id = assembly.add_file(file.name.clone(), output.length)?;
-        for &i in &file.pieces {
-            let piece = &framing.pieces[i];
-            assembly.add_record(piece.tensor, Some(piece.region.clone()), id, piece_sum(piece, sums[i]))?;
-        }
-        let mut at = file.end;
-        for (i, record) in &file.values {
-            assembly.add_record(plan.tensors.len() + i, None, id, value_sum(at, record))?;
-            at += record.len() as u64;
+        for (key, region, sum) in framing.records(file, sums) {
+            assembly.add_record(key, region, id, sum)?;
         }
     }
     assembly.finish()

@@ -342,7 +342,7 @@ pub(crate) fn plan_of<'p>(source: &'p Checkpoint, options: &ConvertOptions, form
                 let (from, to) = (tensor.dtype, options.casts.wanted(&item.key, tensor.dtype));
                 if from != to {
                     if !can_cast(from, to) {
-                        return Err(Error::invalid(format!("{:?}: no cast from {} to {}", item.key, from.name(), to.name())));
+                        return Err(Error::unsupported(format!("{:?}: no cast from {} to {}", item.key, from.name(), to.name())));
                     }
                     if let Some(scales) = scales_of(source, item.stored, item.entry) {
                         scaled.push(format!("{:?} is {} codes scaled by {scales:?}", item.stored, from.name()));

@@ -277,7 +277,7 @@ impl Job<'_, '_> {
             all.push((i, sums));
         }
         if buffer.len() as u64 != total {
-            return Err(Error::invalid("a piece has another length than was planned"));
+            return Err(Error::internal("a piece has another length than was planned"));
         }
         self.put(first.file, first.offset, &[IoSlice::new(&buffer)])?;
         Ok(all)
@@ -368,7 +368,7 @@ fn pipelined(
             }
         };
         drop(full);
-        let drained = drained.join().unwrap_or_else(|_| Err(Error::invalid("the thread that writes panicked")));
+        let drained = drained.join().unwrap_or_else(|_| Err(Error::internal("the thread that writes panicked")));
         filled.and(drained)
     })
 }

@@ -28,7 +28,7 @@ pub(crate) fn check_free(store: &dyn Store, name: &str, overwrite: bool) -> Resu
         (true, true) if store.capabilities().hard_links => Ok(()),
         (true, true) => {
             let path = path();
-            Err(Error::invalid(format!(
+            Err(Error::unsupported(format!(
                 "{path} cannot be replaced in one step on this kind of store; choose another name, or delete it first"
             )))
         }

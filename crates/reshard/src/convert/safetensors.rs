@@ -6,6 +6,7 @@
 //! belonged to the old model alone goes afterwards.
 
 use indexmap::IndexMap;
+use reshard_formats::SafetensorsError;
 use reshard_formats::own::Checksums;
 use reshard_formats::safetensors::{INDEX_FILE, Notes, SafetensorsHeader, SafetensorsIndex, SafetensorsSpec, model_file};
 use reshard_layout::Region;
@@ -84,8 +85,7 @@ pub(super) fn write_safetensors(
                 SafetensorsSpec { key: &tensor.key, dtype: tensor.dtype, shape: &tensor.shape, saved_offsets: None }
             })
             .collect();
-        let header = SafetensorsHeader::new(&specs, &metadata)
-            .map_err(|e| Error::invalid(format!("{} cannot be written as safetensors: {}", names[number], chain(&e))))?;
+        let header = SafetensorsHeader::new(&specs, &metadata).map_err(|error| unwritable(&names[number], error))?;
         for (&tensor, &(offset, data)) in shard.iter().zip(&header.placements) {
             let region = Region::whole(&plan.tensors[tensor].shape)?;
             pieces.push(Piece { tensor, region, file: number, offset, head: 0, data, length: data });
@@ -146,7 +146,7 @@ fn publish_several(
         map.extend(shard.iter().map(|&i| (plan.tensors[i].key.clone(), name.clone())));
     }
     let total = plan.tensors.iter().map(|t| t.bytes()).sum();
-    let invalid = |e| Error::invalid(format!("the index cannot be written: {}", chain(&e)));
+    let invalid = |e| Error::internal(format!("the index cannot be written: {}", chain(&e)));
     let index = SafetensorsIndex::new(map, total).map_err(invalid)?;
     let json = index.to_json().map_err(invalid)?;
     let mode = old.index.clone().map_or(Publish::Create, Publish::Update);
@@ -285,7 +285,16 @@ fn notes(plan: &Plan<'_>) -> Result<Vec<(String, String)>> {
             notes.paths.insert(key.clone(), path.clone());
         }
     }
-    notes.encode().map_err(|e| Error::invalid(format!("the values cannot be kept beside the tensors: {}", chain(&e))))
+    notes.encode().map_err(|e| Error::unsupported(format!("the values cannot be kept beside the tensors: {}", chain(&e))))
+}
+
+fn unwritable(name: &str, error: SafetensorsError) -> Error {
+    match error {
+        SafetensorsError::UnsupportedDType { key, dtype } => {
+            Error::UnsupportedDType { key, dtype: dtype.name(), format: "safetensors" }
+        }
+        error => Error::unsupported(format!("{name} cannot be written as safetensors: {}", chain(&error))),
+    }
 }
 
 #[cfg(test)]

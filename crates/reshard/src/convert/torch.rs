@@ -34,11 +34,11 @@ pub(super) fn write_torch(
     let name = file.unwrap_or(TORCH_FILE);
     check_free(store, name, overwrite)?;
     let layout = TorchFileWriter::new(&tree(plan)?, None)
-        .map_err(|e| Error::invalid(format!("{name} cannot be laid out: {}", chain(&e))))?;
+        .map_err(|e| Error::unsupported(format!("{name} cannot be laid out: {}", chain(&e))))?;
     let mut pieces = Vec::with_capacity(plan.tensors.len());
     let mut storages = Vec::with_capacity(plan.tensors.len());
     for (storage, (&tensor, &(data_at, data))) in layout.storages().iter().zip(&layout.placements()).enumerate() {
-        let tensor = usize::try_from(tensor).map_err(|_| Error::invalid("a storage has no tensor"))?;
+        let tensor = usize::try_from(tensor).map_err(|_| Error::internal("a storage has no tensor"))?;
         let (offset, head) = before(&layout, storage)?;
         let tail = after(&layout, storage, 0)?;
         let region = Region::whole(&plan.tensors[tensor].shape)?;
@@ -63,11 +63,11 @@ pub(super) fn write_torch(
 }
 
 fn before(layout: &TorchFileWriter, storage: usize) -> Result<(u64, Vec<u8>)> {
-    layout.before(storage).ok_or_else(|| Error::invalid("a storage has no place"))
+    layout.before(storage).ok_or_else(|| Error::internal("a storage has no place"))
 }
 
 fn after(layout: &TorchFileWriter, storage: usize, crc32: u32) -> Result<Vec<u8>> {
-    layout.after(storage, crc32).map(|(_, bytes)| bytes).ok_or_else(|| Error::invalid("a storage has no place"))
+    layout.after(storage, crc32).map(|(_, bytes)| bytes).ok_or_else(|| Error::internal("a storage has no place"))
 }
 
 impl Framing for TorchFraming<'_> {
@@ -86,7 +86,7 @@ impl Framing for TorchFraming<'_> {
     fn ending(&self, _file: usize, sums: &[Checksums]) -> Result<Option<(u64, Vec<u8>)>> {
         let crcs: Vec<u32> = sums.iter().map(|s| s.crc32()).collect();
         let tail =
-            self.layout.tail(&crcs).map_err(|e| Error::invalid(format!("the file's end cannot be written: {}", chain(&e))))?;
+            self.layout.tail(&crcs).map_err(|e| Error::internal(format!("the file's end cannot be written: {}", chain(&e))))?;
         Ok(Some(tail))
     }
 }
@@ -108,7 +108,8 @@ fn tree(plan: &Plan<'_>) -> Result<reshard_formats::Tree<FileTensor>> {
         LoadedValue::Opaque { class, .. } => Err(opaque(&value.key, class)),
     });
     let entries = tensors.chain(values).collect::<Result<Vec<_>>>()?;
-    let dict = unflatten_entries(entries).map_err(|e| Error::invalid(format!("the keys do not form a tree: {}", chain(&e))))?;
+    let dict =
+        unflatten_entries(entries).map_err(|e| Error::unsupported(format!("the keys do not form a tree: {}", chain(&e))))?;
     converted(Tree::Dict(dict))
 }
 
@@ -127,6 +128,6 @@ fn converted(tree: Tree<FileTensor>) -> Result<reshard_formats::Tree<FileTensor>
         }
         Tree::List(items) => Stored::List(items.into_iter().map(converted).collect::<Result<_>>()?),
         Tree::Tuple(items) => Stored::Tuple(items.into_iter().map(converted).collect::<Result<_>>()?),
-        other => return Err(Error::invalid(format!("{} cannot be written to a torch.save file", other.kind()))),
+        other => return Err(Error::unsupported(format!("{} cannot be written to a torch.save file", other.kind()))),
     })
 }

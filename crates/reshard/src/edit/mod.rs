@@ -127,7 +127,7 @@ fn edited(old: Metadata, options: &EditOptions, report: &mut EditReport) -> Resu
         let name = old
             .files
             .get(storage.file.0 as usize)
-            .ok_or_else(|| Error::invalid("the metadata names a file that it does not list"))?;
+            .ok_or_else(|| Error::internal("the metadata names a file that it does not list"))?;
         let next = FileId(files.len() as u32);
         let number = *numbers.entry(storage.file).or_insert(next);
         if number == next {
@@ -157,7 +157,7 @@ fn new_values(options: &EditOptions, metadata: &mut Metadata, save_id: &str) -> 
     if options.set.is_empty() {
         return Ok(None);
     }
-    let file = FileId(u32::try_from(metadata.files.len()).map_err(|_| Error::invalid("too many files"))?);
+    let file = FileId(u32::try_from(metadata.files.len()).map_err(|_| Error::exhausted("too many files"))?);
     let name = data_file(0, 0, Some(save_id));
     let mut bytes = Vec::new();
     let mut table = Vec::new();
@@ -180,7 +180,7 @@ fn new_values(options: &EditOptions, metadata: &mut Metadata, save_id: &str) -> 
     }
     let records = indexed.iter().map(|r| r.sum).collect();
     let index = FileIndex { save_id: save_id.to_owned(), rank: 0, ranks: 0, files: 1, table, records: indexed };
-    bytes.extend(index.encode().map_err(|e| Error::invalid(format!("the index of {name} cannot be written: {e}")))?);
+    bytes.extend(index.encode().map_err(|e| Error::internal(format!("the index of {name} cannot be written: {e}")))?);
     metadata.files.push(name.clone());
     Ok(Some(ValueFile { name, bytes, records }))
 }
@@ -266,7 +266,7 @@ fn leave_note(store: &dyn Store, metadata: &Metadata, save_id: &str) -> Result<(
         files.push((file.clone(), length));
     }
     let note = EditNote { save_id: save_id.to_owned(), files, metadata: metadata.encode()? };
-    let bytes = note.encode().map_err(|e| Error::invalid(format!("the note of the edit cannot be written: {e}")))?;
+    let bytes = note.encode().map_err(|e| Error::internal(format!("the note of the edit cannot be written: {e}")))?;
     store.publish(&name, &bytes, Publish::Create).doing(|| format!("writing {name}"))
 }
 /// Where a value sits in the tree: where it was, or in the top-level container that its key names.

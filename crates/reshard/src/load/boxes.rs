@@ -35,7 +35,7 @@ pub(super) fn put(piece: &LoadPiece<'_>, region: &Region, bytes: &[u8]) -> Resul
         byte_strides: piece.layout.byte_strides(),
         element_size: piece.layout.element_size(),
     };
-    memory.write(to, bytes).map_err(|detail| Error::invalid(format!("a tensor's memory could not be written: {detail}")))
+    memory.write(to, bytes).map_err(|detail| Error::exhausted(format!("a tensor's memory could not be written: {detail}")))
 }
 
 /// Packs elements of a piece, after all reads, into `into`; `region` is in the piece's own coordinates.
@@ -46,7 +46,7 @@ pub(super) fn take(piece: &LoadPiece<'_>, region: &Region, into: &mut [u8]) -> R
         match piece.memory.away() {
             Some(memory) => memory
                 .read(run.src, part)
-                .map_err(|detail| Error::invalid(format!("a tensor's memory could not be read: {detail}")))?,
+                .map_err(|detail| Error::exhausted(format!("a tensor's memory could not be read: {detail}")))?,
             // SAFETY: all reads are done and one thread passes pieces on, so this is the only slice of these bytes.
             None => part.copy_from_slice(unsafe { piece.memory.slice(run.src, run.len) }.ok_or_else(outside)?),
         }

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 /// Packed elements as numbers; a complex element gives two.
 pub(crate) fn numbers(dtype: DType, bytes: &[u8]) -> Result<Vec<f64>> {
     let real = real_part(dtype)
-        .ok_or_else(|| Error::invalid(format!("elements of type {} have no numeric value here", dtype.name())))?;
+        .ok_or_else(|| Error::unsupported(format!("elements of type {} have no numeric value here", dtype.name())))?;
     let mut wide = vec![0u8; bytes.len() / real.size() as usize * 8];
     cast(real, bytes, DType::Float64, &mut wide)?;
     Ok(wide.as_chunks::<8>().0.iter().map(|n| f64::from_le_bytes(*n)).collect())

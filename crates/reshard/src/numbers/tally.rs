@@ -66,7 +66,7 @@ impl Counter {
 
     /// Counts a block of packed elements into a tally.
     pub(super) fn block(&mut self, dtype: DType, bytes: &[u8], tally: &mut Tally) -> Result<()> {
-        match kind(dtype).ok_or_else(|| Error::invalid(format!("elements of type {dtype} have no numeric value here")))? {
+        match kind(dtype).ok_or_else(|| Error::unsupported(format!("elements of type {dtype} have no numeric value here")))? {
             Kind::Bytes => self.table.count(bytes.iter().map(|byte| u16::from(*byte)), bytes.len() as u64),
             Kind::Pairs => {
                 let (pairs, _) = bytes.as_chunks::<2>();

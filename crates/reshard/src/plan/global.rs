@@ -138,7 +138,7 @@ struct Keys {
 impl Keys {
     fn of(ranks: &[RankPlan]) -> Result<Keys> {
         let Some(first) = ranks.first().map(|rank| &rank.table) else {
-            return Err(Error::invalid("there are no ranks to plan for"));
+            return Err(Error::internal("there are no ranks to plan for"));
         };
         if ranks.iter().all(|rank| Arc::ptr_eq(&rank.table, first)) {
             return Ok(Keys { table: Arc::clone(first), positions: vec![None; ranks.len()] });
@@ -281,7 +281,7 @@ fn check_coverage(key: &str, shape: &[u64], distinct: &[Region], held: &[Held<'_
                 holder(b),
             )))
         }
-        None => Err(Error::invalid(format!("the pieces of {key:?} do not tile its shape {shape:?}"))),
+        None => Err(Error::internal(format!("the pieces of {key:?} do not tile its shape {shape:?}"))),
     }
 }
 

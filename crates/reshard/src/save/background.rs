@@ -15,7 +15,7 @@ use super::jobs::{self, Jobs};
 use super::prepare::{Prepared, prepare};
 use super::write::Writing;
 use crate::control::Control;
-use crate::error::{Error, Result};
+use crate::error::{Error, RankFailure, Result};
 use crate::group::Group;
 use crate::leaf::SaveState;
 use crate::memory::{Source, split_for_copy};
@@ -48,6 +48,7 @@ struct Shared {
     state: Mutex<State>,
     changed: Condvar,
     control: Control,
+    rank: usize,
 }
 
 #[derive(Debug)]
@@ -55,8 +56,8 @@ enum State {
     Running,
     Done(Box<SaveReport>),
     Failed(Error),
-    /// The error was given to whoever asked first.
-    Told(String),
+    /// The error was given to whoever asked first; the others get what would travel to another rank.
+    Told(Vec<RankFailure>),
 }
 
 impl AsyncSaver {
@@ -88,8 +89,12 @@ impl AsyncSaver {
         clock.enter("stage");
         let staged = stage(state, &prepared, store.as_ref(), &options, &self.pool);
         let phases = clock.finish();
-        let shared =
-            Arc::new(Shared { state: Mutex::new(State::Running), changed: Condvar::new(), control: options.control.clone() });
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State::Running),
+            changed: Condvar::new(),
+            control: options.control.clone(),
+            rank: group.rank(),
+        });
         let handle = SaveHandle { shared: Arc::clone(&shared), stall: start.elapsed() };
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(handle.clone());
         let pool = Arc::clone(&self.pool);
@@ -158,13 +163,10 @@ impl SaveHandle {
         }
         match &mut *state {
             State::Done(report) => Ok((**report).clone()),
-            State::Told(message) => Err(Error::invalid(message.clone())),
+            State::Told(failures) => Err(Error::Remote { failures: failures.clone() }),
             failed => {
-                let told = match failed {
-                    State::Failed(error) => error.full_text(),
-                    _ => String::new(),
-                };
-                match std::mem::replace(failed, State::Told(told)) {
+                let told = self.shared.told(failed);
+                match std::mem::replace(failed, told) {
                     State::Failed(error) => Err(error),
                     _ => Err(Error::internal("a background save ended without a result")),
                 }
@@ -183,6 +185,14 @@ impl Shared {
         self.changed.notify_all();
     }
 
+    /// What stays of a failure that is given away.
+    fn told(&self, state: &State) -> State {
+        match state {
+            State::Failed(error) => State::Told(error.to_failures(self.rank)),
+            _ => State::Told(Vec::new()),
+        }
+    }
+
     /// Waits; the error if it failed and nobody was told.
     fn wait_untold(&self) -> Option<Error> {
         let mut state = self.lock();
@@ -190,9 +200,9 @@ impl Shared {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         match &mut *state {
-            State::Failed(error) => {
-                let told = error.full_text();
-                match std::mem::replace(&mut *state, State::Told(told)) {
+            failed @ State::Failed(_) => {
+                let told = self.told(failed);
+                match std::mem::replace(failed, told) {
                     State::Failed(error) => Some(error),
                     _ => None,
                 }

@@ -101,23 +101,18 @@ fn try_finish(
             None => Ok(draft),
         }
     });
-    let (draft, drafted) = match draft {
-        None => (None, Ok(())),
-        Some(Ok(draft)) => (Some(draft), Ok(())),
-        Some(Err(error)) => (None, Err(error)),
-    };
-    let finished = match (drafted, unsynced) {
-        (Ok(()), Some(unsynced)) => unsynced.finish(store, options, workers),
-        (Ok(()), None) => Ok(()),
+    let (draft, finished) = match (draft.transpose(), unsynced) {
+        (Ok(draft), Some(unsynced)) => (draft, unsynced.finish(store, options, workers)),
+        (Ok(draft), None) => (draft, Ok(())),
         (Err(error), unsynced) => {
             unsynced.into_iter().for_each(Unsynced::abort);
-            Err(error)
+            (None, Err(error))
         }
     };
     clock.enter("commit");
     let answer = asking_root(group, finished, |_| {
         let Some(draft) = draft else {
-            return Err(Error::invalid("the planning rank has lost its plan"));
+            return Err(Error::internal("the planning rank has lost its plan"));
         };
         Ok(vec![draft.publish(store, options)?; group.size()])
     });
@@ -148,7 +143,7 @@ struct Draft {
 
 impl Draft {
     fn of(prepared: &mut Prepared, results: &[RankResults], store: &dyn Store, options: &SaveOptions) -> Result<Draft> {
-        let lost = || Error::invalid("the planning rank has lost its plan");
+        let lost = || Error::internal("the planning rank has lost its plan");
         let mut commit = prepared.commit.take().ok_or_else(lost)?;
         let global = prepared.global().ok_or_else(lost)?;
         let (metadata, side) = assemble(global, results, &prepared.decision, options)?;
@@ -222,7 +217,7 @@ fn assemble(
     }
     let mut sizes = FrameSizes::default();
     for (rank, (assigned, result)) in global.assigned.iter().zip(results).enumerate() {
-        let disagree = || Error::invalid(format!("rank {rank} wrote something else than was planned"));
+        let disagree = || Error::internal(format!("rank {rank} wrote something else than was planned"));
         let tensors: Vec<(usize, &Region)> =
             assigned.iter().filter_map(|a| a.region.as_ref().map(|region| (a.key as usize, region))).collect();
         let shapes = tensors

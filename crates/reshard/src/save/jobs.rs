@@ -89,7 +89,7 @@ fn value_bytes(key: &str, leaf: &SaveLeaf<'_>) -> Result<Vec<u8>> {
             value_record(value, None).map_err(|e| Error::invalid(format!("the value of {key:?} cannot be saved: {e}")))
         }
         SaveLeaf::Record(bytes) => Ok(bytes.clone()),
-        SaveLeaf::Tensor(_) => Err(Error::invalid(format!("{key:?} is a tensor, not a value"))),
+        SaveLeaf::Tensor(_) => Err(Error::internal(format!("{key:?} is a tensor, not a value"))),
     }
 }
 

@@ -91,7 +91,7 @@ fn try_prepare(group: &dyn Group, state: &SaveState<'_>, store: &dyn Store, opti
     let local_hash = local.as_ref().map_or(0, |l| l.hash);
     let cache = options.plan_cache.as_ref().filter(|_| !options.check_replicas);
     let cached = cache.and_then(|c| c.get(local_hash, options.split_replicated_above));
-    let hello = local.as_ref().map_err(copy_of).and_then(|l| {
+    let hello = local.as_ref().map_err(|error| Error::Remote { failures: error.to_failures(group.rank()) }).and_then(|l| {
         options.control.check("planning")?;
         Ok(Hello { path: store.describe(), hash: l.hash, cached: cached.as_ref().map(|c| c.id) })
     });
@@ -221,11 +221,6 @@ impl Told {
             })
             .collect()
     }
-}
-
-/// The error for the group, while the rank keeps its own.
-fn copy_of(error: &Error) -> Error {
-    Error::invalid(error.full_text())
 }
 
 impl Prepared {

@@ -381,6 +381,6 @@ impl File {
         }
         let (rank, ranks) = (prepared.rank as u32, prepared.ranks as u32);
         let index = FileIndexRef { save_id: &prepared.decision.save_id, rank, ranks, files: count, table, records };
-        give(&index).map_err(|e| Error::invalid(format!("the index of {} cannot be written: {e}", self.name)))
+        give(&index).map_err(|e| Error::internal(format!("the index of {} cannot be written: {e}", self.name)))
     }
 }

@@ -40,7 +40,7 @@ pub(super) fn open(store: Arc<dyn Store>, name: &str) -> Result<Checkpoint> {
         Content::Value(value) => opened(value),
         Content::Tree(tree) => converted(tree),
         Content::Opaque { class } => Tree::Opaque(Opaque { class, handle: 0 }),
-        _ => return Err(Error::invalid(format!("{path} holds something this version does not know"))),
+        _ => return Err(Error::unsupported(format!("{path} holds something this version does not know"))),
     };
     let object = match &tree {
         Tree::Opaque(opaque) => Some(opaque.class.clone()),

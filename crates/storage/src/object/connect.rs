@@ -16,11 +16,7 @@ pub(super) fn connect(address: &Address, options: &StoreOptions) -> Result<Arc<d
         Scheme::Azure => az(address, options),
         #[cfg(feature = "http")]
         Scheme::Http => http(address, options),
-        scheme => Err(StorageError::Unsupported {
-            path: address.to_string(),
-            operation: Operation::Open,
-            reason: format!("this build has no client for {scheme:?} (feature `cloud` has all)"),
-        }),
+        scheme => Err(StorageError::NotBuilt { path: address.to_string(), scheme: format!("{scheme:?}") }),
     }
 }
 
