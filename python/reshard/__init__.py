@@ -69,10 +69,12 @@ if TYPE_CHECKING:
         stats,
         trend,
     )
+    from ._view import View, ViewReport, recipes
     from .torch._switch import Installed, install, installed, uninstall
 
 # What takes a moment to import and is not always needed comes when it is asked for.
 _LATER = {
+    "_view": ("View", "ViewReport", "recipes"),
     "torch._switch": ("Installed", "install", "installed", "uninstall"),
     "_reports": (
         "Cast",
@@ -166,6 +168,8 @@ __all__ = [
     "TrendTensor",
     "UntrustedPickle",
     "VerifyReport",
+    "View",
+    "ViewReport",
     "__version__",
     "convert",
     "diff",
@@ -178,6 +182,7 @@ __all__ = [
     "merge",
     "open",
     "prune",
+    "recipes",
     "recover",
     "relayout",
     "stats",

@@ -9,6 +9,7 @@ from . import _reshard
 from ._errors import InvalidInput
 from ._paths import path_text
 from ._types import StorageOptions, StrPath
+from ._view import Views, inner_views
 
 if TYPE_CHECKING:
     import numpy as np
@@ -202,8 +203,9 @@ class Checkpoint(Mapping[str, Any]):
     are decoded as inert data; one that only unpickling could bring back raises :class:`UntrustedPickle`.
     """
 
-    def __init__(self, path: StrPath, *, storage_options: StorageOptions | None = None) -> None:
-        self._inner: _reshard.Checkpoint | None = _reshard.Checkpoint(path_text(path), storage_options)
+    def __init__(self, path: StrPath, *, view: Views | None = None, storage_options: StorageOptions | None = None) -> None:
+        inner = _reshard.Checkpoint(path_text(path), storage_options, views=inner_views(view))
+        self._inner: _reshard.Checkpoint | None = inner
 
     def _open(self) -> _reshard.Checkpoint:
         if self._inner is None:
@@ -309,15 +311,16 @@ class Checkpoint(Mapping[str, Any]):
         return f"<p>{escape(self.path)} ({self.format})</p><table>{head}{''.join(rows)}</table>"
 
 
-def open(path: StrPath, *, storage_options: StorageOptions | None = None) -> Checkpoint:
+def open(path: StrPath, *, view: Views | None = None, storage_options: StorageOptions | None = None) -> Checkpoint:
     """Opens the checkpoint at a path or address (``s3://…``, ``gs://…``, ``az://…``) for reading.
 
     Args:
         path: a DCP folder, a safetensors file or folder of them, or a ``torch.save`` file.
+        view: see it through rules; a :class:`reshard.View`, a file of rules, a recipe, or several, applied in order.
         storage_options: settings of the store by name, such as ``endpoint`` or ``region``; what is not given is taken
             from the environment (``AWS_*``, ``GOOGLE_*``, ``AZURE_*``).
     """
-    return Checkpoint(path, storage_options=storage_options)
+    return Checkpoint(path, view=view, storage_options=storage_options)
 
 
 def steps(root: StrPath, *, deep: bool = False, storage_options: StorageOptions | None = None) -> list[tuple[int, str]]:
@@ -338,12 +341,19 @@ def latest(root: StrPath, *, deep: bool = False, storage_options: StorageOptions
     return None if name is None else f"{root}/{name}"
 
 
-def verify(path: StrPath, *, data: bool = True, storage_options: StorageOptions | None = None) -> VerifyReport:
+def verify(
+    path: StrPath,
+    *,
+    data: bool = True,
+    view: Views | None = None,
+    storage_options: StorageOptions | None = None,
+) -> VerifyReport:
     """Checks a checkpoint: structure, coverage, lengths of files, everything that is stored twice, and every checksum.
 
     Args:
         path: a path or an address.
         data: read all data and compare checksums; without it the other checks alone are made.
+        view: see it through rules; what it is made from is verified, and that the rules leave no holes.
         storage_options: settings of the store by name.
     """
-    return _reshard.verify(path_text(path), data, _reshard.Control(), storage_options)
+    return _reshard.verify(path_text(path), data, _reshard.Control(), storage_options, inner_views(view))

@@ -362,6 +362,27 @@ class ValueRecord:
         """What `torch.load` reads."""
 
 @final
+class View:
+    """Rules for a view."""
+
+    @staticmethod
+    def find(rules: str, parameters: Mapping[str, int]) -> View:
+        """Rules by what a person writes."""
+
+    @staticmethod
+    def parse(text: str, origin: str, parameters: Mapping[str, int]) -> View:
+        """Rules as text."""
+
+    def reversed(self) -> View:
+        """The rules that undo these."""
+
+    def check(self, checkpoint: Checkpoint) -> str:
+        """What the rules would make of a checkpoint, as JSON."""
+
+def recipes() -> list[tuple[str, str, list[str]]]:
+    """The recipes: name, what it is for, parameters."""
+
+@final
 class Checkpoint:
     """A checkpoint on disk or in an object store, of any format."""
 
@@ -371,6 +392,7 @@ class Checkpoint:
         storage_options: StorageOptions | None = None,
         group: _Group | None = None,
         metadata: str | None = None,
+        views: Sequence[View] | None = None,
     ) -> Self: ...
     @property
     def path(self) -> str:
@@ -647,7 +669,13 @@ def publish_records(target: _RecordTarget, save: _Begun, begun: str, checksums: 
 
 # ---- tools ------------------------------------------------------------------------------------------------------------------
 
-def verify(path: str, data: bool, control: Control, storage_options: StorageOptions | None = None) -> VerifyReport:
+def verify(
+    path: str,
+    data: bool,
+    control: Control,
+    storage_options: StorageOptions | None = None,
+    views: Sequence[View] | None = None,
+) -> VerifyReport:
     """Checks a checkpoint."""
 
 def steps(folder: str, deep: bool = False, storage_options: StorageOptions | None = None) -> list[tuple[int, str]]:

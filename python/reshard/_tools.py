@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from . import _reshard
 from ._paths import path_text
 from ._types import Format, Part, StorageOptions, StrPath
+from ._view import Views, inner_views
 
 if TYPE_CHECKING:
     from ._reports import (
@@ -47,6 +48,7 @@ def convert(
     verify: bool = True,
     sync: bool = True,
     skip_opaque: bool = False,
+    view: Views | None = None,
     storage_options: _Storage = None,
 ) -> ConvertReport:
     """Writes a checkpoint in another format, in bounded memory.
@@ -68,11 +70,13 @@ def convert(
         verify: compare the source's checksums on the way.
         sync: wait until everything is on the disk.
         skip_opaque: leave out objects that the format cannot carry.
+        view: see the source through rules (:class:`reshard.View`, a file, a recipe), before all else.
         storage_options: settings of the stores by name.
     """
     options = {"to": to, "ranks": ranks, "max_shard_size": max_shard_size}
     options |= _selection(include, exclude, keys, part, prefix, add_prefix, rename)
     options |= _writing(cast, overwrite, verify, sync, skip_opaque)
+    options["view"] = inner_views(view)
     return _call(_reshard.convert, path_text(source), path_text(destination), options, storage=storage_options)
 
 
@@ -88,6 +92,7 @@ def relayout(
     overwrite: bool = False,
     verify: bool = True,
     sync: bool = True,
+    view: Views | None = None,
     storage_options: _Storage = None,
 ) -> ConvertReport:
     """Cuts a checkpoint for other ranks.
@@ -97,9 +102,10 @@ def relayout(
         destination: a folder.
         mesh: the device mesh, such as "4" or "dp=2,tp=4".
         rules: placements by pattern, such as "*.weight=shard(0)"; the rest is as the command does it.
-        include, exclude, cast, overwrite, verify, sync, storage_options: see :func:`convert`.
+        include, exclude, cast, overwrite, verify, sync, view, storage_options: see :func:`convert`.
     """
     options = _selection(include, exclude) | _writing(cast, overwrite, verify, sync, False)
+    options["view"] = inner_views(view)
     arguments = (path_text(source), path_text(destination), mesh, list(rules), options)
     return _call(_reshard.relayout, *arguments, storage=storage_options)
 
@@ -167,6 +173,7 @@ def diff(
     absolute: float | None = None,
     relative: float | None = None,
     elements: bool = True,
+    view: Views | None = None,
     storage_options: _Storage = None,
 ) -> DiffReport:
     """What differs between two checkpoints, of whatever formats and layouts.
@@ -177,9 +184,11 @@ def diff(
         rename: from regular expressions to what replaces them in the first one's keys.
         tolerance, absolute, relative: distances up to which elements count as the same.
         elements: compare elements; otherwise shapes and dtypes alone.
+        view: rules through which to see the first one.
         storage_options: settings of the stores by name.
     """
     options = _selection(include, exclude, rename=rename)
+    options["view"] = inner_views(view)
     distances = (tolerance if absolute is None else absolute, tolerance if relative is None else relative)
     arguments = (path_text(first), path_text(second), options, *map(float, distances), elements)
     return _call(_reshard.diff, *arguments, storage=storage_options)
@@ -190,10 +199,13 @@ def digest(
     *,
     include: Sequence[str] | None = None,
     verify: bool = True,
+    view: Views | None = None,
     storage_options: _Storage = None,
 ) -> dict[str, DigestEntry]:
     """What each key holds, independent of format and layout: two checkpoints hold the same where digests are equal."""
-    return _call(_reshard.digest, path_text(path), _selection(include), verify, storage=storage_options)
+    options = _selection(include)
+    options["view"] = inner_views(view)
+    return _call(_reshard.digest, path_text(path), options, verify, storage=storage_options)
 
 
 @overload

@@ -16,6 +16,7 @@ use crate::options::{Storage, storage, store_with};
 use crate::run::run;
 use crate::tree::path_tuple;
 use crate::value::to_python;
+use crate::view::{View, views_of};
 
 /// The element types, by code.
 #[pyfunction]
@@ -38,9 +39,10 @@ pub(crate) fn is_complete(py: Python<'_>, path: &str, storage_options: Option<St
 }
 
 /// Opens a path.
-pub(crate) fn opened(path: &str, store: StoreOptions) -> reshard::Result<reshard::Checkpoint> {
+pub(crate) fn opened(path: &str, store: StoreOptions, views: Vec<reshard::View>) -> reshard::Result<reshard::Checkpoint> {
     let mut options = OpenOptions::default();
     options.store = store;
+    options.views = views;
     reshard::Checkpoint::open_with(path, &options)
 }
 
@@ -55,20 +57,25 @@ impl Checkpoint {
     /// Opens what lies at a path. With a group, all its ranks open it, and one that cannot is an error on all. A name of
     /// metadata other than `.metadata` opens a DCP folder by that.
     #[new]
-    #[pyo3(signature = (path, storage_options=None, group=None, metadata=None))]
+    #[pyo3(signature = (path, storage_options=None, group=None, metadata=None, views=None))]
     fn new(
         py: Python<'_>,
         path: String,
         storage_options: Option<Storage>,
         group: Option<&Bound<'_, PyAny>>,
         metadata: Option<String>,
+        views: Option<Vec<Py<View>>>,
     ) -> PyResult<Checkpoint> {
+        let views = views_of(views);
         let options = storage_options.unwrap_or_default().0;
         let group = group_of(group)?;
         let control = reshard::Control::new();
         let open = move || match metadata {
-            None => opened(&path, options),
-            Some(name) => reshard::Checkpoint::open_metadata(store_with(&path, &options)?, &name),
+            None => opened(&path, options, views),
+            Some(name) => {
+                let stored = reshard::Checkpoint::open_metadata(store_with(&path, &options)?, &name)?;
+                views.iter().try_fold(stored, reshard::Checkpoint::through)
+            }
         };
         let inner = run(py, &control, move || together(group.as_ref(), open().map(Arc::new)))?.or_raise(py)?;
         Ok(Checkpoint { inner })
@@ -322,7 +329,7 @@ impl Entry {
     fn chunks(&self, py: Python<'_>) -> PyResult<Vec<StoredChunk>> {
         let chunks = self.tensor().map(|tensor| tensor.chunks.as_slice()).unwrap_or_default();
         let stored = |chunk: &reshard::StoredChunk| {
-            let (offset, length) = match &chunk.place {
+            let (offset, length) = match chunk.place.stored() {
                 ChunkPlace::Record { offset, length, .. } => (Some(*offset), Some(*length)),
                 _ => (None, None),
             };

@@ -19,6 +19,7 @@ mod steps;
 mod tools;
 mod tree;
 mod value;
+mod view;
 
 use pyo3::prelude::*;
 
@@ -66,6 +67,8 @@ mod _reshard {
     use crate::tree::{key_types, unflatten};
     #[pymodule_export]
     use crate::value::is_plain;
+    #[pymodule_export]
+    use crate::view::{View, recipes};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -10,19 +10,22 @@ use crate::errors::Raise;
 use crate::options::{Control, Storage};
 use crate::reports::verify_report;
 use crate::run::run;
+use crate::view::{View, views_of};
 
 /// Checks a checkpoint; returns what was checked and found.
 #[pyfunction]
-#[pyo3(signature = (path, data, control, storage_options=None))]
+#[pyo3(signature = (path, data, control, storage_options=None, views=None))]
 pub(crate) fn verify<'py>(
     py: Python<'py>,
     path: String,
     data: bool,
     control: &Control,
     storage_options: Option<Storage>,
+    views: Option<Vec<Py<View>>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let mut open = OpenOptions::default();
     open.store = storage_options.unwrap_or_default().0;
+    open.views = views_of(views);
     let mut options = VerifyOptions::default();
     options.data = data;
     options.control = control.inner.clone();

@@ -15,6 +15,7 @@ from .._paths import path_text
 from .._progress import Progress
 from .._reports import Cast, Difference, LoadReport, log_report
 from .._types import CastPolicy, StorageOptions, StrPath, VerifyPolicy
+from .._view import Views, inner_views
 from ._describe import Description, flatten, mutable, put
 from ._group import DEFAULT_TIMEOUT, Group, group_for
 from ._objects import copy_object, differences, holder_of, mismatch
@@ -65,6 +66,7 @@ def load(
     strict: bool = True,
     cast: CastPolicy = "never",
     rename: Rename | None = None,
+    view: Views | None = None,
     allow_pickle: bool = False,
     verify: VerifyPolicy = "whole",
     exchange: bool = False,
@@ -89,6 +91,8 @@ def load(
             and inside those that have an empty dict to load into.
         cast: where element types differ: "never" (a difference), "widening" (only casts that keep every value) or "any".
         rename: from a wanted key to the checkpoint's, as a dict or a function; None leaves the key alone.
+        view: see the checkpoint through rules, by which tensors are stacked, split, joined, transposed, padded or renamed: a
+            :class:`reshard.View`, a file of rules, a recipe, or several, applied in order.
         allow_pickle: unpickle values that are not plain data. Only for files you trust: it runs code from them.
         verify: compare checksums "never", of records that are read "whole", or "always".
         exchange: read what several ranks want once, and exchange it between them.
@@ -101,7 +105,7 @@ def load(
     """
     where = chosen_path(path, checkpoint_id)
     group = group_for(process_group, no_dist, timeout=timeout)
-    checkpoint = _reshard.Checkpoint(where, storage_options, group)
+    checkpoint = _reshard.Checkpoint(where, storage_options, group, views=inner_views(view))
     options = _reshard.LoadOptions(strict=strict, cast=cast, verify=verify, exchange=exchange)
     return _load(state_dict, checkpoint, group, options, _stored_name(rename), allow_pickle, progress)
 

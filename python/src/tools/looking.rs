@@ -9,7 +9,7 @@ use reshard::{
     StepsOptions, Tolerance, TrendOptions,
 };
 
-use super::writing::{open_options, renames, selection};
+use super::writing::{open_options, open_through, renames, selection};
 use crate::errors::{Raise, invalid};
 use crate::options::{Control, Storage, store_with};
 use crate::reports::{report, reports};
@@ -43,9 +43,11 @@ pub(crate) fn diff<'py>(
     chosen.tolerance.relative = relative;
     chosen.elements = elements;
     chosen.control = control.inner.clone();
-    let open = open_options(storage_options);
+    let seen = open_through(storage_options, options)?;
+    let mut open = seen.clone();
+    open.views.clear();
     let found = run(py, &control.inner, move || {
-        let (first, second) = (Checkpoint::open_with(&first, &open)?, Checkpoint::open_with(&second, &open)?);
+        let (first, second) = (Checkpoint::open_with(&first, &seen)?, Checkpoint::open_with(&second, &open)?);
         reshard::diff(&first, &second, &chosen)
     })?;
     report(py, "DiffReport", &found.or_raise(py)?)
@@ -66,7 +68,7 @@ pub(crate) fn digest<'py>(
     chosen.selection = selection(py, options)?;
     chosen.verify = verify;
     chosen.control = control.inner.clone();
-    let open = open_options(storage_options);
+    let open = open_through(storage_options, options)?;
     let found = run(py, &control.inner, move || reshard::digest(&Checkpoint::open_with(&path, &open)?, &chosen))?;
     reports(py, "DigestEntry", &found.or_raise(py)?.entries)
 }

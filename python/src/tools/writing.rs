@@ -14,12 +14,21 @@ use crate::options::{Control, Storage, store_with};
 use crate::reports::report;
 use crate::run::run;
 use crate::value::plain;
+use crate::view::{View, views_of};
 
 /// How to open, with a store's settings.
 pub(crate) fn open_options(storage_options: Option<Storage>) -> OpenOptions {
     let mut open = OpenOptions::default();
     open.store = storage_options.unwrap_or_default().0;
     open
+}
+
+/// [`open_options`], with the views that a tool's options name.
+pub(crate) fn open_through(storage_options: Option<Storage>, options: &Bound<'_, PyDict>) -> PyResult<OpenOptions> {
+    let mut open = open_options(storage_options);
+    let views: Option<Vec<Py<View>>> = given(options, "view")?;
+    open.views = views_of(views);
+    Ok(open)
 }
 
 fn given<'py, T: FromPyObjectOwned<'py>>(options: &Bound<'py, PyDict>, name: &str) -> PyResult<Option<T>> {
@@ -128,7 +137,7 @@ pub(crate) fn convert<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let chosen = convert_options(py, options, control)?;
     let target = target(py, options, &destination, None)?;
-    let open = open_options(storage_options);
+    let open = open_through(storage_options, options)?;
     let found = run(py, &control.inner, move || {
         let source = Checkpoint::open_with(&source, &open)?;
         reshard::convert(&source, &Destination::parse(&destination, target, &open.store)?, target, &chosen)
@@ -152,7 +161,7 @@ pub(crate) fn relayout<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let chosen = convert_options(py, options, control)?;
     let layout = Layout::parse(mesh, &rules).or_raise(py)?;
-    let open = open_options(storage_options);
+    let open = open_through(storage_options, options)?;
     let found = run(py, &control.inner, move || {
         let source = Checkpoint::open_with(&source, &open)?;
         reshard::relayout(&source, &store_with(&destination, &open.store)?, &layout, &chosen)

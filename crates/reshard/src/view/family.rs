@@ -67,8 +67,28 @@ impl Families {
         found
     }
 
-    /// Whether a key is a list of parameter groups, which names parameters.
+    /// Whether a key names parameters: a list of parameter groups, or the list of a group's parameters.
     pub(super) fn is_group_list(&self, key: &str) -> bool {
-        self.optimizers.iter().any(|optimizer| key.strip_prefix(optimizer.as_str()) == Some("param_groups"))
+        let groups = |optimizer: &String| key.strip_prefix(optimizer.as_str())?.strip_prefix("param_groups");
+        self.optimizers.iter().filter_map(groups).any(|rest| {
+            let number = rest.strip_prefix('.').and_then(|rest| rest.strip_suffix(".params"));
+            rest.is_empty() || number.is_some_and(|number| number.parse::<u64>().is_ok())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_parameters_are_told_from_their_settings() {
+        let families = Families::new(&Rules::default());
+        for key in ["optim.param_groups", "optim.param_groups.0.params", "optimizer.param_groups.12.params"] {
+            assert!(families.is_group_list(key), "{key}");
+        }
+        for key in ["optim.param_groups.0.lr", "optim.param_groups.layer.params", "model.param_groups", "optim.state.a.params"] {
+            assert!(!families.is_group_list(key), "{key}");
+        }
     }
 }

@@ -97,12 +97,13 @@ impl Checkpoint {
         for keys in &same {
             self.check_same(view, keys)?;
         }
-        for key in group_lists {
+        let mut groups = Groups { names: &names, homes: BTreeMap::new() };
+        for (number, key) in group_lists.into_iter().enumerate() {
             if let Some(entry) = entries.get_mut(&key)
                 && let LoadedValue::Plain(value) = self.read_value(&key)?
             {
                 let what = |why: String| Error::invalid(format!("{} on {}: {key:?}: {why}", view.origin, self.path));
-                entry.kind = CatalogKind::Value(ValuePlace::Inline(renamed_groups(value, &names).map_err(what)?));
+                entry.kind = CatalogKind::Value(ValuePlace::Inline(groups.renamed(number, value).map_err(what)?));
             }
         }
         Ok(self.seen_as(entries))
@@ -128,50 +129,82 @@ impl Checkpoint {
     }
 }
 
-/// Parameter groups with the new names of their parameters.
-fn renamed_groups(value: Value, names: &BTreeMap<String, BTreeSet<String>>) -> Result<Value, String> {
-    let Value::List(groups) = value else { return Ok(value) };
-    let mut home: BTreeMap<String, usize> = BTreeMap::new();
-    let mut rename = |number: usize, params: Vec<Value>| -> Result<Vec<Value>, String> {
+/// The parameters of an optimizer's groups, under their new names.
+struct Groups<'n> {
+    names: &'n BTreeMap<String, BTreeSet<String>>,
+    /// The group of each new name: one tensor cannot be of two.
+    homes: BTreeMap<String, usize>,
+}
+
+impl Groups<'_> {
+    /// A list of groups, or the names of the parameters of group `number`.
+    fn renamed(&mut self, number: usize, value: Value) -> Result<Value, String> {
+        let Value::List(items) = value else { return Ok(value) };
+        if !items.iter().any(|item| matches!(item, Value::Dict(_))) {
+            return self.params(number, items);
+        }
+        let mut groups = Vec::with_capacity(items.len());
+        for (number, group) in items.into_iter().enumerate() {
+            let Value::Dict(pairs) = group else {
+                groups.push(group);
+                continue;
+            };
+            let mut renamed = Vec::with_capacity(pairs.len());
+            for (key, value) in pairs {
+                renamed.push(match value {
+                    Value::List(params) if text(&key) == Some("params") => (key, self.params(number, params)?),
+                    other => (key, other),
+                });
+            }
+            groups.push(Value::Dict(renamed));
+        }
+        Ok(Value::List(groups))
+    }
+
+    fn params(&mut self, number: usize, params: Vec<Value>) -> Result<Value, String> {
         let mut renamed = Vec::new();
         for param in params {
-            let Some(new) = text(&param).and_then(|name| names.get(name)) else {
+            let Some(new) = text(&param).and_then(|name| self.names.get(name)) else {
                 renamed.push(param);
                 continue;
             };
             for name in new {
-                match home.insert(name.clone(), number) {
+                match self.homes.insert(name.clone(), number) {
                     None => renamed.push(Value::from(name.as_str())),
                     Some(other) if other == number => {}
                     Some(_) => return Err(format!("{name:?} is made from parameters of several groups")),
                 }
             }
         }
-        Ok(renamed)
-    };
-    let is_params = |key: &Value| text(key) == Some("params");
-    let mut done = Vec::with_capacity(groups.len());
-    for (number, group) in groups.into_iter().enumerate() {
-        done.push(match group {
-            Value::Dict(pairs) => {
-                let mut new = Vec::with_capacity(pairs.len());
-                for (key, value) in pairs {
-                    new.push(match value {
-                        Value::List(params) if is_params(&key) => (key, Value::List(rename(number, params)?)),
-                        other => (key, other),
-                    });
-                }
-                Value::Dict(new)
-            }
-            other => other,
-        });
+        Ok(Value::List(renamed))
     }
-    Ok(Value::List(done))
 }
 
 fn text(value: &Value) -> Option<&str> {
     match value {
         Value::Str(text) => Some(text),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_name_the_new_parameters_once_and_none_is_of_two() {
+        let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+        let names = BTreeMap::from([
+            ("e.0".to_owned(), set(&["e"])),
+            ("e.1".to_owned(), set(&["e"])),
+            ("qk".to_owned(), set(&["k", "q"])),
+        ]);
+        let list = |names: &[&str]| Value::List(names.iter().map(|name| Value::from(*name)).collect());
+        let mut groups = Groups { names: &names, homes: BTreeMap::new() };
+        assert_eq!(groups.renamed(0, list(&["e.0", "e.1", "qk", "other"])), Ok(list(&["e", "k", "q", "other"])));
+        assert!(groups.renamed(1, list(&["e.1"])).unwrap_err().contains("several groups"));
+        let group = |params: Value| Value::List(vec![Value::Dict(vec![(Value::from("params"), params)])]);
+        let mut groups = Groups { names: &names, homes: BTreeMap::new() };
+        assert_eq!(groups.renamed(0, group(list(&["e.0", "e.1"]))), Ok(group(list(&["e"]))));
     }
 }

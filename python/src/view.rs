@@ -1,0 +1,52 @@
+//! Rules through which a checkpoint is seen.
+
+use std::collections::BTreeMap;
+
+use pyo3::prelude::*;
+
+use crate::checkpoint::Checkpoint;
+use crate::errors::{Raise, invalid};
+
+/// Rules for a view.
+#[pyclass(module = "reshard._reshard", frozen)]
+pub(crate) struct View {
+    pub(crate) inner: reshard::View,
+}
+
+#[pymethods]
+impl View {
+    /// Rules by what a person writes: one rule, the name of a file, or that of a recipe.
+    #[staticmethod]
+    fn find(py: Python<'_>, rules: &str, parameters: BTreeMap<String, i64>) -> PyResult<View> {
+        Ok(View { inner: py.detach(|| reshard::View::find(rules, &parameters)).or_raise(py)? })
+    }
+
+    /// Rules as text.
+    #[staticmethod]
+    fn parse(py: Python<'_>, text: &str, origin: &str, parameters: BTreeMap<String, i64>) -> PyResult<View> {
+        Ok(View { inner: reshard::View::parse(text, origin, &parameters).or_raise(py)? })
+    }
+
+    /// The rules that undo these.
+    fn reversed(&self, py: Python<'_>) -> PyResult<View> {
+        Ok(View { inner: self.inner.reversed().or_raise(py)? })
+    }
+
+    /// What the rules would make of a checkpoint, as JSON.
+    fn check(&self, py: Python<'_>, checkpoint: &Checkpoint) -> PyResult<String> {
+        let opened = checkpoint.inner.clone();
+        let report = py.detach(|| self.inner.check(&opened)).or_raise(py)?;
+        serde_json::to_string(&report).map_err(|error| invalid(py, format!("a report cannot be written as JSON: {error}")))
+    }
+}
+
+/// The engine's views of a list.
+pub(crate) fn views_of(views: Option<Vec<Py<View>>>) -> Vec<reshard::View> {
+    views.into_iter().flatten().map(|view| view.get().inner.clone()).collect()
+}
+
+/// The names of the recipes, what they are for, and the parameters they need.
+#[pyfunction]
+pub(crate) fn recipes() -> Vec<(&'static str, &'static str, Vec<&'static str>)> {
+    reshard::recipes().iter().map(|recipe| (recipe.name, recipe.description, recipe.parameters.to_vec())).collect()
+}

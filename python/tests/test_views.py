@@ -1,0 +1,183 @@
+"""Views: a checkpoint seen through rules while it is loaded, opened, converted, compared and verified."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import reshard
+import reshard.torch as rt
+
+EXPERTS = 4
+
+RULES = """
+rest = "error"
+
+[parameters]
+kv_heads = "how many heads keys and values have"
+
+[[rule]]
+name = "experts"
+from = "layers.{layer}.experts.{expert}.w"
+to = "blocks.{layer}.experts"
+steps = [{ stack = "expert" }, { transpose = [1, 2] }]
+
+[[rule]]
+name = "attention"
+from = ["layers.{layer}.q", "layers.{layer}.k", "layers.{layer}.v"]
+to = "blocks.{layer}.qkv"
+steps = [{ concat = 0, groups = "kv_heads", ratio = [2, 1, 1] }]
+"""
+
+
+def separate() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    tensors = {}
+    for layer in range(2):
+        for expert in range(EXPERTS):
+            tensors[f"layers.{layer}.experts.{expert}.w"] = torch.randn(6, 10)
+        for name, rows in (("q", 16), ("k", 8), ("v", 8)):
+            tensors[f"layers.{layer}.{name}"] = torch.randn(rows, 12)
+    return tensors
+
+
+def seen(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same with whole tensors."""
+    made = {}
+    for layer in range(2):
+        experts = [tensors[f"layers.{layer}.experts.{expert}.w"] for expert in range(EXPERTS)]
+        made[f"blocks.{layer}.experts"] = torch.stack(experts).transpose(1, 2).contiguous()
+        q, k, v = (tensors[f"layers.{layer}.{name}"].view(2, -1, 12) for name in "qkv")
+        made[f"blocks.{layer}.qkv"] = torch.cat([q, k, v], dim=1).reshape(32, 12)
+    return made
+
+
+@pytest.fixture
+def rules(tmp_path):
+    path = tmp_path / "rules.toml"
+    path.write_text(RULES)
+    return path
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_file(separate(), path)
+    return path
+
+
+def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for key, tensor in expected.items():
+        assert torch.equal(found[key], tensor), key
+
+
+def test_a_checkpoint_is_opened_converted_compared_and_verified_through_rules_and_back(model, rules, tmp_path):
+    expected = seen(separate())
+    view = reshard.View(rules, kv_heads=2)
+    with reshard.open(model, view=view) as checkpoint:
+        same({key: torch.from_numpy(checkpoint[key][...]) for key in checkpoint}, expected)
+        assert checkpoint["blocks.1.experts"][1:3, :2, 3].tolist() == expected["blocks.1.experts"][1:3, :2, 3].tolist()
+    made = tmp_path / "made.safetensors"
+    reshard.convert(model, made, view=view)
+    same(load_file(made), expected)
+    assert reshard.diff(model, made, view=view).equal
+    assert reshard.digest(model, view=view) == reshard.digest(made)
+    assert reshard.verify(model, view=view).sound
+    back = tmp_path / "back"
+    reshard.convert(made, back, to="dcp", ranks=2, view=view.reversed())
+    same({key: torch.from_numpy(value[...]) for key, value in reshard.open(back).items()}, separate())
+    assert reshard.verify(back, view=view).sound
+    # Views compose.
+    both = [view, view.reversed()]
+    same({key: torch.from_numpy(value[...]) for key, value in reshard.open(model, view=both).items()}, separate())
+
+
+def load_on_ranks(rank, size, path, rules, folder):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    expected = seen(separate())
+    mesh = init_device_mesh("cpu", (size,))
+    for dim in (0, 1):
+        state = {key: distribute_tensor(torch.zeros_like(value), mesh, [Shard(dim)]) for key, value in expected.items()}
+        rt.load(state, path, view=reshard.View(rules, kv_heads=2))
+        same({key: value.full_tensor() for key, value in state.items()}, expected)
+    # With an optimizer: its slots follow their parameters.
+    state = {"model": state, "optim": {"state": {}, "param_groups": []}}
+    slots = {key: {"exp_avg": value.clone() * 2, "step": torch.tensor(7.0)} for key, value in state["model"].items()}
+    state["optim"] = {"state": slots, "param_groups": [{"lr": 0.1, "params": list(slots)}]}
+    rt.save(state, folder)
+    back = {
+        "model": {key: torch.zeros_like(value) for key, value in separate().items()},
+        "optim": {
+            "state": {key: {"exp_avg": torch.zeros_like(value), "step": torch.tensor(0.0)} for key, value in separate().items()},
+            "param_groups": [{"lr": 0.0, "params": []}],
+        },
+    }
+    rt.load(back, folder, view=reshard.View(rules, kv_heads=2, reverse=True))
+    same(back["model"], separate())
+    same({key: value["exp_avg"] for key, value in back["optim"]["state"].items()}, {k: v * 2 for k, v in separate().items()})
+    assert all(slots["step"].item() == 7.0 for slots in back["optim"]["state"].values())
+    (group,) = back["optim"]["param_groups"]
+    assert group["lr"] == 0.1 and sorted(group["params"]) == sorted(separate())
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_load_their_shards_through_rules_and_optimizers_follow(ranks, model, rules, tmp_path, size):
+    ranks(size, load_on_ranks, str(model), str(rules), str(tmp_path / "saved"))
+
+
+def test_rules_are_written_as_dicts_and_mistakes_are_named(model, rules, tmp_path):
+    rule = {"from": "layers.{i}.q", "to": "q.{i}", "steps": [{"pad": 0, "size": 20, "value": 1.5}, {"cast": "bf16"}]}
+    with reshard.open(model, view=[rule, {"drop": "layers.{rest...}"}]) as checkpoint:
+        assert [*checkpoint] == ["q.0", "q.1"]
+        assert (checkpoint["q.0"].shape, checkpoint["q.0"].dtype) == ((20, 12), "bfloat16")
+    state = {"q.0": torch.zeros(20, 12, dtype=torch.bfloat16)}
+    rt.load(state, model, view=[rule, {"drop": ["layers.{rest...}", "q.1"]}])
+    expected = torch.cat([separate()["layers.0.q"], torch.full((4, 12), 1.5)]).to(torch.bfloat16)
+    assert torch.equal(state["q.0"], expected)
+    # What the loaded tensor holds stays where nothing is stored.
+    live = {"from": "layers.0.q", "to": "q", "steps": [{"pad": 0, "size": 20, "value": "live"}]}
+    state = {"q": torch.full((20, 12), 7.0)}
+    rt.load(state, model, view=[live, {"drop": "layers.{rest...}"}])
+    assert torch.equal(state["q"][:16], separate()["layers.0.q"]) and (state["q"][16:] == 7.0).all()
+    with pytest.raises(reshard.InvalidInput, match=r"rules.toml:5:12: the parameter \"kv_heads\" has no value"):
+        reshard.View(rules)
+    with pytest.raises(reshard.InvalidInput, match='rule "a": transpose names two dimensions'):
+        reshard.View({"from": "a", "to": "b", "steps": [{"transpose": [1]}]})
+    with pytest.raises(reshard.InvalidInput, match=r"rule \"attention\" \(line 14\): .*cannot be shared|should be"):
+        reshard.open(model, view=reshard.View.parse(RULES.replace("[2, 1, 1]", "[3, 1, 1]"), kv_heads=2))
+    with pytest.raises(reshard.InvalidInput, match="cannot be reversed: slice leaves elements out"):
+        reshard.View({"from": "a", "to": "b", "steps": [{"slice": 0, "stop": 2}]}, reverse=True)
+    report = reshard.View(rules, kv_heads=2).check(model)
+    made = report.made["experts"][0]
+    assert (made.key, made.shape, made.dtype, len(made.from_)) == ("blocks.0.experts", (4, 10, 6), "float32", EXPERTS)
+    assert "llama3-hf-to-torchtitan" in reshard.recipes()
+
+
+def command(*arguments):
+    done = subprocess.run([sys.executable, "-m", "reshard", *map(str, arguments)], capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_command_sees_through_rules(model, rules, tmp_path):
+    code, out, err = command("view", "check", rules, model, "--set", "kv_heads=2")
+    assert code == 0, err
+    assert "experts: 8 keys → 2 keys" in out
+    assert "blocks.0.experts: float32 [4, 10, 6] from layers.0.experts.0.w, …, layers.0.experts.3.w" in out
+    made = tmp_path / "made"
+    code, out, err = command("convert", model, made, "--to", "safetensors", "--view", rules, "--set", "kv_heads=2")
+    assert code == 0, err
+    same(load_file(made / "model.safetensors"), seen(separate()))
+    code, out, err = command("diff", made, model, "--view", rules, "--set", "kv_heads=2", "--reverse")
+    assert code == 0, (out, err)
+    code, out, err = command("ls", model, "layers.0.*", "--json", "--view", '{from="layers.{i}.q", to="q.{i}"}')
+    assert code == 0 and "q.0" not in out and json.loads(out), err
+    code, out, err = command("plan", model, "--mesh", "2", "--rule", "*=S(0)", "--view", rules, "--set", "kv_heads=2")
+    assert code == 0, err
+    code, out, err = command("view", "check", '{from="layers.{i}.x", to="x"}', model)
+    assert code == 2 and "does not name {i}" in err
