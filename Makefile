@@ -5,6 +5,7 @@
 #   make check       formatting, lints, documentation, dependencies and their licences, Python, spelling
 #   make bench       everything measured beside PyTorch; make bench-check compares with committed floors
 #   make fuzz        a short run of every fuzz target
+#   make test-faults every fault at every request of an S3 server and at every system call (takes long)
 #   make doc         the Rust API documentation
 #   make wheel       the Python package as a wheel and an sdist, each checked in an environment without torch
 #   make test-integrations    the real trainers over the engine; part of make test
@@ -34,7 +35,7 @@ override export RESHARD_PYTHON := $(PY)
 # The command speaks s3://, gs://, az:// and https:// as well.
 CLI := -p reshard-cli --features reshard-cli/cloud
 
-.PHONY: demo test test-rust test-mpi test-python test-integrations test-browser test-torch test-fresh check fmt clippy docs-check deps-check licences-check types-check python-check spelling-check portable-check bench bench-check bench-packages fuzz doc wheel build extension s3-server system-packages clean
+.PHONY: demo test test-rust test-mpi test-python test-integrations test-browser test-torch test-fresh test-faults check fmt clippy docs-check deps-check licences-check types-check python-check spelling-check portable-check bench bench-check bench-packages fuzz doc wheel build extension s3-server system-packages clean
 
 # Without cloud clients, which outweigh all the rest; cargo shows what it compiles.
 demo:
@@ -68,6 +69,11 @@ test-browser: system-packages $(PY_READY)
 # README's commands in a Debian with nothing but what README names, as a user and as root (needs root; takes long).
 test-fresh:
 	scripts/test-fresh
+
+# What `make test` runs at some requests and some system calls, at all of them. Needs strace, and says so where it is not there.
+test-faults: extension
+	RESHARD_CAMPAIGN=1 $(CARGO) test --workspace --exclude reshard-python --features reshard-cli/cloud --test it -- s3_faults read_faults matrix
+	RESHARD_CAMPAIGN=1 $(PY) -m pytest -q -rs python/tests/test_syscalls.py python/tests/test_processes.py
 
 test-torch:
 	$(MAKE) test-python TORCH=$(TORCH) VENV=.venv-torch-$(TORCH) RESHARD_PYTHON=
