@@ -1,9 +1,10 @@
 //! The one error type of this crate. Every variant names the keys, parameters or ranks it speaks of, and where several
 //! things are wrong at once all of them are listed: a caller should not have to fix one key per attempt.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
-use reshard_layout::LayoutError;
+use reshard_formats::DType;
+use reshard_layout::{Dims, LayoutError};
 
 /// What can be wrong with a tree, a model description or an optimizer's state.
 #[derive(Debug, thiserror::Error)]
@@ -49,12 +50,6 @@ pub enum StateError {
         /// The most levels accepted.
         limit: usize,
     },
-    /// Several trees disagree about the same places.
-    #[error("trees can not be merged: {}", list(conflicts, |c| format!("'{}' is in both {} and {}", c.path, c.first, c.second)))]
-    MergeConflicts {
-        /// Every place where they disagree.
-        conflicts: Vec<MergeConflict>,
-    },
     /// Options that exclude each other, or lack something they need.
     #[error("invalid options: {reason}")]
     InvalidOptions {
@@ -87,7 +82,7 @@ pub enum StateError {
     },
     /// What was given does not fit what is wanted; every difference is listed.
     #[error("the state does not fit: {0}")]
-    Differences(Box<crate::Differences>),
+    Differences(Box<Differences>),
     /// The model or optimizer state is empty although it was asked for.
     #[error("the {what} state is empty, although the options ask for it")]
     Empty {
@@ -158,12 +153,6 @@ pub enum StateError {
         /// What the ranks hold.
         reason: String,
     },
-    /// Optimizers of some ranks lack parameters that others have; the same error on every rank.
-    #[error("optimizers lack parameters: {}", list(ranks, |(rank, names)| format!("rank {rank} lacks {}", names.join(", "))))]
-    MissingOnRanks {
-        /// Rank, and the parameters it lacks.
-        ranks: Vec<(u64, Vec<String>)>,
-    },
     /// A flat parameter's description contradicts itself.
     #[error("invalid flat parameter '{name}': {reason}")]
     InvalidFlatParameter {
@@ -183,17 +172,6 @@ pub enum StateError {
     },
 }
 
-/// One place at which two trees disagree.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MergeConflict {
-    /// Path of the place, as text.
-    pub path: String,
-    /// Name of the tree that had it first.
-    pub first: String,
-    /// Name of the tree that has it too.
-    pub second: String,
-}
-
 /// One option of a param_group whose members disagree about its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupDisagreement {
@@ -205,8 +183,8 @@ pub struct GroupDisagreement {
     pub second: (String, String),
 }
 
-impl std::fmt::Display for GroupDisagreement {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for GroupDisagreement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "'{}' is {} for '{}' and {} for '{}'", self.option, self.first.1, self.first.0, self.second.1, self.second.0)
     }
 }
@@ -235,4 +213,84 @@ pub(crate) fn list<I>(items: &[I], text: impl Fn(&I) -> String) -> String {
         let _ = write!(out, "; and {} more", items.len() - SHOWN);
     }
     out
+}
+
+/// Every difference between two sets of named things.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Differences {
+    /// Wanted, not given.
+    pub missing: Vec<String>,
+    /// Given, not wanted.
+    pub unexpected: Vec<String>,
+    /// Missing names with the unexpected name that looks most like them.
+    pub hints: Vec<(String, String)>,
+    /// Given with another shape: key, given, wanted.
+    pub shapes: Vec<(String, Dims, Dims)>,
+    /// Given with another dtype: key, given, wanted.
+    pub dtypes: Vec<(String, DType, DType)>,
+}
+
+impl Differences {
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.missing.is_empty() && self.unexpected.is_empty() && self.shapes.is_empty() && self.dtypes.is_empty()
+    }
+
+    /// The error, if differences are not allowed. Shapes and dtypes never are: no leniency makes them fit.
+    pub fn into_result(mut self, strict: bool) -> Result<Differences, StateError> {
+        let fits = self.shapes.is_empty() && self.dtypes.is_empty();
+        if fits && (self.is_empty() || !strict) {
+            return Ok(self);
+        }
+        self.find_hints();
+        Err(StateError::Differences(Box::new(self)))
+    }
+
+    fn find_hints(&mut self) {
+        // Quadratic in the number of names that differ: worth it for a typo, not for two unrelated models.
+        if self.missing.len().saturating_mul(self.unexpected.len()) > 10_000 {
+            return;
+        }
+        self.hints = self
+            .missing
+            .iter()
+            .filter_map(|name| {
+                let near = crate::near::nearest(name, self.unexpected.iter().map(String::as_str))?;
+                Some((name.clone(), near))
+            })
+            .collect();
+    }
+}
+
+/// With the words of `nn.Module.load_state_dict`, which people search logs for.
+impl fmt::Display for Differences {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut parts = Vec::new();
+        if !self.missing.is_empty() {
+            let names = list(&self.missing, |name| {
+                let hint = self.hints.iter().find(|(missing, _)| missing == name);
+                match hint {
+                    Some((_, near)) => format!("'{name}' (there is '{near}')"),
+                    None => format!("'{name}'"),
+                }
+            });
+            parts.push(format!("Missing key(s) in state_dict: {names}"));
+        }
+        if !self.unexpected.is_empty() {
+            let names = list(&self.unexpected, |name| format!("'{name}'"));
+            parts.push(format!("Unexpected key(s) in state_dict: {names}"));
+        }
+        if !self.shapes.is_empty() {
+            let shapes = list(&self.shapes, |(key, given, wanted)| {
+                format!("size mismatch for '{key}': it has shape {:?}, wanted {:?}", given.as_slice(), wanted.as_slice())
+            });
+            parts.push(shapes);
+        }
+        if !self.dtypes.is_empty() {
+            let dtypes =
+                list(&self.dtypes, |(key, given, wanted)| format!("'{key}' is {}, wanted {}", given.name(), wanted.name()));
+            parts.push(dtypes);
+        }
+        f.write_str(&parts.join("; "))
+    }
 }

@@ -47,11 +47,6 @@ fn exception<'py>(py: Python<'py>, error: &StateError) -> PyResult<Bound<'py, Py
             "StateMismatch"
         }
         StateError::InvalidOptions { .. } => "InvalidInput",
-        StateError::MissingOnRanks { ranks } => {
-            details.set_item("ranks", ranks.iter().map(|(rank, _)| *rank).collect::<Vec<_>>())?;
-            details.set_item("keys", ranks.iter().flat_map(|(_, names)| names.clone()).collect::<Vec<_>>())?;
-            "StateMismatch"
-        }
         StateError::UnknownName { name, .. } => {
             details.set_item("keys", vec![name])?;
             "StateError"

@@ -6,12 +6,10 @@ use indexmap::IndexMap;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 use reshard::KeyPath;
-use reshard::layout::Dims;
 use reshard::state::{
-    self, CheckpointEntry, EntryFacts, FlatLoad, FlatLoadReport, FlatSlot, Identity, LiveOptimizer, LoadTarget, OddSlots,
-    OptimizerState, OptimizerTree, ParamGroup, ParamLayout, PhaseTimings, RawOptimizer, SlotTensor, StateError, adopt_layouts,
-    combine, dotted, flatten_optimizer, optim_state_to_load, plan_sharded_optimizer, read_optimizer_state, rekey,
-    set_optimizer_tree, sharded_optim_state,
+    self, Identity, LiveOptimizer, LoadSlot, LoadTarget, OptimizerState, ParamGroup, ParamLayout, RawOptimizer, SlotTensor,
+    StateError, adopt_layouts, combine, dotted, flatten_optimizer, optim_state_to_load, read_optimizer_state, rekey,
+    sharded_optim_state, unflatten_optimizer, with_whole_options,
 };
 
 use super::errors::RaiseState;
@@ -63,7 +61,6 @@ pub(crate) fn optimizer_state<'py>(
     let options = options_of(options)?;
     options.check().or_raise_state(py)?;
     let mut objects = Objects::new(describe);
-    let mut timings = PhaseTimings::default();
     let mut states = Vec::new();
     for optimizer in optimizers {
         let raw = match objects.tree(optimizer.state_dict.as_any()).map(whole)? {
@@ -71,7 +68,7 @@ pub(crate) fn optimizer_state<'py>(
             None => return Err(invalid(py, "an optimizer's own state can not be in pieces")),
         };
         let live = live_optimizer(py, optimizer.groups, &mut objects)?;
-        states.push(sharded_optim_state(raw, &live, &model.names, &model.flats, &mut timings).or_raise_state(py)?);
+        states.push(sharded_optim_state(raw, &live, &model.names, &model.flats).or_raise_state(py)?);
     }
     let mut state = combine(states).or_raise_state(py)?;
     if !layouts.is_empty() {
@@ -152,19 +149,24 @@ pub(crate) fn optimizer_to_load<'py>(
     let mut objects = Objects::new(describe);
     let live: Vec<Live> = live.into_iter().map(|groups| live_optimizer(py, groups, &mut objects)).collect::<PyResult<_>>()?;
     let target = if by_names { LoadTarget::Names } else { LoadTarget::Ids };
-    let (loads, report) = if given.contains("state")? || given.contains("param_groups")? {
+    let (state, left) = if given.contains("state")? || given.contains("param_groups")? {
         let raw = RawOptimizer::from_tree(objects.tree(given.as_any())?).or_raise_state(py)?;
         options.check_given(None, Some(raw.state.len() + raw.param_groups.len()), false).or_raise_state(py)?;
-        let state = model.read(raw, &live).or_raise_state(py)?;
-        optim_state_to_load(state, &live, &model.names, &model.flats, target, &options).or_raise_state(py)?
+        (model.read(raw, &live).or_raise_state(py)?, Vec::new())
     } else {
         let mut flat = IndexMap::new();
         for (key, value) in given.iter() {
             flat.insert(key.extract::<String>()?, objects.tree(&value)?);
         }
-        set_optimizer_tree(&model.tree, OptimizerTree::Flattened(flat), &live, target, &options).or_raise_state(py)?
+        options.check_given(None, Some(flat.len()), false).or_raise_state(py)?;
+        let whole: Vec<_> = live.iter().map(with_whole_options).collect();
+        let (state, left) = unflatten_optimizer(&flat, &whole, &model.names).or_raise_state(py)?;
+        (state, left.unexpected)
     };
-    let load = |load: &FlatLoad<Handle>| Py::new(py, load_object(py, load, &objects, sharded)?);
+    let (loads, mut report) =
+        optim_state_to_load(state, &live, &model.names, &model.flats, target, &options).or_raise_state(py)?;
+    report.unexpected.extend(left);
+    let load = |load: &state::OptimizerLoad<Handle>| Py::new(py, load_object(py, load, &objects, sharded)?);
     let loads = loads.iter().map(load).collect::<PyResult<_>>()?;
     Ok(OptimizerPlan { loads, report: report_object(py, &report)?.unbind() })
 }
@@ -197,19 +199,7 @@ impl StateModel {
         if !raw.is_keyed_by_id() {
             return OptimizerState::from_named(raw, &self.names);
         }
-        let lifted: Vec<LiveOptimizer<SlotTensor<Handle>>> = live
-            .iter()
-            .map(|optimizer| LiveOptimizer {
-                param_groups: optimizer
-                    .param_groups
-                    .iter()
-                    .map(|group| ParamGroup {
-                        params: group.params.clone(),
-                        options: group.options.iter().map(|(k, v)| (k.clone(), v.clone().map(&mut SlotTensor::Whole))).collect(),
-                    })
-                    .collect(),
-            })
-            .collect();
+        let lifted: Vec<_> = live.iter().map(with_whole_options).collect();
         read_optimizer_state(raw, &lifted, &self.names)
     }
 }
@@ -226,7 +216,7 @@ fn live_optimizer<'py>(py: Python<'py>, groups: Vec<LiveGroup<'py>>, objects: &m
 
 fn load_object<'py>(
     py: Python<'py>,
-    load: &FlatLoad<Handle>,
+    load: &state::OptimizerLoad<Handle>,
     objects: &Objects<'py>,
     sharded: &Bound<'py, PyAny>,
 ) -> PyResult<OptimizerLoad> {
@@ -236,8 +226,8 @@ fn load_object<'py>(
         for (slot, value) in slots {
             let slot = key_object(py, slot)?;
             match value {
-                FlatSlot::Keep(tree) => made.set_item(slot, KeptSlot { value: objects.object(tree, sharded)?.unbind() })?,
-                FlatSlot::Build { dtype, shape, copies } => {
+                LoadSlot::Keep(tree) => made.set_item(slot, KeptSlot { value: objects.object(tree, sharded)?.unbind() })?,
+                LoadSlot::Build { dtype, shape, copies } => {
                     let copies = copies.iter().map(|copy| Py::new(py, copy_object(py, copy)?)).collect::<PyResult<_>>()?;
                     made.set_item(slot, BuiltSlot { dtype: code(*dtype), shape: tuple(py, shape)?, copies })?;
                 }
@@ -269,7 +259,7 @@ fn copy_object(py: Python<'_>, copy: &state::BoxCopy<Handle>) -> PyResult<BoxCop
     })
 }
 
-fn report_object<'py>(py: Python<'py>, report: &FlatLoadReport) -> PyResult<Bound<'py, PyAny>> {
+fn report_object<'py>(py: Python<'py>, report: &state::OptimizerReport) -> PyResult<Bound<'py, PyAny>> {
     let fields = PyDict::new(py);
     fields.set_item("missing", &report.missing)?;
     fields.set_item("absent", &report.absent)?;
@@ -314,28 +304,22 @@ pub(crate) struct SlotPlan {
 /// Plans slots.
 #[pyfunction]
 pub(crate) fn plan_slots(py: Python<'_>, params: HashMap<String, Numbers>, entries: Vec<StoredSlot<'_>>) -> PyResult<SlotPlan> {
-    let layout = |shape: Dims| ParamLayout { local_shape: shape.clone(), shape, pieces: Vec::new() };
-    let layouts = params.into_iter().map(|(name, shape)| (name, layout(shape.0))).collect();
+    let params = params.into_iter().map(|(name, shape)| (name, shape.0)).collect();
     let paths: Vec<KeyPath> = entries.iter().map(|entry| key_path(&entry.path)).collect::<PyResult<_>>()?;
-    let keys: Vec<String> = paths.iter().map(|path| dotted(path)).collect();
-    let facts = entries.iter().zip(&paths).zip(&keys).map(|((entry, path), key)| {
-        let facts = match &entry.dtype {
-            Some(dtype) => EntryFacts::Tensor { dtype: dtype.0, shape: entry.shape.0.clone() },
-            None => EntryFacts::Bytes,
-        };
-        CheckpointEntry { key, path, facts }
+    let stored = entries.iter().zip(&paths).map(|(entry, path)| {
+        let shape = entry.dtype.as_ref().map(|_| entry.shape.0.as_slice());
+        state::StoredSlot { path, shape }
     });
-    let plan = plan_sharded_optimizer(&layouts, "", facts, OddSlots::Whole, &IndexMap::new()).or_raise_state(py)?;
+    let plan = state::plan_slots(&params, stored);
     let mut slots = Vec::with_capacity(entries.len());
-    for ((entry, path), key) in entries.into_iter().zip(&paths).zip(keys) {
-        let target = plan.tensors.get(&key);
+    for ((entry, path), slot) in entries.into_iter().zip(&paths).zip(plan.slots) {
         let planned = PlannedSlot {
-            parameter: target.and_then(|target| target.param.clone()),
-            dtype: target.and(entry.dtype.map(|dtype| code(dtype.0))),
-            shape: tuple(py, &entry.shape.0)?,
-            by_parameter: target.is_some_and(|target| !target.replicated),
+            key: dotted(path),
             path: path_tuple(py, path)?.unbind(),
-            key,
+            parameter: slot.param,
+            dtype: entry.dtype.map(|dtype| code(dtype.0)),
+            shape: tuple(py, &entry.shape.0)?,
+            by_parameter: slot.by_parameter,
         };
         slots.push(Py::new(py, planned)?);
     }

@@ -9,7 +9,7 @@ use reshard_layout::{Dims, Mesh, Placement, Region, local_regions};
 use reshard_state::*;
 use serde_json::Value as Json;
 
-use crate::host::{Host, assemble, build};
+use crate::host::{Host, assemble, build, inventory, set_optimizer_state};
 
 /// Case, field, and why PyTorch has no answer there.
 const KNOWN_FAILURES: [(&str, &str, &str); 6] = [
@@ -228,13 +228,9 @@ impl Case {
     /// This rank's state by names, with distributed tensors as parts.
     fn state(&self, rank: usize) -> OptimizerState<SlotTensor<Fx>> {
         let own = &self.ranks[rank];
-        let mut timings = PhaseTimings::default();
-        let options = StateDictOptions::default();
-        let given = vec![(own.raw.clone(), own.live.clone())];
-        match get_optimizer_state(&own.model, given, &options, &mut timings).unwrap() {
-            OptimizerTree::Nested(state) => state,
-            OptimizerTree::Flattened(_) => panic!("flattened without being asked"),
-        }
+        let flats = FlatModel::of(&own.model).unwrap();
+        let state = sharded_optim_state(own.raw.clone(), &own.live, &own.names, &flats).unwrap();
+        combine(vec![state]).unwrap()
     }
 
     /// The ranks that shard one copy between them: all of them, except for a hybrid, where it is the first half.
@@ -657,7 +653,7 @@ fn flattened_optimizer_keys_are_the_same() {
                 .collect(),
         };
         let (back, left) = unflatten_optimizer(&whole, &[live], &own.names).unwrap();
-        assert_eq!(left, FlatLeftovers::default(), "{}", case.name);
+        assert_eq!(left, Leftovers::default(), "{}", case.name);
         assert!(back.into_tree().same_as(&state.into_tree(), &|a, b| a == b), "{}", case.name);
     }
 }

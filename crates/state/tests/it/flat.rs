@@ -3,7 +3,7 @@
 use reshard_formats::{DType, Value};
 use reshard_state::*;
 
-use crate::host::{Host, Leaf, adam_slots, assemble, float, group, live, made, tensor, text};
+use crate::host::{Host, Leaf, adam_slots, assemble, float, group, inventory, live, made, tensor, text};
 
 const SHAPES: [(&str, &[u64]); 3] = [("a.weight", &[3, 4]), ("a.bias", &[3]), ("b.weight", &[2, 2])];
 
@@ -48,7 +48,7 @@ fn load(
     given: OptimizerState<SlotTensor<Host>>,
     flat: FlatParameter,
     target: LoadTarget,
-) -> Result<(FlatLoad<Host>, FlatLoadReport), StateError> {
+) -> Result<(OptimizerLoad<Host>, OptimizerReport), StateError> {
     let orig = flat.use_orig_params();
     let model = model(flat);
     let (names, flats) = (Names::of(&model).unwrap(), FlatModel::of(&model).unwrap());
@@ -57,8 +57,8 @@ fn load(
 }
 
 /// The optimizer's raw state that a load makes.
-fn loaded(load: &FlatLoad<Host>) -> RawOptimizer<Host> {
-    let slots = |slots: &indexmap::IndexMap<Key, FlatSlot<Host>>| {
+fn loaded(load: &OptimizerLoad<Host>) -> RawOptimizer<Host> {
+    let slots = |slots: &indexmap::IndexMap<Key, LoadSlot<Host>>| {
         Tree::Dict(slots.iter().map(|(slot, how)| (slot.clone(), made(how))).collect())
     };
     let state = load.state.iter().map(|(key, own)| (key.clone(), slots(own))).collect();
@@ -70,7 +70,7 @@ fn sharded(raw: RawOptimizer<Host>, flat: FlatParameter) -> OptimizerState<SlotT
     let orig = flat.use_orig_params();
     let model = model(flat);
     let (names, flats) = (Names::of(&model).unwrap(), FlatModel::of(&model).unwrap());
-    sharded_optim_state(raw, &live_of(orig), &names, &flats, &mut PhaseTimings::default()).unwrap()
+    sharded_optim_state(raw, &live_of(orig), &names, &flats).unwrap()
 }
 
 #[test]
@@ -161,8 +161,10 @@ fn slices_by_tensor_parallelism_inside_of_flat_parameters_are_regions_of_the_who
     }
     let names = Names::of(&model(sliced(1, 0, 2, false))).unwrap();
     assert_eq!(names.get("a.weight").unwrap().facts.as_ref().unwrap().shape.as_slice(), [3, 4]);
-    let layout = ParamLayout::flat_member(&sliced(1, 0, 1, false), 2).unwrap();
-    assert_eq!((layout.shape.as_slice(), layout.pieces[0].region.offsets()), ([2, 2].as_slice(), [1, 0].as_slice()));
+    let one = sliced(1, 0, 1, false);
+    let regions = one.member_regions(2, one.sharding().rank).unwrap();
+    let shape = one.members()[2].whole_shape();
+    assert_eq!((shape.as_slice(), regions[0].region.offsets()), ([2, 2].as_slice(), [1, 0].as_slice()));
     let outside = vec![FlatMember::new("w", &[6, 2]).slice_of(&[6, 4], &[0, 3])];
     let sharding = FlatSharding { strategy: ShardingStrategy::FullShard, rank: 0, world: 2 };
     assert!(FlatParameter::packed("_flat_param", DType::Float32, outside, 0, sharding, false).is_err());
@@ -258,7 +260,7 @@ fn slots_of_the_wrong_size_are_named_when_read() {
         ..Default::default()
     };
     let (names, flats) = (Names::of(&model).unwrap(), FlatModel::of(&model).unwrap());
-    let error = sharded_optim_state(raw, &live(&[&[9]]), &names, &flats, &mut PhaseTimings::default()).unwrap_err();
+    let error = sharded_optim_state(raw, &live(&[&[9]]), &names, &flats).unwrap_err();
     assert!(matches!(error, StateError::SlotShape { .. }), "{error}");
 }
 
@@ -275,22 +277,6 @@ fn an_optimizer_by_names_may_call_a_flat_parameter_by_its_own() {
     assert_eq!(state.state.keys().collect::<Vec<_>>(), ["a.weight", "a.bias", "b.weight"]);
     assert_eq!(state.param_groups[0].params, ["a.weight", "a.bias", "b.weight"]);
     assert!(state.user_state.contains_key(&Key::from("mine")));
-}
-
-#[test]
-fn ranks_that_lack_parameters_are_named_in_one_error() {
-    let all = vec!["a".to_owned(), "b".to_owned()];
-    assert!(check_same_on_ranks(&[all.clone(), all.clone()]).is_ok());
-    let error = check_same_on_ranks(&[all.clone(), vec!["b".to_owned()], vec![]]).unwrap_err().to_string();
-    assert!(error.contains("rank 1 lacks a") && error.contains("rank 2 lacks a, b"), "{error}");
-}
-
-#[test]
-fn timings_are_reported_by_phase() {
-    let (_, report) = load(full_state(), flat(0, 2, ShardingStrategy::FullShard, false), LoadTarget::Ids).unwrap();
-    assert!(report.timings.flatten > std::time::Duration::ZERO);
-    assert_eq!(report.timings.gather, std::time::Duration::ZERO);
-    assert!(report.timings.total() >= report.timings.flatten + report.timings.rekey);
 }
 
 #[test]

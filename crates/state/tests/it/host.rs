@@ -1,6 +1,6 @@
 //! A tensor in host memory for the tests, and the execution of plans over it.
 
-use reshard_formats::{DType, Value};
+use reshard_formats::{DType, KeyPath, PathSegment, Value};
 use reshard_layout::{ByteLayout, Dims, copy_runs, runs};
 use reshard_state::*;
 
@@ -75,15 +75,15 @@ pub(crate) fn build(dtype: DType, shape: &[u64], copies: &[BoxCopy<Host>]) -> Ho
 }
 
 /// A slot of a load plan as a tree with the tensors made.
-pub(crate) fn made(slot: &FlatSlot<Host>) -> Leaf {
+pub(crate) fn made(slot: &LoadSlot<Host>) -> Leaf {
     match slot {
-        FlatSlot::Build { dtype, shape, copies } => Tree::Tensor(build(*dtype, shape, copies)),
-        FlatSlot::Keep(tree) => whole(tree.clone()),
+        LoadSlot::Build { dtype, shape, copies } => Tree::Tensor(build(*dtype, shape, copies)),
+        LoadSlot::Keep(tree) => whole(tree.clone()),
     }
 }
 
 /// A tree of whole slot tensors as a tree of tensors.
-pub(crate) fn whole(tree: Tree<SlotTensor<Host>>) -> Leaf {
+pub(crate) fn whole<T>(tree: Tree<SlotTensor<T>>) -> Tree<T> {
     tree.map(&mut |slot| match slot {
         SlotTensor::Whole(tensor) => tensor,
         SlotTensor::Sharded { .. } => panic!("a sharded slot where a whole one was expected"),
@@ -131,4 +131,114 @@ pub(crate) fn adam_slots(shape: &[u64], from: f32, step: f32) -> Leaf {
         ("exp_avg", tensor(Host::ramp(shape, from))),
         ("exp_avg_sq", tensor(Host::ramp(shape, from + 1000.0))),
     ])
+}
+
+fn whole_dict<T>(dict: Dict<SlotTensor<T>>) -> Dict<T> {
+    dict.into_iter().map(|(key, value)| (key, whole(value))).collect()
+}
+
+/// An optimizer's own state by names, where no parameter is flat.
+pub(crate) fn by_names<T: TensorLike>(
+    raw: RawOptimizer<T>,
+    live: &LiveOptimizer<T>,
+    names: &Names,
+) -> Result<OptimizerState<T>, StateError> {
+    let state = sharded_optim_state(raw, live, names, &FlatModel::default())?;
+    let group =
+        |group: ParamGroup<String, SlotTensor<T>>| ParamGroup { params: group.params, options: whole_dict(group.options) };
+    Ok(OptimizerState {
+        state: state.state.into_iter().map(|(name, slots)| (name, whole_dict(slots))).collect(),
+        user_state: whole_dict(state.user_state),
+        owned_state: state.owned_state.into_iter().map(|(name, own)| (name, whole_dict(own))).collect(),
+        param_groups: state.param_groups.into_iter().map(group).collect(),
+    })
+}
+
+/// What one optimizer loads, where no parameter is flat.
+#[derive(Debug)]
+pub(crate) struct Loaded<T> {
+    state: Dict<T>,
+    pub(crate) user_state: Dict<T>,
+    pub(crate) param_groups: Vec<ParamGroup<Key, T>>,
+}
+
+impl<T> Loaded<T> {
+    /// As the optimizer's own `load_state_dict` takes it.
+    pub(crate) fn into_raw(self) -> RawOptimizer<T> {
+        let mut state = self.state;
+        state.extend(self.user_state);
+        RawOptimizer { state, param_groups: self.param_groups, ..RawOptimizer::default() }
+    }
+}
+
+/// Plans a load of whole tensors, where no parameter is flat.
+pub(crate) fn set_optimizer_state<T: TensorLike>(
+    given: OptimizerState<T>,
+    live: &[LiveOptimizer<T>],
+    names: &Names,
+    options: &StateDictOptions,
+) -> Result<(Vec<Loaded<T>>, OptimizerReport), StateError> {
+    let lift = |dict: Dict<T>| dict.into_iter().map(|(key, value)| (key, value.map(&mut SlotTensor::Whole))).collect();
+    let given = OptimizerState {
+        state: given.state.into_iter().map(|(name, slots)| (name, lift(slots))).collect(),
+        user_state: lift(given.user_state),
+        owned_state: given.owned_state.into_iter().map(|(name, own)| (name, lift(own))).collect(),
+        param_groups: given
+            .param_groups
+            .into_iter()
+            .map(|group| ParamGroup { params: group.params, options: lift(group.options) })
+            .collect(),
+    };
+    let flats = FlatModel::default();
+    let (loads, report) = optim_state_to_load(given, live, names, &flats, LoadTarget::Ids, options)?;
+    let slot = |slot: LoadSlot<T>| match slot {
+        LoadSlot::Keep(tree) => whole(tree),
+        LoadSlot::Build { .. } => panic!("nothing is to be built where no parameter is flat"),
+    };
+    let loaded = |load: OptimizerLoad<T>| Loaded {
+        state: load
+            .state
+            .into_iter()
+            .map(|(key, slots)| (key, Tree::Dict(slots.into_iter().map(|(name, how)| (name, slot(how))).collect())))
+            .collect(),
+        user_state: whole_dict(load.user_state),
+        param_groups: load
+            .param_groups
+            .into_iter()
+            .map(|group| ParamGroup { params: group.params, options: whole_dict(group.options) })
+            .collect(),
+    };
+    Ok((loads.into_iter().map(loaded).collect(), report))
+}
+
+/// What a rank tells of its slots.
+pub(crate) fn inventory<T: TensorLike>(state: &OptimizerState<SlotTensor<T>>) -> Inventory {
+    let facts = |value: &Tree<SlotTensor<T>>| match value {
+        Tree::Tensor(SlotTensor::Sharded { dtype, shape, pieces }) => SlotFacts::Regions {
+            dtype: *dtype,
+            shape: shape.clone(),
+            regions: pieces.iter().map(|piece| piece.region.clone()).collect(),
+        },
+        Tree::Tensor(SlotTensor::Whole(tensor)) => SlotFacts::Same {
+            dtype: tensor.dtype(),
+            shape: Dims::from_slice(tensor.shape()),
+            scalar: tensor.scalar().map(<[u8]>::to_vec),
+        },
+        other => other.to_value().map_or(SlotFacts::Other("an opaque value"), SlotFacts::Plain),
+    };
+    let slots = |slots: &Dict<SlotTensor<T>>| slots.iter().map(|(slot, value)| (slot.to_string(), facts(value))).collect();
+    state.state.iter().map(|(name, dict)| (name.clone(), slots(dict))).collect()
+}
+
+/// The leaves below dicts with their paths, in which keys are text.
+pub(crate) fn leaves(dict: &Dict<Host>, path: &[PathSegment]) -> Vec<(String, KeyPath, Leaf)> {
+    let mut found = Vec::new();
+    for (key, value) in dict {
+        let below: KeyPath = path.iter().cloned().chain([PathSegment::Key(key.to_string())]).collect();
+        match value {
+            Tree::Dict(dict) => found.extend(leaves(dict, &below)),
+            leaf => found.push((dotted(&below), below, leaf.clone())),
+        }
+    }
+    found
 }

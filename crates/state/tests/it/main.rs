@@ -9,6 +9,6 @@ mod host;
 mod names;
 mod optimizer;
 mod properties;
-mod sharded;
+mod slots;
 mod traps;
 mod trees;

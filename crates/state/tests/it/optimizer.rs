@@ -3,7 +3,9 @@
 use reshard_formats::Value;
 use reshard_state::*;
 
-use crate::host::{Host, Leaf, adam_slots, float, group, int, live, same, tensor, text};
+use crate::host::{
+    Host, Leaf, Loaded, adam_slots, by_names, float, group, int, leaves, live, same, set_optimizer_state, tensor, text,
+};
 
 fn model() -> ModuleTree {
     let layer = |w: u64, b: u64| ModuleTree::new().parameter("weight", Parameter::new(w)).parameter("bias", Parameter::new(b));
@@ -36,7 +38,8 @@ fn ids_become_names_and_names_become_ids_again() {
     let named = by_names(given.clone(), &live, &names()).unwrap();
     assert_eq!(named.state.keys().collect::<Vec<_>>(), ["b.weight", "b.bias"]);
     assert_eq!(named.param_groups[0].params, ["b.weight", "a.weight"]);
-    let back = by_ids(named, &live, &names()).unwrap();
+    let (loads, _) = set_optimizer_state(named, &[live], &names(), &StateDictOptions::default()).unwrap();
+    let back = loads.into_iter().next().unwrap().into_raw();
     assert!(same(&back.into_tree(), &given.into_tree()));
 }
 
@@ -55,7 +58,7 @@ fn several_optimizers_share_one_tree_and_take_their_parts_back() {
     let options = StateDictOptions::default();
     let (loads, report) = set_optimizer_state(combined, &[first, second], &names, &options).unwrap();
     assert_eq!(report.absent, ["a.bias", "b.weight"]);
-    let raws: Vec<_> = loads.into_iter().map(OptimizerLoad::into_raw).collect();
+    let raws: Vec<_> = loads.into_iter().map(Loaded::into_raw).collect();
     assert!(same(&raws[0].clone().into_tree(), &one.into_tree()));
     assert!(same(&raws[1].clone().into_tree(), &two.into_tree()));
 }
@@ -209,9 +212,8 @@ fn nested_slots_with_keys_that_are_no_strings_survive_both_forms() {
     assert!(flat.contains_key("state.a.weight.block_0.factors.1"));
     assert!(flat.contains_key("param_groups.a.weight.lr"));
     let (back, left) = unflatten_optimizer(&flat, &[optimizer], &names).unwrap();
-    assert_eq!(left, FlatLeftovers::default());
-    assert!(same(&back.into_tree(), &state.clone().into_tree()));
-    assert!(same(&unflatten_optimizer_alone(&flat).unwrap().into_tree(), &state.into_tree()));
+    assert_eq!(left, Leftovers::default());
+    assert!(same(&back.into_tree(), &state.into_tree()));
 }
 
 #[test]
@@ -238,7 +240,7 @@ fn keys_of_every_kind_come_back_as_they_were() {
     };
     let flat = flatten_optimizer(&state).unwrap();
     let (back, left) = unflatten_optimizer(&flat, &[live(&[&[1]])], &names()).unwrap();
-    assert_eq!(left, FlatLeftovers::default());
+    assert_eq!(left, Leftovers::default());
     assert!(same(&back.into_tree(), &state.clone().into_tree()));
 
     // Through the nested form's paths, which know text only.
@@ -246,7 +248,7 @@ fn keys_of_every_kind_come_back_as_they_were() {
     let Tree::Dict(root) = tree.clone() else { panic!("not a dict") };
     let types = KeyTypes::of(&root);
     let types = KeyTypes::from_value(&types.to_value()).unwrap();
-    let text = unflatten(flatten(root).unwrap()).unwrap();
+    let text = unflatten_entries(leaves(&root, &[])).unwrap();
     assert!(!same(&Tree::Dict(text.clone()), &tree));
     assert!(same(&Tree::Dict(types.restore(text)), &tree));
     assert!(KeyTypes::from_value(&Value::Int(1_i64.into())).is_none());
@@ -288,7 +290,7 @@ fn every_optimizer_gets_its_own_user_defined_state_back() {
     let nested = RawOptimizer::from_tree(combined.clone().into_tree()).unwrap();
     let nested = OptimizerState::from_named(nested, &names).unwrap();
     let (flat, left) = unflatten_optimizer(&flatten_optimizer(&combined).unwrap(), &optimizers, &names).unwrap();
-    assert_eq!(left, FlatLeftovers::default());
+    assert_eq!(left, Leftovers::default());
     for given in [combined.clone(), nested, flat] {
         let (loads, _) = set_optimizer_state(given, &optimizers, &names, &Default::default()).unwrap();
         let scales: Vec<_> = loads.iter().map(|load| load.user_state[&Key::from("scaler")].clone()).collect();
@@ -303,19 +305,17 @@ fn every_optimizer_gets_its_own_user_defined_state_back() {
 
 #[test]
 fn members_that_disagree_in_the_flattened_form_are_named() {
-    let flat: FlatOptimizer<Host> =
+    let flat: FlattenedOptimizer<Host> =
         [("param_groups.a.weight.lr".to_owned(), float(0.1)), ("param_groups.a.bias.lr".to_owned(), float(0.2))]
             .into_iter()
             .collect();
     let error = unflatten_optimizer(&flat, &[live(&[&[1, 2]])], &names()).unwrap_err().to_string();
     assert!(error.contains("'lr' is 0.1 for 'a.weight' and 0.2 for 'a.bias'"), "{error}");
-    let alone = unflatten_optimizer_alone(&flat).unwrap();
-    assert_eq!(alone.param_groups.len(), 2);
 }
 
 #[test]
 fn what_the_flattened_form_has_too_much_or_too_little_is_reported() {
-    let flat: FlatOptimizer<Host> = [
+    let flat: FlattenedOptimizer<Host> = [
         ("state.gone.weight.step".to_owned(), float(1.0)),
         ("param_groups.gone.weight.lr".to_owned(), float(0.1)),
         ("state.scale".to_owned(), float(2.0)),
@@ -350,32 +350,4 @@ fn rekeying_needs_to_know_every_parameter() {
     assert!(rekeyed.state.contains_key(&Key::from("b")));
     let short = [(Key::Int(0), Key::from("b"))].into_iter().collect();
     assert!(rekey(given, &short).is_err());
-}
-
-#[test]
-fn the_calls_work_together() {
-    let model = model();
-    let optimizer = live(&[&[1, 2]]);
-    let given = raw(&[(0, adam_slots(&[2], 0.0, 1.0))], vec![group(ids(&[0, 1]), &[("lr", float(0.1))])]);
-    for flatten in [false, true] {
-        let options = StateDictOptions { flatten_optimizer_state_dict: flatten, ..Default::default() };
-        let plan = get_state(&model, &[], vec![(given.clone(), optimizer.clone())], &options).unwrap();
-        assert_eq!(plan.model.entries.len(), 4);
-        let tree = plan.optimizer.unwrap();
-        assert_eq!(matches!(tree, OptimizerTree::Flattened(_)), flatten);
-        let keys = plan.model.entries.keys().map(|key| (key.as_str(), None)).collect();
-        let state = StateGiven { model: Some(keys), optimizer: Some(tree) };
-        let live = std::slice::from_ref(&optimizer);
-        let (set, loads) = set_state(&model, state, live, LoadTarget::Ids, &options).unwrap();
-        assert_eq!(set.unwrap().assignments.len(), 4);
-        let (loads, report) = loads.unwrap();
-        assert_eq!(report.absent, ["a.bias"]);
-        assert_eq!(loads[0].state.keys().collect::<Vec<_>>(), [&Key::Int(0)]);
-    }
-    let none: Vec<(RawOptimizer<Host>, LiveOptimizer<Host>)> = Vec::new();
-    let mut timings = PhaseTimings::default();
-    let error = get_optimizer_state(&model, none, &StateDictOptions::default(), &mut timings).unwrap_err();
-    assert!(matches!(error, StateError::InvalidOptions { .. }));
-    let nothing = StateGiven::<Host> { model: None, optimizer: None };
-    assert!(set_state(&model, nothing, &[optimizer], LoadTarget::Ids, &StateDictOptions::default()).is_err());
 }

@@ -2,10 +2,10 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use reshard_formats::{DType, Value};
+use reshard_formats::DType;
 use reshard_state::*;
 
-use crate::host::{Host, Leaf, assemble, float, group, made, same};
+use crate::host::{Host, assemble, by_names, float, group, made, same, set_optimizer_state};
 
 /// A module tree without wrappers; identities are given afterwards.
 fn plain_module() -> impl Strategy<Value = ModuleTree> {
@@ -65,26 +65,6 @@ fn leaves(tree: &ModuleTree) -> Vec<(String, LeafKind, Option<Identity>)> {
     Names::of(tree).unwrap().leaves().map(|leaf| (leaf.name.clone(), leaf.kind, leaf.identity)).collect()
 }
 
-fn value() -> impl Strategy<Value = Leaf> {
-    prop_oneof![
-        any::<i64>().prop_map(|number| Tree::Value(Value::from(number))),
-        "[a-z]{0,4}".prop_map(|text| Tree::Value(Value::from(text))),
-        any::<bool>().prop_map(|flag| Tree::Value(Value::Bool(flag))),
-        (0_u64..4).prop_map(|size| Tree::Tensor(Host::ramp(&[size], 0.0))),
-    ]
-}
-
-/// A tree that flattening does not lose anything of: no empty dicts, keys that are strings without dots.
-fn tree() -> impl Strategy<Value = Leaf> {
-    value().prop_recursive(4, 24, 4, |inner| {
-        prop_oneof![
-            vec(("[a-z0-9]{1,3}", inner.clone()), 1..4).prop_map(Tree::dict_of),
-            vec(inner.clone(), 0..4).prop_map(Tree::List),
-            vec(inner, 0..3).prop_map(Tree::Tuple),
-        ]
-    })
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -128,8 +108,6 @@ proptest! {
                 .collect(), ..Default::default() };
         let named = by_names(raw.clone(), &optimizer, &names).unwrap();
         prop_assert_eq!(named.state.len(), with_state.iter().filter(|with| **with).count());
-        let back = by_ids(named.clone(), &optimizer, &names).unwrap();
-        prop_assert!(same(&back.into_tree(), &raw.clone().into_tree()));
         // Any other order of groups in the checkpoint gives the same.
         let mut turned = named;
         turned.param_groups.reverse();
@@ -194,7 +172,7 @@ proptest! {
                     })
                     .collect(),
                 param_groups: vec![], ..Default::default() };
-            states.push(sharded_optim_state(raw, &live[0], &names, &flats, &mut PhaseTimings::default()).unwrap());
+            states.push(sharded_optim_state(raw, &live[0], &names, &flats).unwrap());
         }
         for (member, slot) in members.iter().zip(&slots) {
             let parts: Vec<&SlotTensor<Host>> =
@@ -202,16 +180,5 @@ proptest! {
             prop_assert!(!parts.is_empty());
             prop_assert_eq!(&assemble(&parts), slot);
         }
-    }
-
-    #[test]
-    fn unflatten_undoes_flatten(entries in vec(("[a-z]{1,2}", tree()), 0..4)) {
-        let Tree::Dict(root) = Tree::dict_of(entries) else { unreachable!() };
-        let flat = flatten(root.clone()).unwrap();
-        for (key, leaf) in &flat {
-            prop_assert_eq!(key, &dotted(&leaf.path));
-        }
-        let back = unflatten(flat).unwrap();
-        prop_assert!(same(&Tree::Dict(back), &Tree::Dict(root)));
     }
 }

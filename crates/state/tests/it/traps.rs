@@ -2,11 +2,13 @@
 //! traps in the project's notes; what is missing here belongs to storage, the engine or the Python layer.
 
 use indexmap::IndexMap;
-use reshard_formats::{DType, KeyPath, PathSegment, Value};
-use reshard_layout::{Dims, Mesh, Placement, Region};
+use reshard_formats::{DType, KeyPath, PathSegment};
+use reshard_layout::{Dims, LocalRegion, Mesh, Placement, Region, local_regions};
 use reshard_state::*;
 
-use crate::host::{Host, Leaf, adam_slots, assemble, build, float, group, int, live, same, tensor};
+use crate::host::{
+    Host, Leaf, adam_slots, assemble, by_names, float, group, int, inventory, live, same, set_optimizer_state, tensor,
+};
 
 fn layer(weight: u64, bias: u64) -> ModuleTree {
     ModuleTree::new().parameter("weight", Parameter::new(weight)).parameter("bias", Parameter::new(bias))
@@ -44,22 +46,18 @@ fn load(state: OptimizerState<Host>, live: &LiveOptimizer<Host>, names: &Names) 
 #[test]
 fn t01_a_template_comes_from_the_checkpoint_and_nothing_is_stepped() {
     // The optimizer is fresh: it has no state, and none is made to find out what to load.
-    let paths = [path(&["optim", "state", "a.weight", "exp_avg"]), path(&["optim", "state", "a.weight", "step"])];
+    let paths = [path(&["state", "a.weight", "exp_avg"]), path(&["state", "a.weight", "step"])];
     let shapes: [&[u64]; 2] = [&[4, 2], &[]];
-    let keys: Vec<String> = paths.iter().map(|path| dotted(path)).collect();
-    let entries = (0..2).map(|at| CheckpointEntry {
-        key: &keys[at],
-        path: &paths[at],
-        facts: EntryFacts::Tensor { dtype: DType::Float32, shape: Dims::from_slice(shapes[at]) },
-    });
-    let params = [("a.weight".to_owned(), ParamLayout::chunked(&[4, 2], 1, 2).unwrap())].into_iter().collect();
-    let plan = plan_sharded_optimizer(&params, "optim", entries, OddSlots::Whole, &IndexMap::new()).unwrap();
-    assert_eq!(plan.tensors.len(), 2);
-    assert_eq!(plan.tensors["optim.state.a.weight.exp_avg"].layout.local_shape.as_slice(), [2, 2]);
+    let entries = paths.iter().zip(shapes).map(|(path, shape)| StoredSlot { path, shape: Some(shape) });
+    let params = [("a.weight".to_owned(), Dims::from_slice(&[4, 2]))].into_iter().collect();
+    let plan = plan_slots(&params, entries);
+    assert_eq!(plan.slots.iter().map(|slot| slot.by_parameter).collect::<Vec<_>>(), [true, false]);
+    assert!(plan.slots.iter().all(|slot| slot.param.as_deref() == Some("a.weight")));
     let fresh = raw(&[], &[&[0, 1, 2, 3]]);
     let state = by_names(fresh.clone(), &live(&[&[1, 2, 3, 4]]), &names()).unwrap();
     assert!(state.state.is_empty());
-    assert!(same(&by_ids(state, &live(&[&[1, 2, 3, 4]]), &names()).unwrap().into_tree(), &fresh.into_tree()));
+    let (back, _) = load(state, &live(&[&[1, 2, 3, 4]]), &names());
+    assert!(same(&back.into_tree(), &fresh.into_tree()));
 }
 
 #[test]
@@ -117,14 +115,7 @@ fn t05_stateless_optimizers_have_no_state() {
 }
 
 #[test]
-fn t06_step_stays_where_and_what_it_was_unless_the_optimizer_runs_on_the_device() {
-    let options =
-        |keys: &[&str]| -> Dict<Host> { keys.iter().map(|key| (Key::from(*key), Tree::Value(Value::Bool(true)))).collect() };
-    assert_eq!(device_of_slot("step", &options(&[]), DeviceKind::Accelerator), DeviceKind::Cpu);
-    assert_eq!(device_of_slot("step", &options(&["foreach"]), DeviceKind::Accelerator), DeviceKind::Cpu);
-    assert_eq!(device_of_slot("step", &options(&["fused"]), DeviceKind::Accelerator), DeviceKind::Accelerator);
-    assert_eq!(device_of_slot("step", &options(&["capturable"]), DeviceKind::Accelerator), DeviceKind::Accelerator);
-    assert_eq!(device_of_slot("exp_avg", &options(&[]), DeviceKind::Accelerator), DeviceKind::Accelerator);
+fn t06_step_stays_what_it_was() {
     let live = live(&[&[1]]);
     let given = raw(&[(0, adam_slots(&[2], 0.0, 5.0))], &[&[0]]);
     let (back, _) = load(by_names(given, &live, &names()).unwrap(), &live, &names());
@@ -160,7 +151,7 @@ fn t09_shared_parameters_load_by_any_of_their_names_in_both_forms() {
         let (back, report) = load(state, &live, &names);
         assert!(back.state.contains_key(&Key::Int(0)) && report == OptimizerReport::default());
         let (unflattened, left) = unflatten_optimizer(&flat, std::slice::from_ref(&live), &names).unwrap();
-        assert_eq!(left, FlatLeftovers::default());
+        assert_eq!(left, Leftovers::default());
         let (back, _) = load(unflattened, &live, &names);
         assert!(back.state.contains_key(&Key::Int(0)));
         // The model as well: stored once, set once, whichever name is given.
@@ -201,8 +192,6 @@ fn t11_wrappers_in_any_order_and_around_a_leaf_leave_no_trace() {
 
 #[test]
 fn t12_sharding_rounds_up_like_torch_chunk() {
-    let rows = |rank| ParamLayout::chunked(&[6], rank, 4).unwrap().local_shape[0];
-    assert_eq!([rows(0), rows(1), rows(2), rows(3)], [2, 2, 2, 0]);
     let sharding = FlatSharding { strategy: ShardingStrategy::FullShard, rank: 0, world: 4 };
     let flat = FlatParameter::packed("f", DType::Float32, vec![FlatMember::new("a", &[6])], 0, sharding, false).unwrap();
     let sizes: Vec<u64> = (0..4).map(|rank| flat.shard_range(rank)).map(|range| range.end - range.start).collect();
@@ -210,38 +199,14 @@ fn t12_sharding_rounds_up_like_torch_chunk() {
 }
 
 #[test]
-fn t13_an_empty_shard_lies_at_the_end_of_its_dimension() {
-    let layout = ParamLayout::chunked(&[6, 3], 3, 4).unwrap();
-    assert_eq!(layout.pieces[0].region, Region::new(&[6, 0], &[0, 3]).unwrap());
-}
-
-#[test]
-fn t14_a_key_without_local_regions_is_not_missing() {
-    let sharding = FlatSharding { strategy: ShardingStrategy::FullShard, rank: 3, world: 4 };
-    let flat =
-        FlatParameter::packed("_flat_param", DType::Float32, vec![FlatMember::new("w", &[6])], 0, sharding, false).unwrap();
-    let layout = ParamLayout::flat_member(&flat, 0).unwrap();
-    let params = [("w".to_owned(), layout)].into_iter().collect();
-    let at = path(&["optim", "state", "w", "exp_avg"]);
-    let facts = EntryFacts::Tensor { dtype: DType::Float32, shape: Dims::from_slice(&[6]) };
-    let entry = CheckpointEntry { key: "optim.state.w.exp_avg", path: &at, facts };
-    let plan = plan_sharded_optimizer(&params, "optim", [entry], OddSlots::Whole, &IndexMap::new()).unwrap();
-    let target = &plan.tensors["optim.state.w.exp_avg"];
-    assert!(target.layout.pieces.is_empty() && !target.replicated);
-    assert_eq!(target.layout.local_shape.as_slice(), [0]);
-}
-
-#[test]
 fn t15_the_shape_of_the_whole_is_the_recorded_one() {
     // Three ranks, five rows: neither local size times ranks nor the largest end of this rank's regions.
-    let layout = ParamLayout::chunked(&[5, 2], 0, 3).unwrap();
-    assert_eq!(layout.shape.as_slice(), [5, 2]);
     let sharding = FlatSharding { strategy: ShardingStrategy::FullShard, rank: 0, world: 3 };
     let flat = FlatParameter::packed("f", DType::Float32, vec![FlatMember::new("w", &[5, 2])], 0, sharding, true).unwrap();
     let tree = ModuleTree { manages: Some(Box::new(flat)), ..ModuleTree::new() }.parameter("w", Parameter::new(1));
     let given = raw(&[(0, Tree::dict_of([("exp_avg", tensor(Host::ramp(&[4], 0.0)))]))], &[&[0]]);
     let (names, flats) = (Names::of(&tree).unwrap(), FlatModel::of(&tree).unwrap());
-    let state = sharded_optim_state(given, &live(&[&[1]]), &names, &flats, &mut PhaseTimings::default()).unwrap();
+    let state = sharded_optim_state(given, &live(&[&[1]]), &names, &flats).unwrap();
     assert_eq!(state.state["w"][&Key::from("exp_avg")].as_tensor().unwrap().shape(), [5, 2]);
 }
 
@@ -250,12 +215,20 @@ fn t16_fsdp_over_tensor_parallel_shards_is_strided() {
     let mesh = Mesh::new(&[2, 2]).unwrap();
     let placements = [Placement::StridedShard { dim: 0, split_factor: 2 }, Placement::Shard(0)];
     let whole = Host::ramp(&[8, 3], 0.0);
-    let given = SlotTensor::Whole(whole.clone());
+    let layout = |rank| {
+        let regions = local_regions(&mesh, &placements, &[8, 3], rank).unwrap();
+        ParamLayout::from_regions(&[8, 3], &[2, 3], regions).unwrap()
+    };
     let mut parts = Vec::new();
     for rank in 0..4 {
-        let layout = ParamLayout::placed(&mesh, &placements, &[8, 3], rank).unwrap();
-        let FlatSlot::Build { dtype, shape, copies } = place_slot(("w", "exp_avg"), &given, &layout).unwrap() else { panic!() };
-        let local = build(dtype, &shape, &copies);
+        let layout = layout(rank);
+        // Whole rows, each at its place in the local tensor.
+        let mut local = Host::ramp(&[2, 3], 0.0);
+        for piece in &layout.pieces {
+            let (from, to) = (piece.region.offsets()[0] as usize * 12, piece.at[0] as usize * 12);
+            let length = piece.region.sizes()[0] as usize * 12;
+            local.data[to..to + length].copy_from_slice(&whole.data[from..from + length]);
+        }
         let mut state = OptimizerState::default();
         let slots = [(Key::from("exp_avg"), Tree::Tensor(SlotTensor::Whole(local)))].into_iter().collect();
         state.state.insert("w".to_owned(), slots);
@@ -264,8 +237,7 @@ fn t16_fsdp_over_tensor_parallel_shards_is_strided() {
     }
     assert_eq!(assemble(&parts.iter().collect::<Vec<_>>()), whole);
     // Rank 2 (second of the data-parallel, first of the tensor-parallel ranks) holds rows 2 and 3, not 4 and 5.
-    let layout = ParamLayout::placed(&mesh, &placements, &[8, 3], 2).unwrap();
-    assert_eq!(layout.pieces[0].region.offsets()[0], 2);
+    assert_eq!(layout(2).pieces[0].region.offsets()[0], 2);
 }
 
 #[test]
@@ -279,28 +251,6 @@ fn t17_replicated_state_that_differs_between_ranks_is_an_error() {
     };
     let error = full_optim_state(&[state(0.5), state(0.25)], Recipients::All, false).unwrap_err().to_string();
     assert!(error.contains("'scale' of 'w'") && error.contains("0.5") && error.contains("0.25"), "{error}");
-}
-
-#[test]
-fn t18_a_full_tensor_becomes_the_part_that_the_parameter_asks_for_uneven_or_not() {
-    let mesh = Mesh::new(&[4]).unwrap();
-    let whole = Host::ramp(&[6, 2], 0.0);
-    let given = SlotTensor::Whole(whole.clone());
-    let rows: Vec<u64> = (0..4)
-        .map(|rank| {
-            let layout = ParamLayout::placed(&mesh, &[Placement::Shard(0)], &[6, 2], rank).unwrap();
-            let FlatSlot::Build { shape, copies, dtype } = place_slot(("w", "exp_avg"), &given, &layout).unwrap() else {
-                panic!()
-            };
-            assert_eq!(build(dtype, &shape, &copies).data, whole.data[rank as usize * 16..][..(shape[0] * 8) as usize].to_vec());
-            shape[0]
-        })
-        .collect();
-    assert_eq!(rows, [2, 2, 2, 0]);
-    // A scalar is no part of anything.
-    let step = SlotTensor::Whole(Host::scalar(1.0));
-    let layout = ParamLayout::placed(&mesh, &[Placement::Shard(0)], &[6, 2], 0).unwrap();
-    assert!(matches!(place_slot(("w", "step"), &step, &layout).unwrap(), FlatSlot::Keep(_)));
 }
 
 #[test]
@@ -390,7 +340,7 @@ fn t24_slots_keep_their_dimensions() {
     let given = raw(&[(0, slots)], &[&[0]]);
     let (names, flats) = (Names::of(&tree).unwrap(), FlatModel::of(&tree).unwrap());
     let live = live(&[&[9]]);
-    let state = sharded_optim_state(given, &live, &names, &flats, &mut PhaseTimings::default()).unwrap();
+    let state = sharded_optim_state(given, &live, &names, &flats).unwrap();
     let options = StateDictOptions::default();
     let (loads, _) = optim_state_to_load(state, &[live], &names, &flats, LoadTarget::Ids, &options).unwrap();
     let shape = |slot: &str| match crate::host::made(&loads[0].state[&Key::Int(0)][&Key::from(slot)]) {
@@ -411,7 +361,8 @@ fn t29_bytes_are_counted_for_every_dtype() {
 
 #[test]
 fn t30_a_plain_slot_beside_a_sharded_parameter_is_a_part_not_a_replica() {
-    let layout = ParamLayout::chunked(&[4, 2], 1, 2).unwrap();
+    let held = LocalRegion { global: Region::new(&[2, 0], &[2, 2]).unwrap(), local: Dims::from_slice(&[0, 0]) };
+    let layout = ParamLayout::from_regions(&[4, 2], &[2, 2], vec![held]).unwrap();
     let params: IndexMap<String, ParamLayout> = [("w".to_owned(), layout)].into_iter().collect();
     let slots = [
         (Key::from("exp_avg"), Tree::Tensor(SlotTensor::Whole(Host::ramp(&[2, 2], 0.0)))),
@@ -419,7 +370,8 @@ fn t30_a_plain_slot_beside_a_sharded_parameter_is_a_part_not_a_replica() {
     ];
     let mut state =
         OptimizerState { state: [("w".to_owned(), slots.into_iter().collect())].into_iter().collect(), ..Default::default() };
-    assert_eq!(adopt_layouts(&mut state, &params), [("w".to_owned(), "exp_avg".to_owned())]);
+    adopt_layouts(&mut state, &params);
+    assert!(matches!(state.state["w"][&Key::from("step")], Tree::Tensor(SlotTensor::Whole(_))));
     let slot = state.state["w"][&Key::from("exp_avg")].as_tensor().unwrap();
     assert_eq!(slot.shape(), [4, 2]);
     assert_eq!(slot.pieces().unwrap()[0].region, Region::new(&[2, 0], &[2, 2]).unwrap());
@@ -442,35 +394,10 @@ fn t31_groups_are_known_by_their_members() {
 
 #[test]
 fn t32_a_slot_in_blocks_of_its_own_is_not_cut_like_its_parameter() {
-    let params = [("w".to_owned(), ParamLayout::chunked(&[64, 4], 1, 2).unwrap())].into_iter().collect();
-    let at = path(&["optim", "state", "w", "absmax"]);
-    let facts = EntryFacts::Tensor { dtype: DType::UInt8, shape: Dims::from_slice(&[8]) };
-    let entry = CheckpointEntry { key: "optim.state.w.absmax", path: &at, facts };
-    let plan = plan_sharded_optimizer(&params, "optim", [entry], OddSlots::Whole, &IndexMap::new()).unwrap();
-    let target = &plan.tensors["optim.state.w.absmax"];
-    assert!(target.replicated && target.dtype == DType::UInt8);
-    assert_eq!(plan.odd, ["optim.state.w.absmax"]);
-}
-
-#[test]
-fn t33_an_empty_container_of_the_template_takes_what_the_checkpoint_has() {
-    let Tree::Dict(template) =
-        Tree::<Host>::dict_of([("dict", Tree::dict()), ("list", Tree::List(vec![])), ("none", Tree::Value(Value::None))])
-    else {
-        panic!()
-    };
-    let paths = [
-        ("dict.a.b", path(&["dict", "a", "b"])),
-        ("list.0", vec![PathSegment::from("list"), PathSegment::Index(0)]),
-        ("none.x", path(&["none", "x"])),
-    ];
-    let entries = || paths.iter().map(|(key, path)| (*key, path));
-    let found = match_template(&template, entries(), FlattenRules::Current).unwrap();
-    assert_eq!(found.by_checkpoint, ["dict.a.b", "list.0", "none.x"]);
-    assert!(found.missing.is_empty() && found.unexpected.is_empty());
-    let tree = structure_of_checkpoint(entries(), |_| Some(int::<Host>(1))).unwrap();
-    assert!(tree[&Key::from("dict")].get("a").unwrap().get("b").is_some());
-    assert!(matches!(&tree[&Key::from("list")], Tree::List(items) if items.len() == 1));
+    let params = [("w".to_owned(), Dims::from_slice(&[64, 4]))].into_iter().collect();
+    let at = path(&["state", "w", "absmax"]);
+    let plan = plan_slots(&params, [StoredSlot { path: &at, shape: Some(&[8]) }]);
+    assert_eq!(plan.slots, [PlannedSlot { param: Some("w".to_owned()), by_parameter: false }]);
 }
 
 #[test]
@@ -487,5 +414,4 @@ fn t34_an_optimizer_by_names_loads_before_it_has_state() {
     let options = StateDictOptions::default();
     let (loads, _) = optim_state_to_load(given, &[live(&[&[1]])], &names, &flats, LoadTarget::Names, &options).unwrap();
     assert_eq!(loads[0].state[&Key::from("a.weight")].len(), 3);
-    assert_eq!(group_key(&["b".to_owned(), "a".to_owned()]), "a/b");
 }

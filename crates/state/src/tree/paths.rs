@@ -1,5 +1,4 @@
-//! Flattening to dotted keys and back, by the rules of DCP, so that keys and paths are the same as PyTorch's:
-//! dicts are always opened, lists only where a tensor, a dict or such a list is in them, tuples never.
+//! Dotted keys, and nested trees out of keys and paths.
 
 use std::collections::BTreeMap;
 
@@ -9,29 +8,7 @@ use reshard_formats::{KeyPath, PathSegment, Value};
 use crate::{Dict, Key, MAX_DEPTH, StateError, Tree};
 
 /// The most list elements that may be invented for indices that no key names.
-pub const MAX_LIST_GAPS: u64 = 1 << 16;
-
-/// Which release's rules to flatten by.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum FlattenRules {
-    /// PyTorch 2.4 and later: every dict is opened.
-    #[default]
-    Current,
-    /// PyTorch 2.3 and earlier: a dict without a tensor anywhere inside is one leaf.
-    V2_3,
-}
-
-/// One leaf of a flattened tree.
-#[derive(Clone, Debug)]
-pub struct FlatLeaf<T> {
-    /// Where it was.
-    pub path: KeyPath,
-    /// What it is. Not necessarily a tensor or a value: a list of plain values is one leaf too.
-    pub leaf: Tree<T>,
-}
-
-/// A flattened tree: dotted key to leaf, in the order of the tree.
-pub type Flat<T> = IndexMap<String, FlatLeaf<T>>;
+const MAX_LIST_GAPS: u64 = 1 << 16;
 
 /// The dotted key of a path.
 pub fn dotted(path: &[PathSegment]) -> String {
@@ -48,8 +25,25 @@ pub fn dotted(path: &[PathSegment]) -> String {
     key
 }
 
+/// What follows the prefix in the key (empty where they are equal), or None where the key is not below it.
+pub(crate) fn below<'a>(key: &'a str, prefix: &str) -> Option<&'a str> {
+    if prefix.is_empty() {
+        return Some(key);
+    }
+    let rest = key.strip_prefix(prefix)?;
+    if rest.is_empty() { Some(rest) } else { rest.strip_prefix('.') }
+}
+
+pub(crate) fn join(prefix: &str, rest: &str) -> String {
+    match (prefix.is_empty(), rest.is_empty()) {
+        (true, _) => rest.to_owned(),
+        (_, true) => prefix.to_owned(),
+        _ => format!("{prefix}.{rest}"),
+    }
+}
+
 /// A path for messages: `['a', 0, 'b.c']`.
-pub fn path_text(path: &[PathSegment]) -> String {
+pub(super) fn path_text(path: &[PathSegment]) -> String {
     let parts: Vec<String> = path
         .iter()
         .map(|segment| match segment {
@@ -58,85 +52,6 @@ pub fn path_text(path: &[PathSegment]) -> String {
         })
         .collect();
     format!("[{}]", parts.join(", "))
-}
-
-/// Flattens a state dict by the current rules.
-pub fn flatten<T>(state: Dict<T>) -> Result<Flat<T>, StateError> {
-    flatten_by(state, FlattenRules::Current)
-}
-
-/// Flattens a state dict by the rules of a release.
-pub fn flatten_by<T>(state: Dict<T>, rules: FlattenRules) -> Result<Flat<T>, StateError> {
-    let mut flat = Flat::new();
-    let mut path = KeyPath::new();
-    for (key, value) in state {
-        path.push(PathSegment::Key(key.to_string()));
-        visit(value, &mut path, rules, &mut flat)?;
-        path.pop();
-    }
-    Ok(flat)
-}
-
-fn visit<T>(tree: Tree<T>, path: &mut KeyPath, rules: FlattenRules, out: &mut Flat<T>) -> Result<(), StateError> {
-    if path.len() > MAX_DEPTH {
-        return Err(StateError::TooDeep { limit: MAX_DEPTH });
-    }
-    // A container that came as a plain value obeys the same rules as one of the tree.
-    let tree = match tree {
-        // Tuples are leaves, and so is what is in them: it keeps its types.
-        Tree::Value(value @ (Value::List(_) | Value::Dict(_) | Value::OrderedDict(_))) => Tree::from_value(value),
-        other => other,
-    };
-    if is_leaf(&tree, rules) {
-        let key = dotted(path);
-        if let Some(first) = out.get(&key) {
-            return Err(StateError::DuplicateKey { key, first: path_text(&first.path), second: path_text(path) });
-        }
-        out.insert(key, FlatLeaf { path: path.clone(), leaf: tree });
-        return Ok(());
-    }
-    match tree {
-        Tree::Dict(dict) => {
-            for (key, value) in dict {
-                path.push(PathSegment::Key(key.to_string()));
-                visit(value, path, rules, out)?;
-                path.pop();
-            }
-        }
-        Tree::List(items) => {
-            for (index, item) in (0_i64..).zip(items) {
-                path.push(PathSegment::Index(index));
-                visit(item, path, rules, out)?;
-                path.pop();
-            }
-        }
-        _ => {}
-    }
-    Ok(())
-}
-
-/// Whether flattening stops here.
-pub fn is_leaf<T>(tree: &Tree<T>, rules: FlattenRules) -> bool {
-    match (tree, rules) {
-        (Tree::Dict(_), FlattenRules::Current) => false,
-        (Tree::Dict(dict), FlattenRules::V2_3) => dict.values().all(|value| keeps_shut(value, rules)),
-        (Tree::List(items), _) => items.iter().all(|item| keeps_shut(item, rules)),
-        _ => true,
-    }
-}
-
-/// Whether this element gives its container no reason to be opened.
-fn keeps_shut<T>(element: &Tree<T>, rules: FlattenRules) -> bool {
-    match element {
-        Tree::Tensor(_) => false,
-        Tree::Dict(_) | Tree::List(_) => is_leaf(element, rules),
-        _ => true,
-    }
-}
-
-/// Builds the nested tree from flattened leaves and their paths.
-pub fn unflatten<T>(flat: Flat<T>) -> Result<Dict<T>, StateError> {
-    unflatten_entries(flat.into_iter().map(|(key, leaf)| (key, leaf.path, leaf.leaf)))
 }
 
 /// Builds the nested tree from keys, paths and leaves. The structure is that of the paths, so a checkpoint's own paths

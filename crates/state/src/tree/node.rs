@@ -178,26 +178,6 @@ impl<T> Tree<T> {
         self.as_dict()?.get(&Key::from(key))
     }
 
-    /// Whether it is a container with nothing in it, or None: a place that says nothing about its content.
-    pub fn is_vacant(&self) -> bool {
-        match self {
-            Tree::Dict(dict) => dict.is_empty(),
-            Tree::List(items) | Tree::Tuple(items) => items.is_empty(),
-            Tree::Value(value) => matches!(value, Value::None),
-            Tree::Tensor(_) | Tree::Opaque(_) => false,
-        }
-    }
-
-    /// Whether a tensor is anywhere inside.
-    pub fn has_tensor(&self) -> bool {
-        match self {
-            Tree::Dict(dict) => dict.values().any(Tree::has_tensor),
-            Tree::List(items) | Tree::Tuple(items) => items.iter().any(Tree::has_tensor),
-            Tree::Tensor(_) => true,
-            Tree::Value(_) | Tree::Opaque(_) => false,
-        }
-    }
-
     /// The same tree over other tensors.
     pub fn map<U>(self, f: &mut impl FnMut(T) -> U) -> Tree<U> {
         match self {
@@ -207,16 +187,6 @@ impl<T> Tree<T> {
             Tree::Tensor(tensor) => Tree::Tensor(f(tensor)),
             Tree::Value(value) => Tree::Value(value),
             Tree::Opaque(opaque) => Tree::Opaque(opaque),
-        }
-    }
-
-    /// Calls `f` for every tensor, in order.
-    pub fn for_each_tensor<'a>(&'a self, f: &mut impl FnMut(&'a T)) {
-        match self {
-            Tree::Dict(dict) => dict.values().for_each(|value| value.for_each_tensor(f)),
-            Tree::List(items) | Tree::Tuple(items) => items.iter().for_each(|item| item.for_each_tensor(f)),
-            Tree::Tensor(tensor) => f(tensor),
-            Tree::Value(_) | Tree::Opaque(_) => {}
         }
     }
 
@@ -236,30 +206,13 @@ impl<T> Tree<T> {
         }
     }
 
-    /// Gives the dict keys of this tree the types that the same keys have in `template`. Flattening turns every key into
-    /// text, so a slot keyed by numbers comes back keyed by digits; a live optimizer knows better.
-    pub fn with_key_types_of<U>(self, template: &Tree<U>) -> Tree<T> {
-        match (self, template) {
-            (Tree::Dict(dict), Tree::Dict(model)) => {
-                let typed: IndexMap<String, &Key> = model.keys().map(|key| (key.to_string(), key)).collect();
-                Tree::Dict(
-                    dict.into_iter()
-                        .map(|(key, value)| match typed.get(&key.to_string()) {
-                            Some(known) => {
-                                let value = match model.get(*known) {
-                                    Some(inner) => value.with_key_types_of(inner),
-                                    None => value,
-                                };
-                                ((*known).clone(), value)
-                            }
-                            None => (key, value),
-                        })
-                        .collect(),
-                )
-            }
-            (Tree::List(items), Tree::List(model) | Tree::Tuple(model)) => Tree::List(zip_types(items, model)),
-            (Tree::Tuple(items), Tree::List(model) | Tree::Tuple(model)) => Tree::Tuple(zip_types(items, model)),
-            (tree, _) => tree,
+    /// Whether a tensor is anywhere inside.
+    pub fn has_tensor(&self) -> bool {
+        match self {
+            Tree::Dict(dict) => dict.values().any(Tree::has_tensor),
+            Tree::List(items) | Tree::Tuple(items) => items.iter().any(Tree::has_tensor),
+            Tree::Tensor(_) => true,
+            Tree::Value(_) | Tree::Opaque(_) => false,
         }
     }
 
@@ -274,17 +227,6 @@ impl<T> Tree<T> {
             Tree::Opaque(_) => "an opaque value",
         }
     }
-}
-
-fn zip_types<T, U>(items: Vec<Tree<T>>, model: &[Tree<U>]) -> Vec<Tree<T>> {
-    items
-        .into_iter()
-        .enumerate()
-        .map(|(index, item)| match model.get(index) {
-            Some(inner) => item.with_key_types_of(inner),
-            None => item,
-        })
-        .collect()
 }
 
 /// A plain value as a dict key: text and numbers get their own kind.

@@ -6,7 +6,7 @@
 use indexmap::IndexMap;
 use reshard_formats::Value;
 
-use crate::tree::key_of;
+use super::key_of;
 use crate::{Dict, Key, Tree};
 
 /// The keys of a tree that text alone does not give back.

@@ -5,12 +5,12 @@ use indexmap::{IndexMap, IndexSet};
 use reshard_formats::{DType, Value};
 use reshard_layout::Dims;
 
-use crate::optimizer::same_tensor;
-use crate::optimizer_load::{match_groups, share_user_state, value_text};
-use crate::slot::copies_for;
+use super::groups::{match_groups, share_user_state, value_text};
+use super::slot::copies_for;
+use super::state::same_tensor;
 use crate::{
-    BoxCopy, Dict, FlatModel, FlatParameter, Identity, Key, LiveOptimizer, Names, OptimizerState, ParamGroup, Phase,
-    PhaseTimings, SlotTensor, StateDictOptions, StateError, TensorLike, Tree,
+    BoxCopy, Dict, FlatModel, FlatParameter, Identity, Key, LiveOptimizer, Names, OptimizerState, ParamGroup, SlotTensor,
+    StateDictOptions, StateError, TensorLike, Tree,
 };
 
 /// What the loading optimizer calls its parameters.
@@ -26,7 +26,7 @@ pub enum LoadTarget {
 
 /// How one slot is made.
 #[derive(Clone, Debug)]
-pub enum FlatSlot<T> {
+pub enum LoadSlot<T> {
     /// A new tensor: zeros, and then these copies.
     Build {
         /// Element type.
@@ -42,9 +42,9 @@ pub enum FlatSlot<T> {
 
 /// What this rank's optimizer loads.
 #[derive(Clone, Debug)]
-pub struct FlatLoad<T> {
+pub struct OptimizerLoad<T> {
     /// Slots by this rank's own key for the parameter.
-    pub state: IndexMap<Key, IndexMap<Key, FlatSlot<T>>>,
+    pub state: IndexMap<Key, IndexMap<Key, LoadSlot<T>>>,
     /// State that belongs to no parameter.
     pub user_state: Dict<SlotTensor<T>>,
     /// Groups in this rank's order.
@@ -53,7 +53,7 @@ pub struct FlatLoad<T> {
 
 /// How the given state met this rank's optimizer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FlatLoadReport {
+pub struct OptimizerReport {
     /// Parameters of this rank's optimizer that the given state does not know.
     pub missing: Vec<String>,
     /// Parameters that had no state when it was made.
@@ -64,8 +64,6 @@ pub struct FlatLoadReport {
     pub zero_filled: Vec<(String, String)>,
     /// Live groups (optimizer, group) that have no counterpart; they keep their options.
     pub unmatched_groups: Vec<(usize, usize)>,
-    /// Time per phase.
-    pub timings: PhaseTimings,
 }
 
 /// Plans loading optimizer state into optimizers over a model, flat parameters or not. One plan per optimizer.
@@ -76,10 +74,9 @@ pub fn optim_state_to_load<T: TensorLike>(
     flats: &FlatModel,
     target: LoadTarget,
     options: &StateDictOptions,
-) -> Result<(Vec<FlatLoad<T>>, FlatLoadReport), StateError> {
+) -> Result<(Vec<OptimizerLoad<T>>, OptimizerReport), StateError> {
     options.check()?;
-    let mut report = FlatLoadReport::default();
-    let mut timings = PhaseTimings::default();
+    let mut report = OptimizerReport::default();
     let given_state: IndexMap<String, &Dict<SlotTensor<T>>> =
         given.state.iter().map(|(name, slots)| (names.primary(name).to_owned(), slots)).collect();
     let listed: IndexSet<&str> =
@@ -88,7 +85,7 @@ pub fn optim_state_to_load<T: TensorLike>(
     let mut members: Vec<Vec<Vec<String>>> = Vec::new();
     let mut keys: Vec<Vec<Key>> = Vec::new();
     for optimizer in live {
-        let mut load = FlatLoad { state: IndexMap::new(), user_state: Dict::new(), param_groups: Vec::new() };
+        let mut load = OptimizerLoad { state: IndexMap::new(), user_state: Dict::new(), param_groups: Vec::new() };
         let mut own_members = Vec::new();
         let mut own_keys = Vec::new();
         for (id, identity) in (0_i64..).zip(optimizer.members()) {
@@ -103,13 +100,11 @@ pub fn optim_state_to_load<T: TensorLike>(
                 }
             }
             let slots = match param.flat {
-                Some((flat, None)) => timings.measure(Phase::Flatten, || flatten_members(flat, &given_state, &mut report))?,
-                Some((flat, Some(member))) => {
-                    timings.measure(Phase::Reshard, || shard_member(flat, member, &given_state, target))?
-                }
+                Some((flat, None)) => flatten_members(flat, &given_state, &mut report)?,
+                Some((flat, Some(member))) => shard_member(flat, member, &given_state, target)?,
                 None => {
                     let own = param.names.first().and_then(|name| given_state.get(name));
-                    let keep = |(slot, value): (&Key, &Tree<SlotTensor<T>>)| (slot.clone(), FlatSlot::Keep(value.clone()));
+                    let keep = |(slot, value): (&Key, &Tree<SlotTensor<T>>)| (slot.clone(), LoadSlot::Keep(value.clone()));
                     own.map(|slots| slots.iter().map(keep).collect()).unwrap_or_default()
                 }
             };
@@ -135,20 +130,16 @@ pub fn optim_state_to_load<T: TensorLike>(
     for (load, user_state) in loads.iter_mut().zip(user_states) {
         load.user_state = user_state;
     }
-    timings.measure(Phase::Rekey, || -> Result<(), StateError> {
-        let whole: Vec<LiveOptimizer<SlotTensor<T>>> = live.iter().map(with_whole_options).collect();
-        let (groups, unmatched) = match_groups(&given.param_groups, &whole, &members, names)?;
-        report.unmatched_groups = unmatched;
-        for (((load, optimizer), groups), keys) in loads.iter_mut().zip(live).zip(groups).zip(keys) {
-            let mut keys = keys.into_iter();
-            for (group, options) in optimizer.param_groups.iter().zip(groups) {
-                let params = keys.by_ref().take(group.params.len()).collect();
-                load.param_groups.push(ParamGroup { params, options });
-            }
+    let whole: Vec<LiveOptimizer<SlotTensor<T>>> = live.iter().map(with_whole_options).collect();
+    let (groups, unmatched) = match_groups(&given.param_groups, &whole, &members, names)?;
+    report.unmatched_groups = unmatched;
+    for (((load, optimizer), groups), keys) in loads.iter_mut().zip(live).zip(groups).zip(keys) {
+        let mut keys = keys.into_iter();
+        for (group, options) in optimizer.param_groups.iter().zip(groups) {
+            let params = keys.by_ref().take(group.params.len()).collect();
+            load.param_groups.push(ParamGroup { params, options });
         }
-        Ok(())
-    })?;
-    report.timings = timings;
+    }
     Ok((loads, report))
 }
 
@@ -185,7 +176,8 @@ impl<'a> LiveParam<'a> {
     }
 }
 
-pub(crate) fn with_whole_options<T: Clone>(live: &LiveOptimizer<T>) -> LiveOptimizer<SlotTensor<T>> {
+/// A live optimizer as one whose tensors may come in parts: all of them are whole.
+pub fn with_whole_options<T: Clone>(live: &LiveOptimizer<T>) -> LiveOptimizer<SlotTensor<T>> {
     let whole = |(key, value): (&Key, &Tree<T>)| (key.clone(), value.clone().map(&mut SlotTensor::Whole));
     let groups = live.param_groups.iter();
     let groups =
@@ -218,8 +210,8 @@ fn class<T: TensorLike>(value: &Tree<SlotTensor<T>>, member: &[u64]) -> Class {
 fn flatten_members<T: TensorLike>(
     flat: &FlatParameter,
     given: &IndexMap<String, &Dict<SlotTensor<T>>>,
-    report: &mut FlatLoadReport,
-) -> Result<IndexMap<Key, FlatSlot<T>>, StateError> {
+    report: &mut OptimizerReport,
+) -> Result<IndexMap<Key, LoadSlot<T>>, StateError> {
     let states: Vec<Option<&Dict<SlotTensor<T>>>> =
         flat.members().iter().map(|member| given.get(&member.name).copied().filter(|slots| !slots.is_empty())).collect();
     let mut with_state = flat.members().iter().zip(&states).filter_map(|(member, state)| Some((member, (*state)?)));
@@ -251,13 +243,13 @@ fn flatten_slot<T: TensorLike>(
     slot: &str,
     values: &[Option<&Tree<SlotTensor<T>>>],
     differ: &dyn Fn(&str, String) -> StateError,
-    report: &mut FlatLoadReport,
-) -> Result<FlatSlot<T>, StateError> {
+    report: &mut OptimizerReport,
+) -> Result<LoadSlot<T>, StateError> {
     let present: Vec<(usize, &Tree<SlotTensor<T>>)> =
         values.iter().enumerate().filter_map(|(index, value)| Some((index, (*value)?))).collect();
     let name = |index: usize| flat.members().get(index).map_or("", |member| member.name.as_str());
     let Some((first, value)) = present.first().copied() else {
-        return Ok(FlatSlot::Keep(Tree::Value(Value::None)));
+        return Ok(LoadSlot::Keep(Tree::Value(Value::None)));
     };
     let kind = |index: usize, value: &Tree<SlotTensor<T>>| class(value, flat.members()[index].whole_shape());
     let any_tensor = present.iter().any(|(index, value)| kind(*index, value) == Class::Tensor);
@@ -280,7 +272,7 @@ fn flatten_slot<T: TensorLike>(
             let (a, b) = (scalar_text(value), scalar_text(second));
             return Err(differ(slot, format!("it is {a} for '{}' and {b} for '{}'", name(first), name(*other))));
         }
-        return Ok(FlatSlot::Keep(value.clone()));
+        return Ok(LoadSlot::Keep(value.clone()));
     }
     let mut dtype: Option<(DType, usize)> = None;
     let mut copies = Vec::new();
@@ -314,7 +306,7 @@ fn flatten_slot<T: TensorLike>(
         }
     }
     let dtype = dtype.map_or(flat.dtype(), |(dtype, _)| dtype);
-    Ok(FlatSlot::Build { dtype, shape: Dims::from_slice(&[flat.shard_len()]), copies })
+    Ok(LoadSlot::Build { dtype, shape: Dims::from_slice(&[flat.shard_len()]), copies })
 }
 
 /// This rank's part of the slots of an original parameter.
@@ -323,7 +315,7 @@ fn shard_member<T: TensorLike>(
     index: usize,
     given: &IndexMap<String, &Dict<SlotTensor<T>>>,
     target: LoadTarget,
-) -> Result<IndexMap<Key, FlatSlot<T>>, StateError> {
+) -> Result<IndexMap<Key, LoadSlot<T>>, StateError> {
     let member = &flat.members()[index];
     let mut result = IndexMap::new();
     let Some(slots) = given.get(&member.name) else {
@@ -345,7 +337,7 @@ fn shard_member<T: TensorLike>(
                     copies.extend(copies_for((&member.name, &slot.to_string()), &pieces, &piece.region, piece.start)?);
                 }
                 let shape = if flat.is_sharded() { Dims::from_slice(&[length]) } else { member.shape.clone() };
-                FlatSlot::Build { dtype: tensor.dtype(), shape, copies }
+                LoadSlot::Build { dtype: tensor.dtype(), shape, copies }
             }
             Tree::Tensor(tensor) if tensor.numel() != 1 => {
                 return Err(StateError::SlotShape {
@@ -355,7 +347,7 @@ fn shard_member<T: TensorLike>(
                     expected: member.whole_shape().to_vec(),
                 });
             }
-            other => FlatSlot::Keep(other.clone()),
+            other => LoadSlot::Keep(other.clone()),
         };
         result.insert(slot.clone(), made);
     }

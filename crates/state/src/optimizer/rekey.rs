@@ -1,4 +1,4 @@
-//! Exchanging what parameters are called in an optimizer's state, and the checks that all ranks mean the same.
+//! Exchanging what parameters are called in an optimizer's state.
 
 use indexmap::{IndexMap, IndexSet};
 
@@ -38,24 +38,4 @@ pub fn rekey<T>(raw: RawOptimizer<T>, mapping: &IndexMap<Key, Key>) -> Result<Ra
 
 fn unknown(key: &Key) -> StateError {
     StateError::InvalidOptimizerState { reason: format!("nothing is known of the parameter '{key}'") }
-}
-
-/// The identity of a group among optimizers that go by names: its members, sorted.
-pub fn group_key(params: &[String]) -> String {
-    let mut sorted: Vec<&str> = params.iter().map(String::as_str).collect();
-    sorted.sort_unstable();
-    sorted.join("/")
-}
-
-/// Checks that every rank's optimizer has the parameters that any rank's has. Made from what all ranks have told, so that
-/// all of them come to the same error.
-pub fn check_same_on_ranks(ranks: &[Vec<String>]) -> Result<(), StateError> {
-    let all: IndexSet<&str> = ranks.iter().flatten().map(String::as_str).collect();
-    let lacking = (0_u64..).zip(ranks).filter_map(|(rank, own)| {
-        let own: IndexSet<&str> = own.iter().map(String::as_str).collect();
-        let missing: Vec<String> = all.iter().filter(|name| !own.contains(*name)).map(|name| (*name).to_owned()).collect();
-        (!missing.is_empty()).then_some((rank, missing))
-    });
-    let lacking: Vec<_> = lacking.collect();
-    if lacking.is_empty() { Ok(()) } else { Err(StateError::MissingOnRanks { ranks: lacking }) }
 }

@@ -3,9 +3,9 @@
 
 use indexmap::{IndexMap, IndexSet};
 
-use crate::edit::{below, join};
-use crate::module::{Identity, ModuleTree};
-use crate::names::{LeafKind, Names};
+use super::module::{Identity, ModuleTree};
+use super::names::{LeafKind, Names};
+use crate::tree::below;
 use crate::{Differences, Recipients, StateDictOptions, StateError, TensorFacts};
 
 /// One entry of a model's state dict.
@@ -145,9 +145,4 @@ pub fn set_model_state<'a>(
     result.differences.unexpected = extra.collect();
     result.differences = result.differences.into_result(options.strict)?;
     Ok(result)
-}
-
-/// Puts the prefix of a submodule before the keys of a state that was saved without it.
-pub fn with_submodule_prefix<V>(prefix: &str, state: IndexMap<String, V>) -> IndexMap<String, V> {
-    state.into_iter().map(|(key, value)| (join(prefix, &key), value)).collect()
 }

@@ -2,9 +2,9 @@
 
 use indexmap::IndexMap;
 
-use crate::edit::join;
-use crate::module::{Identity, ModuleTree};
-use crate::names::canonical_below;
+use super::module::{Identity, ModuleTree};
+use super::names::canonical_below;
+use crate::tree::join;
 use crate::{FlatParameter, StateError};
 
 /// The flat parameters of a model.

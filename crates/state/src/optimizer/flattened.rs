@@ -3,22 +3,22 @@
 
 use indexmap::{IndexMap, IndexSet};
 
-use crate::edit::below;
+use super::groups::value_text;
+use super::state::{PARAM_GROUPS, STATE, USER_STATE, same_tensor};
 use crate::error::GroupDisagreement;
-use crate::optimizer::{PARAM_GROUPS, STATE, USER_STATE, same_tensor};
-use crate::optimizer_load::value_text;
+use crate::tree::below;
 use crate::{Dict, Key, KeyTypes, LiveOptimizer, Names, OptimizerState, ParamGroup, StateError, TensorLike, Tree};
 
 /// Optimizer state in its flattened form.
-pub type FlatOptimizer<T> = IndexMap<String, Tree<T>>;
+pub type FlattenedOptimizer<T> = IndexMap<String, Tree<T>>;
 
 /// The key under which the flattened form notes keys that are not text.
-pub const SLOT_KEYS: &str = "slot_keys";
+const SLOT_KEYS: &str = "slot_keys";
 
 /// Flattens optimizer state. Dicts inside of slots are opened, at any depth; user-defined state stays below `state`, or
 /// below `user_state` where it says which optimizer's it is. Keys that text does not give back are noted in one more entry.
-pub fn flatten_optimizer<T: Clone>(state: &OptimizerState<T>) -> Result<FlatOptimizer<T>, StateError> {
-    let mut flat = FlatOptimizer::new();
+pub fn flatten_optimizer<T: Clone>(state: &OptimizerState<T>) -> Result<FlattenedOptimizer<T>, StateError> {
+    let mut flat = FlattenedOptimizer::new();
     for (name, slots) in &state.state {
         open(&format!("{STATE}.{name}"), slots, &mut flat)?;
     }
@@ -47,7 +47,7 @@ pub fn flatten_optimizer<T: Clone>(state: &OptimizerState<T>) -> Result<FlatOpti
     Ok(flat)
 }
 
-fn open<T: Clone>(prefix: &str, dict: &Dict<T>, flat: &mut FlatOptimizer<T>) -> Result<(), StateError> {
+fn open<T: Clone>(prefix: &str, dict: &Dict<T>, flat: &mut FlattenedOptimizer<T>) -> Result<(), StateError> {
     for (key, value) in dict {
         let full = format!("{prefix}.{key}");
         match value {
@@ -58,7 +58,7 @@ fn open<T: Clone>(prefix: &str, dict: &Dict<T>, flat: &mut FlatOptimizer<T>) -> 
     Ok(())
 }
 
-fn insert<T: Clone>(key: String, value: &Tree<T>, flat: &mut FlatOptimizer<T>) -> Result<(), StateError> {
+fn insert<T: Clone>(key: String, value: &Tree<T>, flat: &mut FlattenedOptimizer<T>) -> Result<(), StateError> {
     match flat.insert(key.clone(), value.clone()) {
         None => Ok(()),
         Some(_) => Err(StateError::DuplicateKey { first: format!("'{key}'"), second: format!("'{key}'"), key }),
@@ -67,7 +67,7 @@ fn insert<T: Clone>(key: String, value: &Tree<T>, flat: &mut FlatOptimizer<T>) -
 
 /// What un-flattening could not place.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FlatLeftovers {
+pub struct Leftovers {
     /// Keys that belong to parameters nobody knows.
     pub unexpected: Vec<String>,
     /// Live parameters without a single key.
@@ -77,17 +77,17 @@ pub struct FlatLeftovers {
 /// Un-flattens optimizer state for the given live optimizers: their groups say which parameters belong together. Members
 /// of one group must agree about every option; those that do not are all named.
 pub fn unflatten_optimizer<T: TensorLike>(
-    flat: &FlatOptimizer<T>,
+    flat: &FlattenedOptimizer<T>,
     live: &[LiveOptimizer<T>],
     names: &Names,
-) -> Result<(OptimizerState<T>, FlatLeftovers), StateError> {
+) -> Result<(OptimizerState<T>, Leftovers), StateError> {
     let known: IndexSet<&str> =
         names.leaves().filter(|leaf| leaf.kind == crate::LeafKind::Parameter).map(|leaf| leaf.name.as_str()).collect();
     let mut sorted = sort_keys(flat, &known)?;
     let user_state = std::mem::take(&mut sorted.user_state);
     let owned_state = std::mem::take(&mut sorted.owned_state);
     let mut result = OptimizerState { user_state, owned_state, ..OptimizerState::default() };
-    let mut leftovers = FlatLeftovers { unexpected: std::mem::take(&mut sorted.unexpected), missing: Vec::new() };
+    let mut leftovers = Leftovers { unexpected: std::mem::take(&mut sorted.unexpected), missing: Vec::new() };
     let mut placed: IndexSet<&str> = IndexSet::new();
     for optimizer in live {
         for group in &optimizer.param_groups {
@@ -137,32 +137,6 @@ pub fn unflatten_optimizer<T: TensorLike>(
     Ok((result, leftovers))
 }
 
-/// Un-flattens without a live optimizer: parameters with equal options make up a group. The names are those that
-/// `param_groups.{name}.{key}` shows, so it works for any checkpoint with groups.
-pub fn unflatten_optimizer_alone<T: TensorLike>(flat: &FlatOptimizer<T>) -> Result<OptimizerState<T>, StateError> {
-    let known: IndexSet<&str> =
-        flat.keys().filter_map(|key| below(key, PARAM_GROUPS)?.rsplit_once('.').map(|(name, _)| name)).collect();
-    let sorted = sort_keys(flat, &known)?;
-    let (user_state, owned_state) = (sorted.user_state, sorted.owned_state);
-    let mut result = OptimizerState { user_state, owned_state, ..OptimizerState::default() };
-    for (name, slots) in sorted.slots {
-        result.insert_slots(name, slots)?;
-    }
-    for (name, options) in sorted.options {
-        let group = result.param_groups.iter_mut().find(|group| {
-            group.options.len() == options.len()
-                && options
-                    .iter()
-                    .all(|(key, value)| group.options.get(key).is_some_and(|other| other.same_as(value, &same_tensor)))
-        });
-        match group {
-            Some(group) => group.params.push(name),
-            None => result.param_groups.push(ParamGroup { params: vec![name], options }),
-        }
-    }
-    Ok(result)
-}
-
 struct Sorted<T> {
     slots: IndexMap<String, Dict<T>>,
     options: IndexMap<String, Dict<T>>,
@@ -178,7 +152,7 @@ impl<T> Sorted<T> {
 }
 
 /// Sorts keys by the parameter they belong to. Names contain dots, so the longest known name counts.
-fn sort_keys<T: Clone>(flat: &FlatOptimizer<T>, known: &IndexSet<&str>) -> Result<Sorted<T>, StateError> {
+fn sort_keys<T: Clone>(flat: &FlattenedOptimizer<T>, known: &IndexSet<&str>) -> Result<Sorted<T>, StateError> {
     let mut sorted = Sorted {
         slots: IndexMap::new(),
         options: IndexMap::new(),
@@ -220,7 +194,7 @@ fn sort_keys<T: Clone>(flat: &FlatOptimizer<T>, known: &IndexSet<&str>) -> Resul
     Ok(sorted)
 }
 
-fn key_types<T>(flat: &FlatOptimizer<T>) -> Result<KeyTypes, StateError> {
+fn key_types<T>(flat: &FlattenedOptimizer<T>) -> Result<KeyTypes, StateError> {
     let Some(noted) = flat.get(SLOT_KEYS) else { return Ok(KeyTypes::default()) };
     noted.to_value().as_ref().and_then(KeyTypes::from_value).ok_or_else(|| {
         let reason = format!("'{SLOT_KEYS}' is {}, not a list of places and keys", noted.kind());
@@ -236,7 +210,7 @@ struct Unknown<'a> {
 }
 
 impl<'a> Unknown<'a> {
-    fn of<T>(flat: &'a FlatOptimizer<T>, known: &IndexSet<&str>) -> Unknown<'a> {
+    fn of<T>(flat: &'a FlattenedOptimizer<T>, known: &IndexSet<&str>) -> Unknown<'a> {
         let listed = || flat.keys().filter_map(|key| below(key, PARAM_GROUPS));
         let strange = listed().filter(|rest| split_name(rest, known).is_none());
         Unknown { names: strange.filter_map(|rest| Some(rest.rsplit_once('.')?.0)).collect(), groups: listed().next().is_some() }

@@ -7,16 +7,16 @@ use reshard_formats::Value;
 use crate::{Dict, Identity, Key, Names, StateError, TensorLike, Tree};
 
 /// The key of the per-parameter part.
-pub const STATE: &str = "state";
+pub(crate) const STATE: &str = "state";
 /// The key of the groups.
-pub const PARAM_GROUPS: &str = "param_groups";
+pub(crate) const PARAM_GROUPS: &str = "param_groups";
 /// The key of a group's members.
-pub const PARAMS: &str = "params";
+pub(crate) const PARAMS: &str = "params";
 /// The key of state that belongs to no parameter, by a member of the optimizer that it belongs to: there if several
 /// optimizers share a tree. One alone keeps such state beside its parameters'.
-pub const USER_STATE: &str = "user_state";
+pub(crate) const USER_STATE: &str = "user_state";
 /// The key under which newer optimizers list their members' names beside their ids.
-pub const PARAM_NAMES: &str = "param_names";
+pub(crate) const PARAM_NAMES: &str = "param_names";
 
 /// A param_group: its members and everything else it holds, verbatim.
 #[derive(Clone, Debug)]
@@ -162,7 +162,7 @@ fn raw_group<T>(index: usize, tree: Tree<T>) -> Result<ParamGroup<Key, T>, State
         }
     };
     let params = params.into_iter().map(|param| match param {
-        Tree::Value(value @ (Value::Str(_) | Value::Int(_))) => Ok(crate::tree::key_of(value)),
+        Tree::Value(value @ (Value::Str(_) | Value::Int(_))) => Ok(crate::key_of(value)),
         other => Err(invalid(format!("a member of param_group {index} is {}, neither id nor name", other.kind()))),
     });
     Ok(ParamGroup { params: params.collect::<Result<_, _>>()?, options })
@@ -242,7 +242,7 @@ fn canonical(name: &str, names: &Names) -> String {
 
 /// The names of an optimizer's parameters by id. A parameter of a flat parameter has several names and is not one that
 /// this can answer for; [`crate::FlatParameter`] can.
-pub fn names_by_id<T>(live: &LiveOptimizer<T>, names: &Names) -> Result<Vec<String>, StateError> {
+pub(crate) fn names_by_id<T>(live: &LiveOptimizer<T>, names: &Names) -> Result<Vec<String>, StateError> {
     live.members()
         .enumerate()
         .map(|(id, identity)| match names.of_identity(identity).as_slice() {
@@ -251,15 +251,6 @@ pub fn names_by_id<T>(live: &LiveOptimizer<T>, names: &Names) -> Result<Vec<Stri
             several => Err(invalid(format!("parameter {id} of the optimizer is a flat parameter of {}", several.join(", ")))),
         })
         .collect()
-}
-
-/// Turns the state an optimizer gives into state by names.
-pub fn by_names<T>(raw: RawOptimizer<T>, live: &LiveOptimizer<T>, names: &Names) -> Result<OptimizerState<T>, StateError> {
-    if !raw.is_keyed_by_id() && raw.param_groups.iter().any(|group| !group.params.is_empty()) {
-        return OptimizerState::from_named(raw, names);
-    }
-    let by_id = names_by_id(live, names)?;
-    by_given_ids(raw, &|id| by_id.get(id).cloned())
 }
 
 pub(crate) fn by_given_ids<T>(
@@ -282,28 +273,6 @@ pub(crate) fn by_given_ids<T>(
         result.param_groups.push(ParamGroup { params, options: group.options });
     }
     Ok(result)
-}
-
-/// Turns state by names into the state one optimizer loads, by its own ids. The inverse of [`by_names`].
-pub fn by_ids<T>(state: OptimizerState<T>, live: &LiveOptimizer<T>, names: &Names) -> Result<RawOptimizer<T>, StateError> {
-    let by_id = names_by_id(live, names)?;
-    let ids: IndexMap<&str, i64> = by_id.iter().map(|name| names.primary(name)).zip(0_i64..).collect();
-    let id = |name: &str| {
-        ids.get(names.primary(name)).copied().map(Key::Int).ok_or_else(|| StateError::UnknownName {
-            name: name.to_owned(),
-            nearest: crate::names::nearest(name, by_id.iter().map(String::as_str)),
-        })
-    };
-    let mut raw = RawOptimizer { owned_state: state.owned_state, ..RawOptimizer::default() };
-    for (name, slots) in state.state {
-        raw.state.insert(id(&name)?, Tree::Dict(slots));
-    }
-    raw.state.extend(state.user_state);
-    for group in state.param_groups {
-        let params = group.params.iter().map(|name| id(name)).collect::<Result<_, _>>()?;
-        raw.param_groups.push(ParamGroup { params, options: group.options });
-    }
-    Ok(raw)
 }
 
 /// Puts the states of several optimizers over one model into one. A parameter in two of them is an error. What belongs to

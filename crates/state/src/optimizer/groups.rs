@@ -1,121 +1,14 @@
-//! Setting optimizer state: which part of a given state belongs to which live optimizer, parameter by parameter and group
-//! by group. Groups are matched by their members; nothing here depends on their order or on their options.
+//! Which groups and which user-defined state of a given state belong to which live optimizer, and what ids without names mean.
+//! Groups are matched by their members; nothing here depends on their order or on their options.
 
 use std::collections::BTreeMap;
 
 use indexmap::{IndexMap, IndexSet};
 use reshard_formats::Value;
 
+use super::state::{PARAM_NAMES, USER_STATE, by_given_ids, id_of, names_by_id, same_tensor};
 use crate::error::GroupDisagreement;
-use crate::optimizer::{PARAM_NAMES, USER_STATE, by_given_ids, id_of, names_by_id, same_tensor};
-use crate::{
-    Dict, Key, LiveOptimizer, Names, OptimizerState, ParamGroup, RawOptimizer, StateDictOptions, StateError, TensorLike, Tree,
-};
-
-/// What one live optimizer loads: slots by its own ids, groups in its own order.
-#[derive(Clone, Debug)]
-pub struct OptimizerLoad<T> {
-    /// Canonical names by id.
-    pub names: Vec<String>,
-    /// Slots by id. Only parameters that have state are here.
-    pub state: IndexMap<usize, Dict<T>>,
-    /// State that belongs to no parameter.
-    pub user_state: Dict<T>,
-    /// The live groups with the given options laid over their own.
-    pub param_groups: Vec<ParamGroup<usize, T>>,
-}
-
-impl<T> OptimizerLoad<T> {
-    /// As the optimizer's own `load_state_dict` takes it.
-    pub fn into_raw(self) -> RawOptimizer<T> {
-        let key = |id: usize| Key::Int(i64::try_from(id).unwrap_or(i64::MAX));
-        let mut state: Dict<T> = self.state.into_iter().map(|(id, slots)| (key(id), Tree::Dict(slots))).collect();
-        state.extend(self.user_state);
-        let groups = self.param_groups.into_iter();
-        let param_groups = groups
-            .map(|group| ParamGroup { params: group.params.into_iter().map(key).collect(), options: group.options })
-            .collect();
-        RawOptimizer { state, param_groups, ..RawOptimizer::default() }
-    }
-}
-
-/// How a given optimizer state met the live optimizers.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct OptimizerReport {
-    /// Live parameters that the given state does not know at all.
-    pub missing: Vec<String>,
-    /// Live parameters that it knows and that had no state when it was made; they have none now.
-    pub absent: Vec<String>,
-    /// Parameters of the given state that no live optimizer has.
-    pub unexpected: Vec<String>,
-    /// Live groups (optimizer, group) for which the given state has no counterpart; they keep their options.
-    pub unmatched_groups: Vec<(usize, usize)>,
-}
-
-/// Distributes a given state over the live optimizers.
-pub fn set_optimizer_state<T: TensorLike>(
-    given: OptimizerState<T>,
-    live: &[LiveOptimizer<T>],
-    names: &Names,
-    options: &StateDictOptions,
-) -> Result<(Vec<OptimizerLoad<T>>, OptimizerReport), StateError> {
-    options.check()?;
-    let mut report = OptimizerReport::default();
-    let mut given_state: IndexMap<String, Dict<T>> = IndexMap::new();
-    for (name, slots) in given.state {
-        given_state.insert(names.primary(&name).to_owned(), slots);
-    }
-    let group_of: IndexMap<String, usize> = given
-        .param_groups
-        .iter()
-        .enumerate()
-        .flat_map(|(index, group)| group.params.iter().map(move |name| (names.primary(name).to_owned(), index)))
-        .collect();
-    let mut used: IndexSet<String> = IndexSet::new();
-    let mut loads = Vec::new();
-    for optimizer in live {
-        let by_id = names_by_id(optimizer, names)?;
-        let mut state = IndexMap::new();
-        for (id, name) in by_id.iter().enumerate() {
-            let name = names.primary(name);
-            // A parameter may be in two live optimizers; each gets its own copy of what the handle stands for.
-            match given_state.get(name) {
-                Some(slots) => {
-                    state.insert(id, slots.clone());
-                }
-                None if group_of.contains_key(name) => report.absent.push(name.to_owned()),
-                None => report.missing.push(name.to_owned()),
-            }
-            used.insert(name.to_owned());
-        }
-        loads.push(OptimizerLoad { names: by_id, state, user_state: Dict::new(), param_groups: Vec::new() });
-    }
-    let extra: IndexSet<&String> = given_state.keys().chain(group_of.keys()).filter(|name| !used.contains(*name)).collect();
-    report.unexpected = extra.into_iter().cloned().collect();
-    if options.strict && !report.missing.is_empty() {
-        let differences =
-            crate::Differences { missing: report.missing.clone(), unexpected: report.unexpected.clone(), ..Default::default() };
-        differences.into_result(true)?;
-    }
-    let members: Vec<Vec<Vec<String>>> =
-        loads.iter().map(|load| load.names.iter().map(|name| vec![name.clone()]).collect()).collect();
-    let (groups, unmatched) = match_groups(&given.param_groups, live, &members, names)?;
-    report.unmatched_groups = unmatched;
-    for ((load, optimizer), options) in loads.iter_mut().zip(live).zip(groups) {
-        let mut id = 0;
-        for (group, options) in optimizer.param_groups.iter().zip(options) {
-            let params = (id..id + group.params.len()).collect();
-            id += group.params.len();
-            load.param_groups.push(ParamGroup { params, options });
-        }
-    }
-    let (user_states, unclaimed) = share_user_state(given.user_state, given.owned_state, &members, names);
-    report.unexpected.extend(unclaimed);
-    for (load, user_state) in loads.iter_mut().zip(user_states) {
-        load.user_state = user_state;
-    }
-    Ok((loads, report))
-}
+use crate::{Dict, Key, LiveOptimizer, Names, OptimizerState, ParamGroup, RawOptimizer, StateError, TensorLike, Tree};
 
 /// User-defined state for each of the live optimizers, whose parameters' names are `members`, and the places of what no
 /// optimizer claims. State that says whose it is goes to that optimizer; of other state there is no telling, so that every

@@ -1,9 +1,9 @@
 //! A slot of a parameter as parts of tensors, and the copies that carry such parts elsewhere.
 
-use reshard_formats::{DType, Value};
+use reshard_formats::DType;
 use reshard_layout::{ByteLayout, Dims, LayoutError, Region, Runs, coverage, runs};
 
-use crate::{DeviceKind, Dict, Key, StateError, TensorLike, Tree};
+use crate::{DeviceKind, StateError, TensorLike};
 
 /// A part of a logical tensor inside of a tensor that is at hand.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -160,11 +160,4 @@ pub(crate) fn copies_for<T: Clone>(
             Err(StateError::Uncovered { param: param.to_owned(), slot: slot.to_owned(), region: gap.to_string() })
         }
     }
-}
-
-/// Where a loaded slot belongs. `step` stays in host memory as it was saved unless the optimizer runs it on the device
-/// (`capturable` or `fused`); every other slot is where its parameter is. The dtype is never changed.
-pub fn device_of_slot<T>(slot: &str, options: &Dict<T>, parameter: DeviceKind) -> DeviceKind {
-    let is_set = |key: &str| matches!(options.get(&Key::from(key)), Some(Tree::Value(Value::Bool(true))));
-    if slot == "step" && !is_set("capturable") && !is_set("fused") { DeviceKind::Cpu } else { parameter }
 }
