@@ -48,7 +48,7 @@ def graph(source):
                 target = name if name in modules else exported.get(name)
                 if target and target != parts[0] and target not in edges[parts[0]]:
                     number = text.count("\n", 0, offset)
-                    edges[parts[0]][target] = f"{path}:{number + 1}: {lines[number].strip()}"
+                    edges[parts[0]][target] = f"{path.relative_to(source.parent)}:{number + 1}: {lines[number].strip()}"
     return edges
 
 

@@ -9,8 +9,9 @@ use reshard::storage::StoreOptions;
 use reshard::{CatalogEntry, CatalogKind, CatalogTensor, ChunkPlace, DType, LoadedValue, OpenOptions, ValuePlace};
 
 use crate::errors::{Raise, invalid, raised};
+use crate::geometry::region;
 use crate::group::group_of;
-use crate::layout::region;
+
 use crate::leaves::{Filled, Numbers};
 use crate::options::{Storage, storage, store_with};
 use crate::run::run;

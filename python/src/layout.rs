@@ -3,15 +3,11 @@
 
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use reshard::layout::{Dims, LayoutError, LocalRegion, Mesh, Placement as Placed, Region, local_regions};
+use reshard::layout::{Dims, LocalRegion, Mesh, Placement as Placed, local_regions};
 
-use crate::errors::{invalid, invalid_key};
+use crate::errors::invalid_key;
+use crate::geometry::in_layout;
 use crate::leaves::{Memory, Numbers, Piece};
-
-/// An error of the geometry as an exception.
-pub(crate) fn in_layout<T>(py: Python<'_>, result: Result<T, LayoutError>) -> PyResult<T> {
-    result.map_err(|error| invalid(py, error.to_string()))
-}
 
 /// What one dimension of a mesh does to a tensor.
 #[pyclass(module = "reshard._reshard", frozen, eq, hash)]
@@ -135,9 +131,4 @@ fn row_major(shape: &[u64]) -> Dims {
         strides[dim - 1] = strides[dim] * shape[dim].max(1);
     }
     strides
-}
-
-/// A region by offsets and sizes.
-pub(crate) fn region(py: Python<'_>, offsets: &[u64], sizes: &[u64]) -> PyResult<Region> {
-    in_layout(py, Region::new(offsets, sizes))
 }

@@ -18,8 +18,8 @@ use reshard::{
 };
 
 use crate::errors::{Raise, invalid, invalid_key};
+use crate::geometry::{in_layout, region};
 use crate::group::call;
-use crate::layout::{in_layout, region};
 use crate::tree::{key_path, path_tuple};
 use crate::value::plain;
 

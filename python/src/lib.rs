@@ -5,6 +5,7 @@
 mod checkpoint;
 mod command;
 mod errors;
+mod geometry;
 mod group;
 mod layout;
 mod leaves;

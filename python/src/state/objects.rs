@@ -11,7 +11,8 @@ use reshard::state::{DeviceKind, Dict, Opaque, SlotPiece, SlotTensor, TensorFact
 use super::model::tuple;
 use crate::checkpoint::code;
 use crate::errors::invalid;
-use crate::layout::region;
+use crate::geometry::region;
+
 use crate::leaves::{Code, Numbers};
 use crate::tree::{key_from, key_object};
 use crate::value::{plain, to_python};

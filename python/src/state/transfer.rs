@@ -10,7 +10,8 @@ use super::errors::RaiseState;
 use super::model::tuple;
 use super::options::recipients_of;
 use crate::checkpoint::code;
-use crate::layout::region;
+use crate::geometry::region;
+
 use crate::leaves::{Code, Numbers};
 use crate::value::plain;
 
