@@ -6,7 +6,7 @@
 #   make bench       everything measured beside PyTorch; make bench-check compares with committed floors
 #   make fuzz        a short run of every fuzz target
 #   make test-faults every fault at every request of an S3 server and at every system call (takes long)
-#   make doc         the Rust API documentation
+#   make doc         the Rust and Python API documentation, in target/doc
 #   make wheel       the Python package as a wheel and an sdist, each checked in an environment without torch
 #   make test-integrations    the real trainers over the engine; part of make test
 #   make test-torch TORCH=2.5.1    the Python tests on another PyTorch
@@ -155,8 +155,10 @@ wheel: $(PY_READY)
 	$(PY) -m maturin build --release --sdist --out target/wheels
 	PYTHON3=$(PYTHON3) scripts/check-wheel target/wheels/*
 
-doc:
-	$(CARGO) doc --workspace --exclude reshard-python --no-deps --open
+# The Rust API, and the Python API from its docstrings; nothing is fetched.
+doc: extension
+	$(CARGO) doc --workspace --exclude reshard-python --no-deps
+	$(PY) scripts/python-api "$${CARGO_TARGET_DIR:-target}/doc/python"
 
 clean:
 	$(CARGO) clean

@@ -1,4 +1,4 @@
-"""A bar on rank 0's terminal while bytes move."""
+"""A bar on rank 0, in a terminal or a notebook, while bytes move."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from ._reports import human_bytes
 
 
 class Progress:
-    """Watches a control from a thread of its own. Quiet on other ranks and where stderr is no terminal."""
+    """Watches a control from a thread of its own. Quiet on other ranks and where there is neither a terminal nor a notebook."""
 
     def __init__(self, control: Any, what: str, *, enabled: bool, rank: int) -> None:
         self._control = control
         self._what = what
-        self._enabled = enabled and rank == 0 and sys.stderr.isatty()
+        wanted = enabled and rank == 0
+        self._show = (_Notebook.found() or _Terminal.found()) if wanted else None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Progress:
-        if self._enabled:
+        if self._show is not None:
             self._thread = threading.Thread(target=self._watch, name="reshard-progress", daemon=True)
             self._thread.start()
         return self
@@ -31,14 +32,55 @@ class Progress:
         if self._thread is not None:
             self._stop.set()
             self._thread.join()
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+        if self._show is not None:
+            self._show.clear()
 
     def _watch(self) -> None:
         start = time.monotonic()
-        while not self._stop.wait(0.1):
-            sys.stderr.write("\r" + bar(self._what, self._control.done, self._control.total, time.monotonic() - start) + "\x1b[K")
-            sys.stderr.flush()
+        while self._show is not None and not self._stop.wait(0.1):
+            self._show.line(bar(self._what, self._control.done, self._control.total, time.monotonic() - start))
+
+
+class _Terminal:
+    """One line that is written over and over."""
+
+    @staticmethod
+    def found() -> _Terminal | None:
+        return _Terminal() if sys.stderr.isatty() else None
+
+    def line(self, text: str) -> None:
+        sys.stderr.write("\r" + text + "\x1b[K")
+        sys.stderr.flush()
+
+    def clear(self) -> None:
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
+
+
+class _Notebook:
+    """One output below the cell that is replaced over and over."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    @staticmethod
+    def found() -> _Notebook | None:
+        # Whoever runs in a notebook has imported IPython.
+        shell = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
+        return _Notebook() if shell is not None and hasattr(shell, "kernel") else None
+
+    def line(self, text: str) -> None:
+        from IPython.display import display
+
+        shown = {"text/plain": text}
+        if self._handle is None:
+            self._handle = display(shown, raw=True, display_id=True)
+        else:
+            self._handle.update(shown, raw=True)
+
+    def clear(self) -> None:
+        if self._handle is not None:
+            self._handle.update({"text/plain": ""}, raw=True)
 
 
 def bar(what: str, done: int, total: int, seconds: float, width: int = 30) -> str:

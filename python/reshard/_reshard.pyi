@@ -797,6 +797,8 @@ def prune(
     keep_every: int | None,
     keep_best: tuple[str, bool, int] | None,
     keep_younger: float | None,
+    budget: int | None,
+    fallback: bool,
     grace: float,
     abandoned: bool,
     deep: bool,
@@ -851,6 +853,9 @@ class StepFolder:
         last: int | None = None,
         every: int | None = None,
         best: tuple[str, bool, int] | None = None,
+        younger: float | None = None,
+        budget: int | None = None,
+        fallback: bool = False,
     ) -> Pruned:
         """Removes the steps that no rule keeps and saves that were abandoned longer ago than `grace` seconds."""
 

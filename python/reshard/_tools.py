@@ -317,6 +317,8 @@ def prune(
     keep_every: int | None = None,
     keep_best: str | None = None,
     keep_younger: float | None = None,
+    budget: int | None = None,
+    fallback: bool = False,
     grace: float = 3600.0,
     abandoned: bool = False,
     deep: bool = False,
@@ -331,13 +333,15 @@ def prune(
         keep_every: those whose number is a multiple of this.
         keep_best: the best by a number in the checkpoint, such as "metrics.loss:min:3".
         keep_younger: those younger than so many seconds.
+        budget: no more bytes than this in all steps together: the oldest go first, the best last.
+        fallback: before a complete step goes, read the newest ones whole until one is sound; that one stays.
         grace: leftovers that were changed within so many seconds stay.
         abandoned: also incomplete steps that are newer than the newest valid one; only when no job saves here.
         deep: read all data of a step before calling it valid.
         dry_run: look, and remove nothing.
         storage_options: settings of the store by name.
     """
-    rules = (keep_last, keep_every, _best(keep_best), keep_younger)
+    rules = (keep_last, keep_every, _best(keep_best), keep_younger, budget, fallback)
     arguments = (path_text(folder), *rules, float(grace), abandoned, deep, dry_run)
     return _call(_reshard.prune, *arguments, storage=storage_options)
 

@@ -73,7 +73,8 @@ impl StepFolder {
     }
 
     /// Removes the steps that no rule keeps and saves that were abandoned longer ago than `grace` seconds.
-    #[pyo3(signature = (grace, last=None, every=None, best=None))]
+    #[pyo3(signature = (grace, last=None, every=None, best=None, younger=None, budget=None, fallback=false))]
+    #[allow(clippy::too_many_arguments)]
     fn prune(
         &self,
         py: Python<'_>,
@@ -81,11 +82,17 @@ impl StepFolder {
         last: Option<usize>,
         every: Option<u64>,
         best: Option<(String, bool, usize)>,
+        younger: Option<f64>,
+        budget: Option<u64>,
+        fallback: bool,
     ) -> PyResult<Pruned> {
         let mut rules = Retention::default();
         rules.grace = Duration::try_from_secs_f64(grace).unwrap_or(rules.grace);
         rules.last = last;
         rules.every = every;
+        rules.younger_than = younger.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        rules.budget = budget;
+        rules.fallback = fallback;
         rules.best = best.map(|(key, largest, count)| Best::new(key, largest, count));
         let (root, options) = (self.root.clone(), self.options.clone());
         let report = run(py, &self.options.control, move || reshard::prune(&root, &rules, false, &options))?.or_raise(py)?;

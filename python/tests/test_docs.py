@@ -256,3 +256,16 @@ def test_files_that_a_page_names_exist(page):
 def test_every_block_names_its_language(page):
     unnamed = [block.line for block in blocks(page) if not block.language]
     assert not unnamed, f"{page.name}: a block without a language at line {unnamed} (rustdoc would take it for Rust)"
+
+
+def test_messages_of_the_troubleshooting_page_are_those_that_are_given():
+    """Every message in the first column stands in the sources, or is the system's own."""
+    folders = [ROOT / "python" / "reshard", ROOT / "python" / "src", *(ROOT / "crates").glob("*/src")]
+    files = [file for folder in folders for kind in ("*.py", "*.rs") for file in folder.rglob(kind)]
+    # Strings that go on in the next line are one.
+    sources = re.sub(r'"\s*\n\s*f?"|\\\n\s*', "", "\n".join(file.read_text() for file in files))
+    rows = [line for line in (ROOT / "docs" / "troubleshooting.md").read_text().splitlines() if line.startswith("| `")]
+    messages = [message for row in rows for message in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
+    assert len(messages) > 15
+    unknown = [message for message in messages if message not in sources and message != "No space left on device"]
+    assert not unknown

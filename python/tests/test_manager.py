@@ -48,6 +48,32 @@ def abandoned(folder, age):
     os.utime(folder / "__0_0.distcp", (then, then))
 
 
+def test_a_budget_and_a_step_that_was_read_whole(tmp_path):
+    state = {"w": torch.arange(10_000, dtype=torch.float32)}
+    with rt.CheckpointManager(tmp_path / "budget", keep_last=None, budget=100_000, async_=False) as manager:
+        for step in range(4):
+            manager.save(step, state)
+        assert manager.steps() == [2, 3]
+    with rt.CheckpointManager(tmp_path / "young", keep_last=1, keep_younger=3600, async_=False) as manager:
+        for step in range(3):
+            manager.save(step, state)
+        assert manager.steps() == [0, 1, 2]
+    with rt.CheckpointManager(tmp_path / "fallback", keep_last=1, fallback=True, async_=False) as manager:
+        manager.save(0, state)
+        # The next one is damaged as soon as it is written: no length shows it.
+        retire, manager._retire = manager._retire, lambda: None
+        manager.save(1, state)
+        file = next((tmp_path / "fallback" / "step-1").glob("*.distcp"))
+        content = bytearray(file.read_bytes())
+        content[20_000] ^= 1
+        file.write_bytes(content)
+        retire()
+        assert (tmp_path / "fallback" / "step-0" / ".metadata").exists()
+        manager._retire = retire
+        manager.save(2, state)
+        assert manager.steps()[-1] == 2 and not (tmp_path / "fallback" / "step-0").exists()
+
+
 def test_a_step_is_replaced_and_abandoned_saves_are_removed_after_a_while(tmp_path):
     manager = rt.CheckpointManager(tmp_path, keep_last=3, async_=False)
     manager.save(5, state(1))

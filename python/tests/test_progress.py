@@ -4,12 +4,15 @@ import os
 import pty
 import subprocess
 import sys
+import time
+import types
 from pathlib import Path
 
+import pytest
 import torch
 
 import reshard.torch as rt
-from reshard._progress import bar
+from reshard._progress import Progress, bar
 from reshard._reports import human_bytes
 
 SAVE = """
@@ -44,6 +47,30 @@ def run_on_terminal(rank):
 def test_a_bar_on_the_terminal_of_rank_0_alone():
     assert "saving" in run_on_terminal(0) and "50%" in run_on_terminal(0)
     assert "saving" not in run_on_terminal(1)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_bar_in_the_notebook_of_rank_0_alone(monkeypatch, rank):
+    """A stand-in for IPython's two functions: nothing else of a notebook is used."""
+    shown = []
+
+    class Handle:
+        def update(self, data, raw):
+            shown.append(data["text/plain"])
+
+    def display(data, raw, display_id):
+        shown.append(data["text/plain"])
+        return Handle()
+
+    shell = types.SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=display))
+    with Progress(types.SimpleNamespace(total=1000, done=500), "saving", enabled=True, rank=rank):
+        time.sleep(0.4)
+    if rank:
+        assert not shown
+    else:
+        assert "50%" in shown[0] and shown[-1] == ""
 
 
 def test_quiet_where_there_is_no_terminal(place, capsys):

@@ -91,7 +91,7 @@ class Checkpointer:
             timeout: seconds to wait for other ranks.
             storage_options: settings of the store by name.
             manager: what :class:`CheckpointManager` takes besides: ``keep_last``, ``keep_every``, ``keep_best``, ``metric``, ``mode``,
-                ``async_``, ``prefix``, …
+                ``keep_younger``, ``budget``, ``fallback``, ``async_``, ``prefix``, …
         """
         if every is not None and every < 1:
             raise InvalidInput("every is a number of steps, at least 1")

@@ -31,6 +31,9 @@ class ManagerOptions(ManagedOptions, total=False):
     keep_best: int
     metric: str | None
     mode: Mode
+    keep_younger: float | None
+    budget: int | None
+    fallback: bool
     async_: bool
     prefix: str
     staging_budget: int | None
@@ -63,6 +66,9 @@ class CheckpointManager:
         keep_best: int = 0,
         metric: str | None = None,
         mode: Mode = "min",
+        keep_younger: float | None = None,
+        budget: int | None = None,
+        fallback: bool = False,
         async_: bool = True,
         prefix: str = "step-",
         process_group: Any = None,
@@ -79,6 +85,11 @@ class CheckpointManager:
             keep_best: also keep this many of the best steps by ``metric``.
             metric: the name of the metric that counts.
             mode: "min" or "max", whichever is better.
+            keep_younger: also keep the steps of the last so many seconds.
+            budget: no more bytes than this in all steps together: of those that are kept the oldest go first, the best last, the
+                newest never.
+            fallback: before a complete step goes, the first rank reads the newest ones whole until one is sound. That one stays,
+                whatever else is asked for, until a newer one was found to be sound.
             async_: save in the background.
             prefix: how folders of steps are called.
             process_group: the ranks that save together; all by default.
@@ -92,6 +103,10 @@ class CheckpointManager:
             raise InvalidInput(f'mode is "min" or "max", not {mode!r}')
         if keep_best and metric is None:
             raise InvalidInput("keep_best needs a metric")
+        if keep_younger is not None and not keep_younger >= 0:
+            raise InvalidInput(f"keep_younger is a number of seconds that is not negative, not {keep_younger!r}")
+        if budget is not None and budget < 0:
+            raise InvalidInput(f"budget is a number of bytes that is not negative, not {budget!r}")
         if keep_last is not None and keep_last < 1:
             raise InvalidInput("keep_last must be at least 1: the newest checkpoint is never removed")
         self.root = path_text(root).rstrip("/")
@@ -100,6 +115,9 @@ class CheckpointManager:
         self.keep_best = keep_best
         self.metric = metric
         self.mode = mode
+        self.keep_younger = keep_younger
+        self.budget = budget
+        self.fallback = fallback
         self.prefix = prefix
         self._group = process_group
         self._timeout = timeout
@@ -291,13 +309,15 @@ class CheckpointManager:
         """Removes what is no longer wanted; the first rank does, by the engine's rules."""
         if _rank(self._group) != 0:
             return
-        every = best = None
-        # Without a number to keep, everything complete stays; saves that were abandoned still go.
+        every = best = younger = None
+        # Without a number to keep, everything complete stays that is within the budget; saves that were abandoned still go.
         if self.keep_last is not None:
             every = self.keep_every or None
+            younger = self.keep_younger
             best = (f"{_OWN}.metrics.{self.metric}", self.mode == "max", self.keep_best) if self.keep_best else None
         try:
-            self.warnings.extend(self._folder.prune(self._grace, self.keep_last, every, best).failed)
+            pruned = self._folder.prune(self._grace, self.keep_last, every, best, younger, self.budget, self.fallback)
+            self.warnings.extend(pruned.failed)
         except ReshardError as error:
             # The save is done; tidying up is not worth an exception.
             self.warnings.append(str(error))

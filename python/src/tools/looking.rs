@@ -184,7 +184,7 @@ pub(crate) fn recover<'py>(
 
 /// Removes old steps of a folder.
 #[pyfunction]
-#[pyo3(signature = (folder, keep_last, keep_every, keep_best, keep_younger, grace, abandoned, deep, dry_run, control, storage_options=None))]
+#[pyo3(signature = (folder, keep_last, keep_every, keep_best, keep_younger, budget, fallback, grace, abandoned, deep, dry_run, control, storage_options=None))]
 #[expect(clippy::too_many_arguments, reason = "they are the tool's own")]
 pub(crate) fn prune<'py>(
     py: Python<'py>,
@@ -193,6 +193,8 @@ pub(crate) fn prune<'py>(
     keep_every: Option<u64>,
     keep_best: Option<(String, bool, usize)>,
     keep_younger: Option<f64>,
+    budget: Option<u64>,
+    fallback: bool,
     grace: f64,
     abandoned: bool,
     deep: bool,
@@ -212,6 +214,8 @@ pub(crate) fn prune<'py>(
     retention.every = keep_every;
     retention.best = keep_best.map(|(key, largest, count)| Best::new(&key, largest, count));
     retention.younger_than = keep_younger.map(age).transpose()?;
+    retention.budget = budget;
+    retention.fallback = fallback;
     retention.grace = age(grace)?;
     retention.abandoned = abandoned;
     let mut options = StepsOptions::default();

@@ -225,7 +225,7 @@ pub(crate) struct RecoverArgs {
 
 /// Remove steps that no rule keeps, and leftovers of interrupted saves; the newest complete step always stays
 #[derive(Debug, Args)]
-#[command(group = ArgGroup::new("rule").args(["keep_last", "keep_every", "keep_best", "keep_younger", "leftovers_only"]).required(true).multiple(true))]
+#[command(group = ArgGroup::new("rule").args(["keep_last", "keep_every", "keep_best", "keep_younger", "budget", "leftovers_only"]).required(true).multiple(true))]
 pub(crate) struct PruneArgs {
     /// The folder that holds a folder for each step
     pub(crate) folder: String,
@@ -241,8 +241,14 @@ pub(crate) struct PruneArgs {
     /// Keep steps younger than this: `12h`, `7d`
     #[arg(long, value_name = "AGE")]
     pub(crate) keep_younger: Option<String>,
+    /// Keep no more than this in all steps together: `500GB`; the oldest go first, those of --keep-best last
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) budget: Option<String>,
+    /// Before a complete step goes, read the newest ones whole until one is sound, and keep that one
+    #[arg(long)]
+    pub(crate) fallback: bool,
     /// Keep all complete steps
-    #[arg(long, conflicts_with_all = ["keep_last", "keep_every", "keep_best", "keep_younger"])]
+    #[arg(long, conflicts_with_all = ["keep_last", "keep_every", "keep_best", "keep_younger", "budget"])]
     pub(crate) leftovers_only: bool,
     /// Keep leftovers newer than this; they may belong to a save in progress
     #[arg(long, value_name = "AGE", default_value = "1h")]

@@ -50,6 +50,8 @@ fn retention(args: &PruneArgs) -> Result<Retention> {
     retention.last = args.keep_last;
     retention.every = args.keep_every;
     retention.younger_than = args.keep_younger.as_deref().map(meaning::age).transpose()?;
+    retention.budget = args.budget.as_deref().map(meaning::size).transpose()?;
+    retention.fallback = args.fallback;
     retention.grace = meaning::age(&args.grace)?;
     retention.abandoned = args.abandoned;
     retention.best = args.keep_best.as_deref().map(best).transpose()?;

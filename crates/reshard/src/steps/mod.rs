@@ -1,12 +1,13 @@
 //! Folders of steps: which is the newest checkpoint that can be loaded, and which may go.
 //!
 //! A step is a folder directly below; its number is the last one in its name (`step_1000`, `checkpoint-1000`,
-//! `epoch=3-step=500`), or what follows a given prefix. A step counts when its structure, its files and their lengths, and
+//! `epoch=3-step=500.ckpt`), or what follows a given prefix. Folders that trainers fill with several checkpoints are steps too. A step counts when its structure, its files and their lengths, and
 //! everything that is stored twice were checked. Nothing is removed that is not proven to be a checkpoint, or an abandoned
 //! save, and never the newest one that can be loaded.
 
 mod remove;
 mod retention;
+mod trainer;
 mod trend;
 
 use std::collections::HashMap;
@@ -43,7 +44,7 @@ pub struct StepsOptions {
 
 /// What is known of steps that were looked at before, so that a folder that is looked at often is not read again and again.
 #[derive(Debug, Clone, Default)]
-pub struct StepsMemory(Arc<Mutex<HashMap<String, Remembered>>>);
+pub struct StepsMemory(Arc<Mutex<HashMap<(String, bool), Remembered>>>);
 
 /// A step's files when it was looked at, and what it was found to be.
 type Remembered = (Vec<FileInfo>, Judged);
@@ -151,9 +152,12 @@ fn seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
 
-/// The last number in a name.
+/// The last number in a name. What Lightning appends to names that it has used before (`-v1`) is none.
 fn number(name: &str) -> Option<u64> {
     let digits = |c: char| c.is_ascii_digit();
+    let name = name.strip_suffix(".ckpt").unwrap_or(name);
+    let version = name.rsplit_once("-v").filter(|(_, rest)| !rest.is_empty() && rest.chars().all(digits));
+    let name = version.map_or(name, |(before, _)| before);
     let end = name.rfind(digits)? + 1;
     let start = name[..end].rfind(|c| !digits(c)).map_or(0, |i| i + 1);
     name[start..end].parse().ok()
@@ -173,9 +177,11 @@ fn open(path: &str, options: &StepsOptions) -> Result<Arc<dyn Store>> {
 /// Looks at a step, or remembers the last look when its files are as they were.
 fn judge(step: &mut Step, options: &StepsOptions) -> Result<()> {
     let memory = options.memory.as_ref().map(|memory| &memory.0);
+    // What was read whole, and what was not, are remembered apart.
+    let key = (step.path.clone(), options.deep);
     let known = memory.and_then(|memory| {
         let memory = memory.lock().unwrap_or_else(PoisonError::into_inner);
-        memory.get(&step.path).filter(|(files, _)| *files == step.files).map(|(_, judged)| judged.clone())
+        memory.get(&key).filter(|(files, _)| *files == step.files).map(|(_, judged)| judged.clone())
     });
     let judged = match known {
         Some(judged) => judged,
@@ -183,7 +189,7 @@ fn judge(step: &mut Step, options: &StepsOptions) -> Result<()> {
             let judged = look(step, options)?;
             if let Some(memory) = memory {
                 let known = (step.files.clone(), judged.clone());
-                memory.lock().unwrap_or_else(PoisonError::into_inner).insert(step.path.clone(), known);
+                memory.lock().unwrap_or_else(PoisonError::into_inner).insert(key, known);
             }
             judged
         }
@@ -193,6 +199,10 @@ fn judge(step: &mut Step, options: &StepsOptions) -> Result<()> {
 }
 
 fn look(step: &Step, options: &StepsOptions) -> Result<Judged> {
+    let parts = trainer::parts(&step.files);
+    if !parts.is_empty() {
+        return trainer::look_at_parts(step, &parts, options);
+    }
     let store = open(&step.path, options)?;
     let checkpoint = match Checkpoint::open_store(store.clone()) {
         Ok(checkpoint) => checkpoint,
@@ -202,7 +212,7 @@ fn look(step: &Step, options: &StepsOptions) -> Result<Judged> {
     let report = verify(&checkpoint, &how)?;
     let first = report.findings.iter().find(|f| f.severity == Severity::Error);
     let state = match first {
-        None => StepState::Valid,
+        None => trainer::lacks_rest(step).map_or(StepState::Valid, |why| StepState::Incomplete { why }),
         Some(finding) => {
             let file = finding.file.as_ref().map_or_else(String::new, |file| format!("{file}: "));
             StepState::Incomplete { why: format!("{file}{}", finding.what) }
@@ -241,6 +251,8 @@ mod tests {
             ("1000", Some(1000)),
             ("epoch=3-step=500", Some(500)),
             ("checkpoint-12-final", Some(12)),
+            ("epoch=3-step=500-v1.ckpt", Some(500)),
+            ("last-v1.ckpt", None),
             ("latest", None),
             ("99999999999999999999999", None),
         ] {

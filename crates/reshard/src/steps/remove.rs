@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use reshard_storage::{FileInfo, StorageError, Store, is_staged};
 
+use super::trainer::is_companion;
 use super::{Step, seconds};
 use crate::checkpoint::{Checkpoint, Format};
 use crate::error::{Error, Result, StorageContext};
@@ -94,9 +95,26 @@ pub(super) fn remove(store: &Arc<dyn Store>, step: &Step) -> Result<Vec<String>>
     let named = checkpoint_files(store).map(|(own, _)| own).unwrap_or_default();
     store.delete(METADATA_FILE).doing(doing)?;
     store.sync().doing(doing)?;
+    let own = |file: &FileInfo| named.contains(&file.path) || is_own_name(&file.path) || is_companion(step, &file.path);
+    let files = step.files.iter().filter(|f| f.path != METADATA_FILE);
+    remove_files(store, files, &own, true)
+}
+
+/// Removes the files of a trainer beside the checkpoints of a step; the folder goes when nothing else is left in it.
+pub(super) fn remove_beside(store: &Arc<dyn Store>, step: &Step, files: &[&FileInfo], alone: bool) -> Result<Vec<String>> {
+    remove_files(store, files.iter().copied(), &|file| is_companion(step, &file.path), alone)
+}
+
+fn remove_files<'f>(
+    store: &Arc<dyn Store>,
+    files: impl Iterator<Item = &'f FileInfo>,
+    own: &dyn Fn(&FileInfo) -> bool,
+    alone: bool,
+) -> Result<Vec<String>> {
+    let doing = || format!("removing {}", store.describe());
     let mut left = Vec::new();
-    for file in step.files.iter().filter(|f| f.path != METADATA_FILE) {
-        if named.contains(&file.path) || is_own_name(&file.path) {
+    for file in files {
+        if own(file) {
             match store.delete(&file.path) {
                 Ok(()) | Err(StorageError::NotFound { .. }) => {}
                 Err(source) => return Err(Error::Storage { doing: doing(), source }),
@@ -105,7 +123,7 @@ pub(super) fn remove(store: &Arc<dyn Store>, step: &Step) -> Result<Vec<String>>
             left.push(file.path.clone());
         }
     }
-    if left.is_empty() {
+    if left.is_empty() && alone {
         store.delete_empty_root().doing(doing)?;
     }
     store.sync().doing(doing)?;

@@ -1,13 +1,15 @@
 //! Which steps stay, and the removal of those that no rule keeps.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use reshard_formats::Value;
-use reshard_storage::StorageError;
+use reshard_storage::{FileInfo, StorageError, Store};
 use serde::Serialize;
 
-use super::remove::{checkpoint_files, leftovers, remove, under_way};
-use super::{Step, StepState, StepsOptions, open, seconds, steps};
+use super::remove::{checkpoint_files, leftovers, remove, remove_beside, under_way};
+use super::trainer::members;
+use super::{Step, StepState, StepsOptions, judge, open, seconds, steps};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 
@@ -42,6 +44,12 @@ pub struct Retention {
     pub best: Option<Best>,
     /// Those that are younger than this.
     pub younger_than: Option<Duration>,
+    /// No more bytes than this in all steps together: of what the other rules keep, the oldest go first, the best last. The
+    /// newest valid one stays even if it is larger.
+    pub budget: Option<u64>,
+    /// Before anything valid goes, read a step whole, the newest first, until one is sound. It stays, whatever the rules say,
+    /// until a newer one is found to be sound; a step whose data is damaged no longer counts as valid.
+    pub fallback: bool,
     /// Leftovers that were changed within this time may belong to a save under way and stay.
     pub grace: Duration,
     /// Also remove incomplete steps that are newer than the newest valid one. Only when no job saves here: what a job saves
@@ -52,7 +60,8 @@ pub struct Retention {
 impl Default for Retention {
     fn default() -> Retention {
         let grace = Duration::from_secs(3600);
-        Retention { last: None, every: None, best: None, younger_than: None, grace, abandoned: false }
+        let (budget, fallback) = (None, false);
+        Retention { last: None, every: None, best: None, younger_than: None, budget, fallback, grace, abandoned: false }
     }
 }
 
@@ -87,41 +96,63 @@ pub struct PruneReport {
 /// Removes steps that no rule keeps, and leftovers of killed saves. The newest valid step always stays, and so does, unless
 /// told otherwise, whatever a job may be saving right now. Of a step that goes, only the checkpoint's own files do.
 pub fn prune(folder: &str, retention: &Retention, dry_run: bool, options: &StepsOptions) -> Result<PruneReport> {
-    let found = steps(folder, options)?;
+    let mut found = steps(folder, options)?;
     let now = seconds(SystemTime::now());
     let metrics = match &retention.best {
         Some(best) => found.iter().map(|step| metric(step, best, options)).collect::<Result<Vec<_>>>()?,
         None => vec![None; found.len()],
     };
-    let decisions = decide(found, &metrics, retention, now);
+    let would_go = |decisions: &[Decision]| decisions.iter().any(|d| !d.keep && d.step.state == StepState::Valid);
+    let mut decisions = decide(&found, &metrics, retention, None, now);
+    if retention.fallback && would_go(&decisions) {
+        let sound = newest_sound(&mut found, options)?;
+        decisions = decide(&found, &metrics, retention, sound, now);
+        if sound.is_none() {
+            for decision in decisions.iter_mut().filter(|d| !d.keep) {
+                decision.keep = true;
+                decision.why = vec!["no step is sound: nothing is removed".to_owned()];
+            }
+        }
+    }
     let mut report = PruneReport { steps: decisions, leftovers: Vec::new(), bytes: 0, failed: Vec::new(), dry_run };
     for decision in &mut report.steps {
         options.control.check("pruning")?;
-        let store = open(&decision.step.path, options)?;
         let step = &decision.step;
+        let members = members(step, options)?;
         if decision.keep {
             if step.state == StepState::Valid && step.removable {
-                let (own, names) = checkpoint_files(&store)?;
-                for file in leftovers(&own, &names, &step.files, retention.grace, now) {
-                    report.bytes += file.size;
-                    report.leftovers.push(format!("{}/{}", step.name, file.path));
-                    if !dry_run && let Err(error) = store.delete(&file.path) {
-                        report.failed.push(format!("{}/{}: {error}", step.name, file.path));
+                for (store, member) in &members {
+                    let (own, names) = checkpoint_files(store)?;
+                    for file in leftovers(&own, &names, &member.files, retention.grace, now) {
+                        report.bytes += file.size;
+                        report.leftovers.push(format!("{}/{}", member.name, file.path));
+                        if !dry_run && let Err(error) = store.delete(&file.path) {
+                            report.failed.push(format!("{}/{}: {error}", member.name, file.path));
+                        }
                     }
                 }
             }
             continue;
         }
-        // A job may have begun to save here again since the folder was looked at; while this holds the lock, none can.
-        let lock = if dry_run { Ok(None) } else { store.lock().map(Some) };
-        if matches!(lock, Err(StorageError::Busy { .. })) || under_way(&store, step, retention.grace)? {
+        // A job may have begun to save here again since the folder was looked at; while this holds the locks, none can.
+        let mut locks = Vec::new();
+        let mut busy = false;
+        for (store, member) in &members {
+            let lock = if dry_run { Ok(None) } else { store.lock().map(Some) };
+            match lock {
+                Err(StorageError::Busy { .. }) => busy = true,
+                lock => locks.push(lock),
+            }
+            busy = busy || under_way(store, member, retention.grace)?;
+        }
+        if busy {
             decision.keep = true;
             decision.why = vec!["a save is under way".to_owned()];
             continue;
         }
         report.bytes += step.bytes;
         if !dry_run {
-            match remove(&store, step) {
+            match remove_all(step, &members, options) {
                 Ok(left) if left.is_empty() => {}
                 Ok(left) => decision.why.push(format!("other files stay: {}", left.join(", "))),
                 Err(error) => report.failed.push(format!("{}: {}", step.name, error.full_text())),
@@ -129,6 +160,43 @@ pub fn prune(folder: &str, retention: &Retention, dry_run: bool, options: &Steps
         }
     }
     Ok(report)
+}
+
+/// Removes the checkpoints of a step, and then a trainer's files beside them. Returns the files that are none of its own and stay.
+fn remove_all(step: &Step, members: &[(Arc<dyn Store>, Step)], options: &StepsOptions) -> Result<Vec<String>> {
+    if let [(store, member)] = members
+        && member.path == step.path
+    {
+        return remove(store, step);
+    }
+    let mut left = Vec::new();
+    for (store, member) in members {
+        let folder = member.path.rsplit('/').next().unwrap_or_default();
+        left.extend(remove(store, member)?.into_iter().map(|file| format!("{folder}/{file}")));
+    }
+    let beside: Vec<&FileInfo> =
+        step.files.iter().filter(|file| !members.iter().any(|(_, member)| is_below(file, step, member))).collect();
+    left.extend(remove_beside(&open(&step.path, options)?, step, &beside, left.is_empty())?);
+    Ok(left)
+}
+
+fn is_below(file: &FileInfo, step: &Step, member: &Step) -> bool {
+    let folder = member.path.strip_prefix(step.path.trim_end_matches('/')).and_then(|rest| rest.strip_prefix('/'));
+    folder.is_some_and(|folder| file.path.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/')))
+}
+
+/// The newest step of which all data was read and is sound. What is found to be damaged on the way is no longer valid.
+fn newest_sound(found: &mut [Step], options: &StepsOptions) -> Result<Option<usize>> {
+    let deep = StepsOptions { deep: true, ..options.clone() };
+    for (i, step) in found.iter_mut().enumerate().rev() {
+        if step.state == StepState::Valid && step.removable {
+            judge(step, &deep)?;
+            if step.state == StepState::Valid {
+                return Ok(Some(i));
+            }
+        }
+    }
+    Ok(None)
 }
 
 /// The valid steps that hold a number, best first.
@@ -151,7 +219,7 @@ fn ranked(mut steps: Vec<usize>, metrics: &[Option<f64>], rule: &Best) -> Vec<us
 }
 
 /// Decides from facts alone; steps are oldest first.
-fn decide(steps: Vec<Step>, metrics: &[Option<f64>], retention: &Retention, now: u64) -> Vec<Decision> {
+fn decide(steps: &[Step], metrics: &[Option<f64>], retention: &Retention, fallback: Option<usize>, now: u64) -> Vec<Decision> {
     let no_rules =
         retention.last.is_none() && retention.every.is_none() && retention.best.is_none() && retention.younger_than.is_none();
     let numbered = steps.iter().any(|step| step.number.is_some());
@@ -175,8 +243,11 @@ fn decide(steps: Vec<Step>, metrics: &[Option<f64>], retention: &Retention, now:
                 if valid.last() == Some(&i) {
                     why.push("the newest valid checkpoint".into());
                 }
+                if fallback == Some(i) {
+                    why.push("the newest that was read whole and is sound".into());
+                }
                 if no_rules {
-                    why.push("no rule was given".into());
+                    why.push(if retention.budget.is_some() { "within the budget" } else { "no rule was given" }.into());
                 }
                 if recent.contains(&i) {
                     why.push(format!("one of the last {last}"));
@@ -215,6 +286,21 @@ fn decide(steps: Vec<Step>, metrics: &[Option<f64>], retention: &Retention, now:
             });
         }
         decisions.push(Decision { step: step.clone(), keep, why });
+    }
+    if let Some(budget) = retention.budget {
+        let stays = |i: usize| valid.last() == Some(&i) || fallback == Some(i);
+        let mut order: Vec<usize> = valid.iter().copied().filter(|&i| decisions[i].keep && !stays(i)).collect();
+        order.sort_by_key(|i| best.contains(i));
+        let mut bytes: u64 = decisions.iter().filter(|d| d.keep).map(|d| d.step.bytes).fold(0, u64::saturating_add);
+        for i in order {
+            if bytes <= budget {
+                break;
+            }
+            let decision = &mut decisions[i];
+            decision.keep = false;
+            decision.why = vec!["beyond the budget".to_owned()];
+            bytes = bytes.saturating_sub(decision.step.bytes);
+        }
     }
     decisions
 }
@@ -260,7 +346,7 @@ mod tests {
     }
 
     fn kept(steps: &[Step], metrics: &[Option<f64>], retention: &Retention) -> Vec<u64> {
-        let decisions = decide(steps.to_vec(), metrics, retention, 10_000);
+        let decisions = decide(steps, metrics, retention, None, 10_000);
         decisions.into_iter().filter(|d| d.keep).filter_map(|d| d.step.number).collect()
     }
 
@@ -287,6 +373,30 @@ mod tests {
             r.grace = Duration::from_secs(5000);
         });
         assert_eq!(kept(&steps, &none, &rules), [500, 600]);
+    }
+
+    #[test]
+    fn a_budget_takes_the_oldest_first_and_the_best_last_and_never_the_newest() {
+        let steps: Vec<Step> = (1..=5).map(|n| Step { bytes: 10, ..step(n * 100, true, n) }).collect();
+        let within = |budget: u64, last: Option<usize>, best: Option<Best>| {
+            let rules = Retention { budget: Some(budget), last, best, ..Retention::default() };
+            let metrics = [Some(0.0), Some(1.0), Some(2.0), Some(3.0), Some(4.0)];
+            kept(&steps, &metrics, &rules)
+        };
+        assert_eq!(within(50, None, None), [100, 200, 300, 400, 500]);
+        assert_eq!(within(30, None, None), [300, 400, 500]);
+        assert_eq!(within(0, None, None), [500]);
+        assert_eq!(within(1000, Some(2), None), [400, 500]);
+        assert_eq!(within(20, Some(3), Some(Best::new("loss", false, 1))), [100, 500]);
+    }
+
+    #[test]
+    fn the_fallback_stays_whatever_the_rules_say() {
+        let steps: Vec<Step> = (1..=3).map(|n| Step { bytes: 10, ..step(n * 100, true, n) }).collect();
+        let rules = Retention { last: Some(1), budget: Some(0), ..Retention::default() };
+        let decisions = decide(&steps, &[None; 3], &rules, Some(0), 10_000);
+        let kept: Vec<u64> = decisions.into_iter().filter(|d| d.keep).filter_map(|d| d.step.number).collect();
+        assert_eq!(kept, [100, 300]);
     }
 
     #[test]

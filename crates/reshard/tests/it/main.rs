@@ -28,6 +28,7 @@ mod saving;
 mod steps;
 mod strided;
 mod tracing;
+mod trainer_steps;
 mod typed;
 mod verifying;
 mod views;
