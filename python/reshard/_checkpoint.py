@@ -219,7 +219,7 @@ class Checkpoint(Mapping[str, Any]):
 
     @property
     def format(self) -> str:
-        """ "dcp", "safetensors" or "torch"."""
+        """ "dcp", "safetensors", "torch", or another program's: "deepspeed", "universal", "megatron", "ranks", "accelerate"."""
         return self._open().format
 
     @property

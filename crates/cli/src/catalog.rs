@@ -8,6 +8,11 @@ pub(crate) fn format_name(format: Format) -> &'static str {
         Format::Dcp => "DCP",
         Format::Safetensors => "safetensors",
         Format::Torch => "torch.save",
+        Format::DeepSpeed => "DeepSpeed ZeRO",
+        Format::Universal => "DeepSpeed universal",
+        Format::Megatron => "Megatron",
+        Format::Ranks => "one file a rank",
+        Format::Accelerate => "accelerate",
         _ => "unknown",
     }
 }

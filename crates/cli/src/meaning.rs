@@ -153,7 +153,8 @@ pub(crate) fn target(
         Format::Dcp => Some(FormatArg::Dcp),
         Format::Safetensors => Some(FormatArg::Safetensors),
         Format::Torch => Some(FormatArg::Torch),
-        _ => None,
+        // What other programs write is read, and written as DCP.
+        _ => Some(FormatArg::Dcp),
     };
     let format = asked.or_else(named).or_else(like).ok_or_else(|| {
         Failure::new(format!("cannot infer the format from the name {destination:?}"))

@@ -71,7 +71,12 @@ fn heading(printer: &mut Printer, checkpoint: &Checkpoint, summary: &Summary) ->
         format!("{} elements", human::amount(total.elements)),
         format!("{}{stored}", human::bytes(total.bytes)),
     ];
-    printer.line(format!("  {}", numbers.join(" · ")))
+    printer.line(format!("  {}", numbers.join(" · ")))?;
+    for remark in catalog.remarks() {
+        let remark = printer.paint(Paint::Dim, format!("  note: {remark}"));
+        printer.line(remark)?;
+    }
+    Ok(())
 }
 
 fn block(printer: &mut Printer, name: &str, table: &Table, more: Option<String>) -> Result<()> {

@@ -5,7 +5,7 @@ use super::error::MetadataError;
 use super::fields::{Fields, describe, required, state_of, wrong_type};
 use super::storage::read_storage;
 use super::types::{ExtraFields, Metadata, PlannerData, StorageMeta};
-use crate::pickle::{Document, GlobalId, Node, Policy, Unknown, View, decode};
+use crate::pickle::{Document, GlobalId, Node, Policy, View, decode};
 use crate::value::{PathClass, Value};
 use crate::{KeyPath, PathSegment};
 
@@ -14,25 +14,12 @@ type Result<T> = std::result::Result<T, MetadataError>;
 const MODULE: &str = "torch.distributed.checkpoint.metadata";
 const FILESYSTEM: &str = "torch.distributed.checkpoint.filesystem";
 
-/// Choices in decoding metadata.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct DecodeOptions {
-    /// Carry unknown classes in unknown fields along unopened, instead of refusing the file.
-    pub carry_unknown_classes: bool,
-}
-
 impl Metadata {
-    /// Decodes and proves a `.metadata` file. Nothing in it is run; a class that is not known to be data is
-    /// an error that names it.
+    /// Decodes and proves a `.metadata` file. Nothing in it is run. Objects of classes that are not known to be data are
+    /// carried along unopened where they lie in fields that are not known either (Megatron keeps its plans there); in the
+    /// place of data, or if they are known to act when they are called, they are an error that names them.
     pub fn decode(bytes: &[u8]) -> Result<Metadata> {
-        Metadata::decode_with(bytes, DecodeOptions::default())
-    }
-
-    /// [`Metadata::decode`] with choices.
-    pub fn decode_with(bytes: &[u8], options: DecodeOptions) -> Result<Metadata> {
-        let unknown = if options.carry_unknown_classes { Unknown::Carry } else { Unknown::Refuse };
-        let document = decode(bytes, Policy::metadata().with_unknown(unknown))?;
+        let document = decode(bytes, Policy::metadata())?;
         read_metadata(&document)
     }
 }

@@ -12,7 +12,6 @@ mod proof;
 mod storage;
 mod types;
 
-pub use decode::DecodeOptions;
 pub use error::MetadataError;
 pub use types::{
     Chunk, Entry, EntryKind, ExtraFields, FileId, MemoryFormat, Metadata, PlannerData, StorageInfo, StorageMeta, TensorEntry,

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::document::{CLASS_BITS, Document, Global, GlobalId, Made, ObjectNode, SideText, Tables};
 use super::error::PickleError;
-use super::globals::{Builder, Policy, Unknown, modern_module};
+use super::globals::{Builder, Policy, Unknown, acts, modern_module};
 use super::limits::{Limits, MAX_COPIED_PER_INPUT_BYTE, MAX_INPUT_BYTES, MAX_TUPLE_LEN};
 use super::memo::Memo;
 use super::node::{Node, Tag};
@@ -509,7 +509,12 @@ impl<'a> Machine<'a> {
             None => {
                 let modern = modern_module(module, name);
                 let known = self.policy.knows(modern, name);
-                if !known && self.policy.unknown() == Unknown::Refuse {
+                let refused = match self.policy.unknown() {
+                    Unknown::Refuse => !known,
+                    Unknown::Carry => false,
+                    Unknown::CarryInert => !known && acts(&format!("{modern}.{name}")),
+                };
+                if refused {
                     let (module, name) = (module.to_owned(), name.to_owned());
                     return Err(PickleError::Refused { module, name, at: self.at });
                 }

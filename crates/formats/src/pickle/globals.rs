@@ -10,6 +10,8 @@ pub enum Unknown {
     Refuse,
     /// Keep the class as a name and its instances as [`View::Object`](super::View::Object); nothing is run.
     Carry,
+    /// [`Unknown::Carry`], except for those that are known to act when they are called ([`acts`]).
+    CarryInert,
 }
 
 /// Which names a pickle may use.
@@ -32,9 +34,9 @@ impl Policy {
     }
 
     /// A checkpoint's `.metadata`: plain values and the classes of `torch.distributed.checkpoint`. Its writers fill the memo
-    /// with texts that they drop again.
+    /// with texts that they drop again, and some put objects of their own beside the data.
     pub const fn metadata() -> Policy {
-        Policy { allowed: &[VALUES, METADATA], unknown: Unknown::Refuse, strict: false }
+        Policy { allowed: &[VALUES, METADATA], unknown: Unknown::CarryInert, strict: false }
     }
 
     /// The same list, with `unknown` deciding about everything else.

@@ -87,20 +87,27 @@ impl TorchArchive<'_> {
         }
     }
 
-    fn built(&self, document: &Document<'_>, length: usize) -> Result<Content, RecordError> {
-        let mut builder =
-            Builder { document, rebuilder: Rebuilder::new(self, document), measures: HashMap::new(), path: Vec::new() };
-        let root = document.root();
-        let measure = match builder.measure(root, 0) {
-            // Nothing is wrong with it, but it is no tree.
-            Err(RecordError::Unsupported { what, .. }) => return Ok(Content::Opaque { class: what }),
-            measured => measured?,
+    /// What the archive holds as a tree, however little of it is a tensor: objects of classes that aren't known to be data
+    /// are [`Tree::Opaque`] where they lie, and hide nothing that lies beside them.
+    pub fn tree(&self) -> Result<Tree<StoredTensor>, RecordError> {
+        let bytes = self.pickle()?;
+        let policy = Policy::torch().with_unknown(Unknown::Carry);
+        let document = match decode(&bytes, policy) {
+            Err(PickleError::Ambiguous { .. }) => decode(&bytes, policy.lax()),
+            decoded => decoded,
         };
-        let limit = (length as u64).saturating_mul(TREE_BYTES_PER_PICKLE_BYTE).saturating_add(TREE_BYTES_FLOOR as u64);
-        if measure.cost() > limit {
-            return Err(RecordError::malformed("its pickle describes more values than are accepted", 0));
+        match self.measured(&document.map_err(RecordError::Pickle)?, bytes.len())? {
+            Err(class) => Ok(Tree::Opaque { class }),
+            Ok((mut builder, root, _)) => builder.tree(root),
         }
-        if measure.below == Below::Opaque {
+    }
+
+    fn built(&self, document: &Document<'_>, length: usize) -> Result<Content, RecordError> {
+        let (mut builder, root, below) = match self.measured(document, length)? {
+            Err(class) => return Ok(Content::Opaque { class }),
+            Ok(measured) => measured,
+        };
+        if below == Below::Opaque {
             let class = builder.first_opaque(root).unwrap_or_default();
             return Ok(Content::Opaque { class });
         }
@@ -111,7 +118,27 @@ impl TorchArchive<'_> {
             tree => Content::Tree(tree),
         })
     }
+
+    /// A builder for a document that is finite and small enough; or what it is that makes it no tree.
+    fn measured<'r>(&'r self, document: &'r Document<'r>, length: usize) -> Result<Measured<'r>, RecordError> {
+        let mut builder =
+            Builder { document, rebuilder: Rebuilder::new(self, document), measures: HashMap::new(), path: Vec::new() };
+        let root = document.root();
+        let measure = match builder.measure(root, 0) {
+            // Nothing is wrong with it, but it is no tree.
+            Err(RecordError::Unsupported { what, .. }) => return Ok(Err(what)),
+            measured => measured?,
+        };
+        let limit = (length as u64).saturating_mul(TREE_BYTES_PER_PICKLE_BYTE).saturating_add(TREE_BYTES_FLOOR as u64);
+        if measure.cost() > limit {
+            return Err(RecordError::malformed("its pickle describes more values than are accepted", 0));
+        }
+        Ok(Ok((builder, root, measure.below)))
+    }
 }
+
+/// A builder, the root, and what is the most remarkable thing below it; or why there is no tree.
+type Measured<'r> = Result<(Builder<'r, 'r>, Node, Below), String>;
 
 /// What is the most remarkable thing at or below a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

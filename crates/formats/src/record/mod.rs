@@ -5,6 +5,7 @@
 
 mod archive;
 mod content;
+mod dtensor;
 pub(crate) mod envelope;
 mod error;
 pub(crate) mod frame;
@@ -16,6 +17,7 @@ pub(crate) mod zip_write;
 
 pub use archive::{MAX_NOTE_LEN, MAX_PICKLE_LEN, TorchArchive, crc32_at};
 pub use content::Content;
+pub use dtensor::TensorSharding;
 pub use error::RecordError;
 pub use frame::{RecordFrame, RecordSpec, pickle_record, value_record};
 pub use tensor::{StorageEntry, StoredTensor};

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use reshard_layout::{ByteLayout, Dims};
 
 use super::archive::TorchArchive;
+use super::dtensor::{TensorSharding, is_dtensor};
 use super::error::RecordError;
 use crate::pickle::{Document, Global, Made, Node, View};
 use crate::{DType, ElementForm};
@@ -36,6 +37,8 @@ pub struct StoredTensor {
     pub requires_grad: bool,
     /// Whether this was a `torch.nn.Parameter`.
     pub parameter: bool,
+    /// What it is a part of, if it is one rank's part of a DTensor: shape and layout are then those of the part.
+    pub sharding: Option<Box<TensorSharding>>,
 }
 
 /// The data of a storage in the source.
@@ -107,6 +110,10 @@ impl<'r, 'a> Rebuilder<'r, 'a> {
         Rebuilder { archive, document, storages: HashMap::new() }
     }
 
+    pub(super) fn document(&self) -> &'r Document<'r> {
+        self.document
+    }
+
     /// The tensor that `node`, whose class [`TensorKind::of`] knows, stands for; `key` names it in errors.
     pub(crate) fn tensor(&mut self, node: Node, key: &dyn Fn() -> String) -> Result<StoredTensor, RecordError> {
         let fail = Fail { key };
@@ -158,6 +165,9 @@ impl<'r, 'a> Rebuilder<'r, 'a> {
             (TensorKind::Subclass, [function, class, args, state]) => {
                 let missing = || fail.bad("a tensor subclass without class");
                 let class = document.as_global(*class).ok_or_else(missing)?;
+                if is_dtensor(&class) {
+                    return self.dtensor(*state, fail, depth);
+                }
                 let plain = class.is("torch", "Tensor")
                     || class.is("torch.nn.parameter", "Parameter")
                     || class.is("torch.nn.parameter", "Buffer");
@@ -196,7 +206,7 @@ impl<'r, 'a> Rebuilder<'r, 'a> {
         }
     }
 
-    fn nested(&mut self, node: Node, fail: &Fail<'_>, depth: usize) -> Result<StoredTensor, RecordError> {
+    pub(super) fn nested(&mut self, node: Node, fail: &Fail<'_>, depth: usize) -> Result<StoredTensor, RecordError> {
         let document = self.document;
         let object = document.as_object(node).ok_or_else(|| fail.bad("not a tensor"))?;
         let only_called =
@@ -259,6 +269,7 @@ impl<'r, 'a> Rebuilder<'r, 'a> {
             form: ElementForm { big_endian: self.archive.big_endian(), ..ElementForm::default() },
             requires_grad: false,
             parameter: false,
+            sharding: None,
         })
     }
 
@@ -380,16 +391,16 @@ impl<'r, 'a> Rebuilder<'r, 'a> {
 }
 
 /// Makes errors that name the tensor; the name is put together only when one is needed.
-struct Fail<'f> {
+pub(super) struct Fail<'f> {
     key: &'f dyn Fn() -> String,
 }
 
 impl Fail<'_> {
-    fn bad(&self, reason: impl Into<String>) -> RecordError {
+    pub(super) fn bad(&self, reason: impl Into<String>) -> RecordError {
         RecordError::BadTensor { key: (self.key)(), reason: reason.into() }
     }
 
-    fn unsupported(&self, what: impl Into<String>) -> RecordError {
+    pub(super) fn unsupported(&self, what: impl Into<String>) -> RecordError {
         RecordError::Unsupported { key: (self.key)(), what: what.into() }
     }
 }

@@ -3,7 +3,7 @@
 use std::fs;
 
 use proptest::prelude::*;
-use reshard_formats::metadata::{DecodeOptions, PlannerData, TensorExtra, Transforms};
+use reshard_formats::metadata::{PlannerData, TensorExtra, Transforms};
 use reshard_formats::pickle::Carried;
 use reshard_formats::{
     Chunk, DType, Entry, EntryKind, FileId, MemoryFormat, Metadata, PathClass, PathSegment, StorageInfo, StorageMeta,
@@ -12,7 +12,7 @@ use reshard_formats::{
 use reshard_layout::{Dims, Region};
 
 use crate::corpus::cases;
-use crate::support::{json_fixture, read_fixture, run_python, torch_python};
+use crate::support::{fixture, json_fixture, read_fixture, run_python, torch_python};
 
 /// What a write and a read give back: everything but strides, which only torch 2.15 knows and we don't write.
 fn written(mut metadata: Metadata) -> Metadata {
@@ -104,15 +104,15 @@ fn odd_but_sound_metadata_decodes() {
 }
 
 #[test]
-fn unknown_classes_in_unknown_fields_are_carried_where_asked() {
-    let bytes = read_fixture("pickles/hostile/metadata/unknown_class_as_a_field");
-    let mut options = DecodeOptions::default();
-    options.carry_unknown_classes = true;
-    let metadata = Metadata::decode_with(&bytes, options).unwrap();
-    assert_eq!(metadata.extra.len(), 1);
-    let encoded = metadata.encode().unwrap();
-    assert!(Metadata::decode(&encoded).unwrap_err().to_string().contains("pickle"));
-    assert_eq!(Metadata::decode_with(&encoded, options).unwrap(), metadata);
+fn unknown_classes_in_unknown_fields_are_carried_and_those_that_act_are_not() {
+    // What Megatron wrote: its planner's own objects beside the data.
+    let bytes = fs::read(fixture("../../reshard/tests/foreign/megatron-0.16/tp2_dp2/checkpoint/iter_0000007/.metadata"));
+    let metadata = Metadata::decode(&bytes.unwrap()).unwrap();
+    assert_eq!(metadata.extra.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["all_local_plans"]);
+    let again = Metadata::decode(&metadata.encode().unwrap()).unwrap();
+    assert!(again.extra == metadata.extra, "what is carried comes back as it was");
+    let acting = read_fixture("pickles/hostile/metadata/unknown_class_as_a_field");
+    assert!(Metadata::decode(&acting).unwrap_err().to_string().contains("pickle"));
 }
 
 #[test]

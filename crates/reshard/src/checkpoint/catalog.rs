@@ -18,6 +18,16 @@ pub enum Format {
     Safetensors,
     /// A `torch.save` file.
     Torch,
+    /// A folder that DeepSpeed wrote: ZeRO partitions of each rank.
+    DeepSpeed,
+    /// A universal checkpoint of DeepSpeed: a folder for each parameter.
+    Universal,
+    /// A folder that Megatron core wrote.
+    Megatron,
+    /// `torch.save` files of each rank, with DTensors in them.
+    Ranks,
+    /// Model, optimizer and more beside each other, as accelerate and the Trainer write them.
+    Accelerate,
 }
 
 impl Format {
@@ -27,6 +37,11 @@ impl Format {
             Format::Dcp => "dcp",
             Format::Safetensors => "safetensors",
             Format::Torch => "torch",
+            Format::DeepSpeed => "deepspeed",
+            Format::Universal => "universal",
+            Format::Megatron => "megatron",
+            Format::Ranks => "ranks",
+            Format::Accelerate => "accelerate",
         }
     }
 }
@@ -49,6 +64,35 @@ pub struct Catalog {
     pub writer: String,
     /// Free-form metadata of the file (safetensors).
     pub notes: IndexMap<String, String>,
+}
+
+impl Catalog {
+    pub(crate) fn new(
+        format: Format,
+        files: Vec<String>,
+        entries: IndexMap<String, CatalogEntry>,
+        writer: impl Into<String>,
+    ) -> Catalog {
+        let (writer, notes) = (writer.into(), IndexMap::new());
+        Catalog { format, files, entries, save_id: None, dcp_version: None, writer, notes }
+    }
+
+    /// What the format cannot tell of this checkpoint, for people.
+    pub fn remarks(&self) -> Vec<&'static str> {
+        let any = |prefix: &str| self.entries.keys().any(|key| key.starts_with(prefix));
+        match self.format {
+            Format::Universal if any("optim.") => vec!["a universal checkpoint does not say which parameters a group has"],
+            Format::Megatron if any("optimizer.distributed.") => vec![
+                "the optimizer's state is in flat buffers (dp_reshardable), and no file says which parameters lie in them; with \
+                 distrib_optim_sharding_type=fully_reshardable Megatron saves it by name",
+            ],
+            Format::Megatron if any("mp_rank_") => {
+                vec!["nothing says how the tensors of model parallel ranks make up one: each rank's keys stay apart"]
+            }
+            Format::Ranks if any("optim.state.0.") => vec!["the optimizer's state is numbered, as it was saved, not named"],
+            _ => Vec::new(),
+        }
+    }
 }
 
 /// One key.
@@ -238,5 +282,14 @@ impl CatalogEntry {
 
     pub(crate) fn value(path: Option<KeyPath>, place: ValuePlace) -> CatalogEntry {
         CatalogEntry { path, kind: CatalogKind::Value(place) }
+    }
+
+    /// Counts its files from `first` on: its catalog becomes a part of another.
+    pub(crate) fn renumber(&mut self, first: u32) {
+        match &mut self.kind {
+            CatalogKind::Tensor(tensor) => tensor.chunks.iter_mut().for_each(|chunk| chunk.file += first),
+            CatalogKind::Value(ValuePlace::Record { file, .. }) => *file += first,
+            CatalogKind::Value(_) => {}
+        }
     }
 }

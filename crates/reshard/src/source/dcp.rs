@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use indexmap::IndexMap;
-use reshard_formats::metadata::Transforms;
+use reshard_formats::metadata::{PlannerData, Transforms};
 use reshard_formats::own::{MAX_OWN_BYTES, Sidecar};
 use reshard_formats::{EntryKind, Metadata};
 use reshard_storage::{StorageError, Store};
 
 use super::folder::Folder;
+use super::megatron;
 use crate::checkpoint::{
     Catalog, CatalogEntry, CatalogTensor, Checkpoint, ChunkPlace, Format, MAX_METADATA_BYTES, StoredChunk, ValuePlace,
 };
@@ -21,7 +21,12 @@ pub(super) fn open_folder(folder: &Folder) -> Result<Option<Checkpoint>> {
     if !folder.has(METADATA_FILE)? {
         return Ok(None);
     }
-    open_as(folder.store.clone(), METADATA_FILE).map(Some)
+    let (store, path) = (folder.store.clone(), folder.path.clone());
+    let mut read = read(store.as_ref(), &path, "", METADATA_FILE)?;
+    if read.foreign {
+        megatron::add_common(folder, "", &mut read)?;
+    }
+    Ok(Some(Checkpoint::new(store, path, read.catalog, read.side)))
 }
 
 impl Checkpoint {
@@ -33,19 +38,42 @@ impl Checkpoint {
 
 fn open_as(store: Arc<dyn Store>, name: &str) -> Result<Checkpoint> {
     let path = store.describe();
-    let bytes = store.read(name, MAX_METADATA_BYTES).doing(|| format!("reading {name}"))?;
-    let metadata = Metadata::decode(&bytes).map_err(|e| Error::format(&path, name, "DCP metadata", e))?;
+    let read = read(store.as_ref(), &path, "", name)?;
+    Ok(Checkpoint::new(store, path, read.catalog, read.side))
+}
+
+/// A DCP folder.
+pub(super) struct Read {
+    pub(super) catalog: Catalog,
+    pub(super) side: Option<Sidecar>,
+    /// Whether its metadata has more, or less, than PyTorch itself writes: another program's planner made it.
+    pub(super) foreign: bool,
+}
+
+/// The catalog of a DCP folder below `prefix` (empty, or a folder with `/` at its end), its files by their paths from the
+/// root.
+pub(super) fn read(store: &dyn Store, path: &str, prefix: &str, name: &str) -> Result<Read> {
+    let file = format!("{prefix}{name}");
+    let bytes = store.read(&file, MAX_METADATA_BYTES).doing(|| format!("reading {file}"))?;
+    let metadata = Metadata::decode(&bytes).map_err(|e| Error::format(path, &file, "DCP metadata", e))?;
     drop(bytes);
+    let foreign = !metadata.extra.is_empty() || matches!(metadata.planner_data, PlannerData::None);
     let save_id = metadata.storage_meta.as_ref().and_then(|m| m.save_id.clone());
     let id = save_id.clone();
-    let side = || id.map_or(Ok(None), |id| read_side_file(store.as_ref(), &id));
+    let side = || id.map_or(Ok(None), |id| read_side_file(store, prefix, &id));
     let writer = "torch.distributed.checkpoint".into();
     let (mut catalog, side) = Workers::normal().run(|| rayon::join(|| catalog(metadata, save_id, writer), side))?;
-    let side = side?;
+    let mut side = side?;
     if let Some(side) = &side {
         catalog.writer = format!("reshard, {} rank{}", side.ranks, if side.ranks == 1 { "" } else { "s" });
     }
-    Ok(Checkpoint::new(store, path, catalog, side))
+    if !prefix.is_empty() {
+        let side = side.as_mut().map_or(&mut [][..], |side| side.files.as_mut_slice());
+        for name in catalog.files.iter_mut().chain(side.iter_mut().map(|file| &mut file.file)) {
+            *name = format!("{prefix}{name}");
+        }
+    }
+    Ok(Read { catalog, side, foreign })
 }
 
 /// An id comes from a file: one that is no plain word of ours names no file beside it.
@@ -54,11 +82,11 @@ pub(crate) fn is_plain_id(save_id: &str) -> bool {
 }
 
 /// The sidecar of a save; its absence is fine, its damage is not.
-fn read_side_file(store: &dyn Store, save_id: &str) -> Result<Option<Sidecar>> {
+fn read_side_file(store: &dyn Store, prefix: &str, save_id: &str) -> Result<Option<Sidecar>> {
     if !is_plain_id(save_id) {
         return Ok(None);
     }
-    let name = sidecar_name(save_id);
+    let name = format!("{prefix}{}", sidecar_name(save_id));
     let bytes = match store.read(&name, MAX_OWN_BYTES) {
         Err(StorageError::NotFound { .. }) => return Ok(None),
         result => result.doing(|| format!("reading {name}"))?,
@@ -100,7 +128,7 @@ pub(crate) fn catalog(metadata: Metadata, save_id: Option<String>, writer: Strin
         })
         .collect();
     let dcp_version = metadata.version;
-    Catalog { format: Format::Dcp, files: metadata.files, entries, save_id, dcp_version, writer, notes: IndexMap::new() }
+    Catalog { save_id, dcp_version, ..Catalog::new(Format::Dcp, metadata.files, entries, writer) }
 }
 
 /// The name of what was done to a record's bytes, where anything was.

@@ -5,9 +5,14 @@
 //! for the formats crate to say; here is only which files belong together, and how.
 
 mod dcp;
+mod deepspeed;
 mod folder;
+mod megatron;
 mod open;
+mod parts;
+mod ranks;
 mod safetensors;
+mod tensors;
 mod torch_file;
 
 use std::collections::BTreeSet;
@@ -26,7 +31,14 @@ use crate::layout_names::METADATA_FILE;
 type OpenFolder = fn(&Folder) -> Result<Option<Checkpoint>>;
 
 /// Formats that know their folders by a file or a name of their own. The first that answers has it.
-const MARKED: &[OpenFolder] = &[dcp::open_folder];
+const MARKED: &[OpenFolder] = &[
+    dcp::open_folder,
+    megatron::open_folder,
+    deepspeed::open_folder,
+    deepspeed::open_universal,
+    ranks::open_folder,
+    parts::open_folder,
+];
 
 /// Formats of single files, which may lie in any folder; asked where the folder holds one thing only.
 const PLAIN: &[OpenFolder] = &[safetensors::open_folder, torch_file::open_folder];

@@ -147,7 +147,6 @@ fn open(store: Arc<dyn Store>, path: String, files: Vec<String>) -> Result<Check
     let writer = if headers.iter().any(|h| h.is_dcp) { "torch.distributed.checkpoint (safetensors)" } else { "safetensors" };
     // Where a file's tensors begin is of that file alone: a note of it would follow the tensors into files where it is wrong.
     notes.retain(|key, _| !Notes::is_ours(key) && key != SHARDING_INFO);
-    let catalog =
-        Catalog { format: Format::Safetensors, files, entries, save_id: None, dcp_version: None, writer: writer.into(), notes };
+    let catalog = Catalog { notes, ..Catalog::new(Format::Safetensors, files, entries, writer) };
     Ok(Checkpoint::new(store, path, catalog, None))
 }

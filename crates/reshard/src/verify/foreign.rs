@@ -181,9 +181,9 @@ fn position(error: &RecordError) -> Option<u64> {
 }
 
 /// A whole `torch.save` file: every entry's CRC-32, all threads at once.
-pub(super) fn torch_file(checkpoint: &Checkpoint, options: &VerifyOptions) -> Result<Gathered> {
-    let name = checkpoint.file_name(0);
-    let reader = checkpoint.reader(0)?;
+pub(super) fn torch_file(checkpoint: &Checkpoint, number: u32, options: &VerifyOptions) -> Result<Gathered> {
+    let name = checkpoint.file_name(number);
+    let reader = checkpoint.reader(number)?;
     let file = StoredFile(reader.as_ref());
     let mut gathered = Gathered { bytes: reader.len(), ..Gathered::default() };
     let archive = match TorchArchive::open_file(&file) {
@@ -226,6 +226,7 @@ pub(super) fn torch_file(checkpoint: &Checkpoint, options: &VerifyOptions) -> Re
         let CatalogKind::Tensor(tensor) = &entry.kind else { continue };
         for chunk in &tensor.chunks {
             if let ChunkPlace::Data(data) = &chunk.place
+                && chunk.file == number
                 && let Some(crc) = data.checksum
             {
                 by_place.entry(crc.offset).or_insert(key);

@@ -24,6 +24,7 @@ pub(crate) use self::twice::check_stored_twice;
 use crate::checkpoint::{CatalogEntry, CatalogKind, CatalogTensor, Checkpoint, Format};
 use crate::control::Control;
 use crate::error::{Error, ErrorKind, Result, StorageContext};
+use crate::layout_names::DATA_SUFFIX;
 use crate::source::OpenOptions;
 use crate::workers::Workers;
 
@@ -201,11 +202,19 @@ pub fn verify(checkpoint: &Checkpoint, options: &VerifyOptions) -> Result<Verify
     }
     if options.data {
         options.control.expect(sizes.values().sum());
-        let found = match catalog.format {
-            Format::Dcp => verify_folder(checkpoint, &named, &sizes, &indexes, options)?,
-            Format::Torch => foreign::torch_file(checkpoint, options)?,
-            Format::Safetensors => structure::safetensors(checkpoint, options)?,
-        };
+        let of_kind = |kind| sizes.iter().filter(move |(file, _)| file_kind(checkpoint, **file) == kind).map(|(f, s)| (*f, *s));
+        let records: BTreeMap<u32, u64> = of_kind(FileKind::Records).collect();
+        let mut found = Gathered::default();
+        if !records.is_empty() {
+            found = verify_folder(checkpoint, &named, &records, &indexes, options)?;
+        }
+        for (file, _) in of_kind(FileKind::Torch) {
+            found = found.join(foreign::torch_file(checkpoint, file, options)?);
+        }
+        let files: Vec<u32> = of_kind(FileKind::Safetensors).map(|(file, _)| file).collect();
+        if !files.is_empty() {
+            found = found.join(structure::safetensors(checkpoint, &files, options)?);
+        }
         gathered = values::check(checkpoint, options, gathered.join(found))?;
         structure::all_read(checkpoint, &named, &mut gathered);
     }
@@ -232,6 +241,28 @@ pub fn verify(checkpoint: &Checkpoint, options: &VerifyOptions) -> Result<Verify
         seconds: start.elapsed().as_secs_f64(),
         findings: gathered.findings,
     })
+}
+
+/// What a data file is made of, and so what can be proven of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FileKind {
+    /// Torch records, each named by the metadata.
+    Records,
+    /// One `torch.save` archive.
+    Torch,
+    /// Safetensors.
+    Safetensors,
+}
+
+pub(crate) fn file_kind(checkpoint: &Checkpoint, file: u32) -> FileKind {
+    let name = checkpoint.file_name(file);
+    match checkpoint.catalog().format {
+        Format::Dcp => FileKind::Records,
+        Format::Torch => FileKind::Torch,
+        _ if name.ends_with(".safetensors") => FileKind::Safetensors,
+        _ if name.ends_with(DATA_SUFFIX) => FileKind::Records,
+        _ => FileKind::Torch,
+    }
 }
 
 /// Opens what lies in a store and verifies it. What keeps it from being opened (damaged metadata, missing files) is a

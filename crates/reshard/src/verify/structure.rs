@@ -214,21 +214,20 @@ pub(super) fn all_read(checkpoint: &Checkpoint, named: &NamedByFile<'_>, gathere
 
 /// Safetensors files carry no checksums: what can be proven is the header, which opening did, and that every byte of the
 /// data can be read.
-pub(super) fn safetensors(checkpoint: &Checkpoint, options: &VerifyOptions) -> Result<Gathered> {
+pub(super) fn safetensors(checkpoint: &Checkpoint, numbers: &[u32], options: &VerifyOptions) -> Result<Gathered> {
     let catalog = checkpoint.catalog();
     let mut ends: BTreeMap<u32, u64> = BTreeMap::new();
     let mut chunks = 0;
     for entry in catalog.entries.values() {
         let CatalogKind::Tensor(tensor) = &entry.kind else { continue };
         for chunk in &tensor.chunks {
-            if let ChunkPlace::Data(data) = &chunk.place {
+            if let (ChunkPlace::Data(data), true) = (&chunk.place, numbers.contains(&chunk.file)) {
                 let end = ends.entry(chunk.file).or_default();
                 *end = (*end).max(data.layout.end());
                 chunks += 1;
             }
         }
     }
-    let numbers: Vec<u32> = (0..catalog.files.len() as u32).collect();
     let all = Workers::reading(checkpoint.store.as_ref()).run(|| {
         numbers
             .par_iter()

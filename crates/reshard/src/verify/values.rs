@@ -6,8 +6,8 @@ use rayon::prelude::*;
 use reshard_formats::TorchArchive;
 use reshard_formats::pickle::acts;
 
-use super::{Gathered, Severity, VerifyOptions};
-use crate::checkpoint::{CatalogKind, Checkpoint, Format, LoadedValue, StoredFile, ValuePlace};
+use super::{FileKind, Gathered, Severity, VerifyOptions, file_kind};
+use crate::checkpoint::{CatalogKind, Checkpoint, LoadedValue, StoredFile, ValuePlace};
 use crate::error::{Result, chain};
 use crate::workers::Workers;
 
@@ -57,8 +57,10 @@ pub(super) fn check(checkpoint: &Checkpoint, options: &VerifyOptions, mut gather
     let found: Vec<Found> = Workers::reading(checkpoint.store.as_ref())
         .run(|| places.par_iter().map(|(_, keys)| keys.first().map_or(Found::Unread, |key| look(key))).collect())?;
     options.control.check("verifying")?;
-    if checkpoint.catalog().format == Format::Torch {
-        whole_file(checkpoint, &mut gathered)?;
+    for file in 0..checkpoint.catalog().files.len() as u32 {
+        if file_kind(checkpoint, file) == FileKind::Torch {
+            whole_file(checkpoint, file, &mut gathered)?;
+        }
     }
     let errors = gathered.findings.iter().filter(|f| f.severity == Severity::Error);
     let known: HashSet<String> = errors.clone().filter_map(|f| f.key.clone()).collect();
@@ -89,14 +91,16 @@ pub(super) fn check(checkpoint: &Checkpoint, options: &VerifyOptions, mut gather
 }
 
 /// What the one pickle of a `torch.save` file names, which its values need not show.
-fn whole_file(checkpoint: &Checkpoint, gathered: &mut Gathered) -> Result<()> {
-    let file = StoredFile(checkpoint.reader(0)?.as_ref());
+fn whole_file(checkpoint: &Checkpoint, number: u32, gathered: &mut Gathered) -> Result<()> {
+    // A file that is missing was found before.
+    let Ok(reader) = checkpoint.reader(number) else { return Ok(()) };
+    let file = StoredFile(reader.as_ref());
     let classes = TorchArchive::open_file(&file).and_then(|archive| archive.content_and_classes());
     let classes = match classes {
         Ok((_, classes)) => classes,
         Err(error) => {
             if gathered.findings.iter().all(|f| f.severity != Severity::Error) {
-                gathered.error(None, checkpoint.file_name(0), None, chain(&error));
+                gathered.error(None, checkpoint.file_name(number), None, chain(&error));
             }
             return Ok(());
         }
@@ -104,7 +108,7 @@ fn whole_file(checkpoint: &Checkpoint, gathered: &mut Gathered) -> Result<()> {
     let found = classes.into_iter().find(|class| acts(class));
     if let Some(found) = found {
         let what = format!("it names `{found}`: loading it with PyTorch would execute code");
-        gathered.error(None, checkpoint.file_name(0), None, what);
+        gathered.error(None, checkpoint.file_name(number), None, what);
     }
     Ok(())
 }

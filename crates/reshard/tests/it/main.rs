@@ -10,6 +10,7 @@ mod crashes;
 mod device_memory;
 mod digests;
 mod editing;
+mod foreign;
 mod health;
 mod killed;
 mod layouts;

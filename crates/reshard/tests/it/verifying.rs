@@ -384,7 +384,7 @@ fn a_folder_of_several_checkpoints_is_refused_with_the_list() {
     let records = Path::new(env!("CARGO_MANIFEST_DIR")).join("../formats/tests/records/read");
     std::fs::copy(records.join("state_dict.pt"), folder.path().join("scheduler.bin")).unwrap();
     assert!(report(folder.path()).is_sound(), "alone it is the only one");
-    let model = folder.path().join("pytorch_model_fsdp_0");
+    let model = folder.path().join("a_model");
     std::fs::create_dir(&model).unwrap();
     std::fs::write(model.join(".metadata"), b"cut").unwrap();
     let text = folder.path().to_str().unwrap();
@@ -393,7 +393,7 @@ fn a_folder_of_several_checkpoints_is_refused_with_the_list() {
         verify_path(text, &OpenOptions::default(), &VerifyOptions::default()).unwrap_err(),
     ];
     for error in refused {
-        assert!(error.to_string().contains("pytorch_model_fsdp_0/, scheduler.bin"), "{error}");
+        assert!(error.to_string().contains("a_model/, scheduler.bin"), "{error}");
     }
     std::fs::remove_dir_all(&model).unwrap();
     std::fs::write(folder.path().join("model.safetensors"), b"cut").unwrap();

@@ -1,0 +1,272 @@
+//! What sources build their catalogs of: trees of tensors that know where their parts lie, and `torch.save` files read as
+//! such trees.
+
+use indexmap::IndexMap;
+use reshard_formats::Tree as StoredTree;
+use reshard_formats::record::{Content, StoredTensor};
+use reshard_formats::{DType, ElementForm, TorchArchive, Value};
+use reshard_layout::{ByteLayout, Dims, Mesh, Region, flat_pieces, local_regions, local_shape};
+use reshard_state::{Dict, Key, Opaque, Tree, flatten, key_of};
+use reshard_storage::Store;
+
+use crate::checkpoint::{CatalogEntry, CatalogTensor, ChunkPlace, DataPlace, StoredChunk, StoredCrc, StoredFile, ValuePlace};
+use crate::error::{Error, Result, StorageContext};
+
+/// The key of a file that holds one thing and no tree.
+pub(super) const ONLY: &str = "value";
+
+/// A tensor and the regions of it that lie in files.
+#[derive(Debug, Clone)]
+pub(super) struct Parts {
+    pub(super) dtype: DType,
+    pub(super) shape: Dims,
+    pub(super) requires_grad: bool,
+    /// Whether it is one rank's part of a DTensor, and other files may hold more of it.
+    pub(super) part: bool,
+    pub(super) chunks: Vec<StoredChunk>,
+}
+
+/// A one-dimensional stretch of elements in a file: a rank's part of a flattened group of parameters.
+#[derive(Debug, Clone)]
+pub(super) struct FlatPart {
+    pub(super) dtype: DType,
+    pub(super) file: u32,
+    pub(super) elements: u64,
+    start: u64,
+    form: ElementForm,
+    checksum: Option<StoredCrc>,
+}
+
+impl Parts {
+    pub(super) fn new(dtype: DType, shape: &[u64]) -> Parts {
+        Parts { dtype, shape: Dims::from_slice(shape), requires_grad: false, part: false, chunks: Vec::new() }
+    }
+
+    fn stored(mut tensor: StoredTensor, file: u32) -> Result<Parts> {
+        let sharding = tensor.sharding.take();
+        let storage = tensor.storage;
+        let checksum = storage.crc32.map(|crc32| StoredCrc { offset: storage.offset, length: storage.length, crc32 });
+        let data = DataPlace { layout: tensor.layout, form: tensor.form, checksum };
+        let chunk = StoredChunk { region: Region::whole(&tensor.shape)?, file, place: ChunkPlace::Data(Box::new(data)) };
+        let (dtype, requires_grad) = (tensor.dtype, tensor.requires_grad);
+        let local = Parts { dtype, shape: tensor.shape, requires_grad, part: false, chunks: vec![chunk] };
+        let Some(sharding) = sharding else { return Ok(local) };
+        let mesh = Mesh::new(&sharding.mesh)?;
+        let Some(rank) = mesh.rank_at(&sharding.coordinate) else {
+            return Err(Error::internal("a rank that does not stand on its mesh"));
+        };
+        let (placements, shape) = (&sharding.placements, &sharding.shape);
+        let expected = local_shape(&mesh, placements, shape, rank)?;
+        if expected != local.shape {
+            return Err(Error::invalid(format!(
+                "a DTensor of shape {:?} should have a part of shape {:?} here, and has one of {:?}",
+                shape.as_slice(),
+                expected.as_slice(),
+                local.shape.as_slice()
+            )));
+        }
+        let mut parts = Parts { requires_grad, part: true, ..Parts::new(dtype, shape) };
+        for region in local_regions(&mesh, placements, shape, rank)? {
+            if !region.global.is_empty() {
+                let inner = Region::new(&region.local, region.global.sizes())?;
+                parts.add_cut(&local, &inner, region.global.offsets())?;
+            }
+        }
+        // An empty tensor is whole everywhere.
+        if parts.elements() == 0 {
+            return Ok(Parts { part: false, shape: parts.shape, ..local });
+        }
+        Ok(parts)
+    }
+
+    /// The number in a tensor of one float32, read.
+    pub(super) fn scalar(&self, store: &dyn Store, name: &str) -> Result<Option<f64>> {
+        let [StoredChunk { place: ChunkPlace::Data(data), .. }] = self.chunks.as_slice() else { return Ok(None) };
+        if self.dtype != DType::Float32 || self.elements() != 1 {
+            return Ok(None);
+        }
+        let mut bytes = [0; 4];
+        let reader = store.open_reader(name).doing(|| format!("opening {name}"))?;
+        reader.read_at(data.layout.base(), &mut bytes).doing(|| format!("reading {name}"))?;
+        if !data.form.is_plain(self.dtype) {
+            data.form.decode(self.dtype, &mut bytes);
+        }
+        Ok(Some(f32::from_le_bytes(bytes).into()))
+    }
+
+    /// Whether its chunks are all of it.
+    fn is_whole(&self) -> bool {
+        let held: u64 = self.chunks.iter().map(|chunk| chunk.region.volume()).fold(0, u64::saturating_add);
+        !self.part || held == self.elements()
+    }
+
+    pub(super) fn elements(&self) -> u64 {
+        self.shape.iter().fold(1, |product: u64, size| product.saturating_mul(*size))
+    }
+
+    /// The tensor's elements as one stretch, if they lie in a file in order.
+    pub(super) fn flat(&self) -> Option<FlatPart> {
+        let [StoredChunk { region, file, place: ChunkPlace::Data(data) }] = self.chunks.as_slice() else { return None };
+        if !data.layout.is_contiguous() || region.sizes() != self.shape.as_slice() {
+            return None;
+        }
+        let start = data.layout.base();
+        let (dtype, elements) = (self.dtype, self.elements());
+        Some(FlatPart { dtype, file: *file, elements, start, form: data.form, checksum: data.checksum })
+    }
+
+    /// Adds the elements `[start, end)` of the flattened tensor, which lie at element `at` of a stretch.
+    pub(super) fn add_flat(&mut self, start: u64, end: u64, part: &FlatPart, at: u64) -> Result<()> {
+        let inside = at.checked_add(end - start).is_some_and(|last| last <= part.elements);
+        if !inside || part.dtype != self.dtype {
+            return Err(Error::internal("a part of a tensor lies outside its stretch"));
+        }
+        let size = self.dtype.size();
+        for piece in flat_pieces(&self.shape, start, end)? {
+            // Inside the stretch, whose end was proven to lie inside its file.
+            let base = part.start + (at + piece.start) * size;
+            let layout = ByteLayout::contiguous(piece.region.sizes(), size)?.try_at(base)?;
+            let data = DataPlace { layout, form: part.form, checksum: part.checksum };
+            self.chunks.push(StoredChunk { region: piece.region, file: part.file, place: ChunkPlace::Data(Box::new(data)) });
+        }
+        Ok(())
+    }
+
+    /// Adds what another tensor has inside `region`; its first element comes to `to`.
+    pub(super) fn add_cut(&mut self, other: &Parts, region: &Region, to: &[u64]) -> Result<()> {
+        let size = other.dtype.size();
+        for chunk in &other.chunks {
+            let Some(overlap) = chunk.region.intersection(region) else { continue };
+            let ChunkPlace::Data(data) = &chunk.place else {
+                return Err(Error::internal("a record cannot be cut"));
+            };
+            let inner = overlap.within(&chunk.region)?;
+            let strides: Dims = data.layout.byte_strides().iter().map(|stride| stride / size).collect();
+            let layout = ByteLayout::strided(inner.sizes(), &strides, size)?.try_at(data.layout.position(inner.offsets()))?;
+            let place = ChunkPlace::Data(Box::new(DataPlace { layout, ..(**data).clone() }));
+            let region = overlap.within(region)?.translated(to)?;
+            self.chunks.push(StoredChunk { region, file: chunk.file, place });
+        }
+        Ok(())
+    }
+
+    /// The same elements under another shape of the same volume; none where they do not lie in one stretch.
+    pub(super) fn reshaped(&self, shape: &[u64]) -> Result<Option<Parts>> {
+        let mut parts = Parts::new(self.dtype, shape);
+        let Some(flat) = self.flat().filter(|flat| flat.elements == parts.elements()) else { return Ok(None) };
+        parts.add_flat(0, flat.elements, &flat, 0)?;
+        Ok(Some(parts))
+    }
+
+    pub(super) fn into_catalog(self) -> CatalogTensor {
+        CatalogTensor::new(self.dtype, self.shape, self.requires_grad, self.chunks)
+    }
+}
+
+/// What a `torch.save` file holds, with the places of its tensors; nothing of them is read. `number` is the file's in the
+/// catalog to be.
+pub(super) fn read_file(store: &dyn Store, path: &str, name: &str, number: u32) -> Result<Tree<Parts>> {
+    let reader = store.open_reader(name).doing(|| format!("opening {name}"))?;
+    let invalid = |e| Error::format(path, name, "torch.save file", e);
+    let file = StoredFile(reader.as_ref());
+    let archive = TorchArchive::open_file(&file).map_err(invalid)?;
+    match archive.tree().map_err(invalid)? {
+        StoredTree::Opaque { class } => Err(Error::Untrusted { path: path.to_owned(), key: name.to_owned(), class }),
+        tree => converted(tree, number),
+    }
+}
+
+/// What a `torch.save` file that is a checkpoint by itself holds. One without tensors that names a class which is not known
+/// to be data is one object, which is not looked into.
+pub(super) fn read_whole(store: &dyn Store, path: &str, name: &str) -> Result<Tree<Parts>> {
+    let reader = store.open_reader(name).doing(|| format!("opening {name}"))?;
+    let invalid = |e| Error::format(path, name, "torch.save file", e);
+    let file = StoredFile(reader.as_ref());
+    let archive = TorchArchive::open_file(&file).map_err(invalid)?;
+    Ok(match archive.content().map_err(invalid)? {
+        Content::Tensor(tensor) => Tree::Tensor(Parts::stored(tensor, 0)?),
+        Content::Value(value) => opened(value),
+        Content::Tree(tree) => converted(tree, 0)?,
+        Content::Opaque { class } => Tree::Opaque(Opaque { class, handle: 0 }),
+        _ => return Err(Error::unsupported(format!("{name} in {path} holds something this version does not know"))),
+    })
+}
+
+/// The entries of a tree, flattened by DCP's rules.
+pub(super) fn entries(tree: Tree<Parts>, path: &str, name: &str) -> Result<IndexMap<String, CatalogEntry>> {
+    let tree = match tree {
+        Tree::Dict(dict) => dict,
+        other => Dict::from_iter([(Key::from(ONLY), other)]),
+    };
+    let flat = flatten(tree).map_err(|e| Error::format(path, name, "state dict", e))?;
+    let mut entries = IndexMap::with_capacity(flat.len());
+    for (key, leaf) in flat {
+        let entry = match leaf.leaf {
+            Tree::Tensor(tensor) if !tensor.is_whole() => {
+                let class = format!("DTensor of shape {:?}, of which one rank's part is here", tensor.shape.as_slice());
+                CatalogEntry::value(Some(leaf.path), ValuePlace::Opaque { class })
+            }
+            Tree::Tensor(tensor) => CatalogEntry::tensor(Some(leaf.path), tensor.into_catalog()),
+            Tree::Opaque(opaque) => CatalogEntry::value(Some(leaf.path), ValuePlace::Opaque { class: opaque.class }),
+            other => match other.to_value() {
+                Some(value) => CatalogEntry::value(Some(leaf.path), ValuePlace::Inline(value)),
+                None => {
+                    let class = opaque_in(&other).unwrap_or("a tuple with tensors").to_owned();
+                    CatalogEntry::value(Some(leaf.path), ValuePlace::Opaque { class })
+                }
+            },
+        };
+        entries.insert(key, entry);
+    }
+    Ok(entries)
+}
+
+/// Whether it is a container with nothing in it, or None.
+pub(super) fn is_vacant(tree: &Tree<Parts>) -> bool {
+    match tree {
+        Tree::Dict(dict) => dict.is_empty(),
+        Tree::List(items) | Tree::Tuple(items) => items.is_empty(),
+        Tree::Value(value) => matches!(value, Value::None),
+        Tree::Tensor(_) | Tree::Opaque(_) => false,
+    }
+}
+
+/// The first class in a tree that only its own library can read.
+fn opaque_in(tree: &Tree<Parts>) -> Option<&str> {
+    match tree {
+        Tree::Opaque(opaque) => Some(&opaque.class),
+        Tree::List(items) | Tree::Tuple(items) => items.iter().find_map(opaque_in),
+        Tree::Dict(dict) => dict.iter().find_map(|(_, below)| opaque_in(below)),
+        _ => None,
+    }
+}
+
+/// Stored trees keep plain parts as one value; flattening looks into dicts, so they are opened here.
+fn converted(tree: StoredTree<StoredTensor>, number: u32) -> Result<Tree<Parts>> {
+    let all = |items: Vec<StoredTree<StoredTensor>>| {
+        items.into_iter().map(|below| converted(below, number)).collect::<Result<Vec<_>>>()
+    };
+    Ok(match tree {
+        StoredTree::Tensor(tensor) => Tree::Tensor(Parts::stored(tensor, number)?),
+        StoredTree::Value(value) => opened(value),
+        StoredTree::Dict(pairs) | StoredTree::OrderedDict(pairs) => {
+            let pairs = pairs.into_iter().map(|(key, below)| Ok((key_of(key), converted(below, number)?)));
+            Tree::Dict(pairs.collect::<Result<_>>()?)
+        }
+        StoredTree::List(items) => Tree::List(all(items)?),
+        StoredTree::Tuple(items) => Tree::Tuple(all(items)?),
+        StoredTree::Opaque { class } => Tree::Opaque(Opaque { class, handle: 0 }),
+        _ => Tree::Opaque(Opaque { class: "unknown".into(), handle: 0 }),
+    })
+}
+
+/// A plain value as a tree, opened as far as flattening looks into it: tuples, and what is in them, stay what they are.
+fn opened(value: Value) -> Tree<Parts> {
+    match value {
+        Value::List(items) => Tree::List(items.into_iter().map(opened).collect()),
+        Value::Dict(pairs) | Value::OrderedDict(pairs) => {
+            Tree::Dict(pairs.into_iter().map(|(key, value)| (key_of(key), opened(value))).collect())
+        }
+        other => Tree::Value(other),
+    }
+}

@@ -1,0 +1,268 @@
+//! Checkpoints of other programs: opened by their folder, equal to what those programs say is in them.
+
+use std::path::{Path, PathBuf};
+
+use reshard::{
+    CatalogKind, Checkpoint, ConvertOptions, ConvertTarget, Destination, EditOptions, ErrorKind, Format, VerifyOptions, convert,
+    edit, verify,
+};
+
+use crate::corpus::{digest_of, local, open};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/foreign")
+}
+
+fn cases(writer: &str) -> Vec<(String, PathBuf, serde_json::Map<String, serde_json::Value>)> {
+    let mut cases = Vec::new();
+    let mut folders: Vec<PathBuf> = std::fs::read_dir(root().join(writer)).unwrap().map(|e| e.unwrap().path()).collect();
+    folders.sort();
+    for case in folders.into_iter().filter(|path| path.is_dir()) {
+        let expected: serde_json::Value = serde_json::from_slice(&std::fs::read(case.join("expected.json")).unwrap()).unwrap();
+        let name = case.file_name().unwrap().to_string_lossy().into_owned();
+        cases.push((name, case.join("checkpoint"), expected.as_object().unwrap().clone()));
+    }
+    assert!(!cases.is_empty());
+    cases
+}
+
+fn copied(from: &Path) -> tempfile::TempDir {
+    let to = tempfile::tempdir().unwrap();
+    copy_below(from, to.path());
+    to
+}
+
+fn copy_below(from: &Path, to: &Path) {
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            std::fs::create_dir(&target).unwrap();
+            copy_below(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+fn refused(path: &Path) -> reshard::Error {
+    Checkpoint::open(path.to_str().unwrap()).expect_err("it should be refused")
+}
+
+/// Every expected key has its digest, every tensor is covered, everything is verified, and a conversion keeps it all.
+fn is_equal(name: &str, path: &Path, expected: &serde_json::Map<String, serde_json::Value>) -> Checkpoint {
+    let checkpoint = open(path);
+    let found = serde_json::to_value(digest_of(&checkpoint)).unwrap();
+    let found = found["entries"].as_object().unwrap();
+    for (key, entry) in expected {
+        assert_eq!(found.get(key), Some(entry), "{name}: {key}");
+    }
+    let report = verify(&checkpoint, &VerifyOptions::default()).unwrap();
+    assert!(report.is_sound(), "{name}: {:?}", report.findings);
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = ConvertOptions::default();
+    options.skip_opaque = true;
+    convert(&checkpoint, &Destination::folder(local(folder.path())), ConvertTarget::Dcp { ranks: 2 }, &options).unwrap();
+    let converted = serde_json::to_value(digest_of(&open(folder.path()))).unwrap();
+    for key in expected.keys() {
+        assert_eq!(converted["entries"].get(key), found.get(key), "{name}, converted: {key}");
+    }
+    checkpoint
+}
+
+#[test]
+fn deepspeed_folders_hold_what_deepspeed_says() {
+    for (name, path, expected) in cases("deepspeed-0.19") {
+        let checkpoint = is_equal(&name, &path, &expected);
+        let universal = name.ends_with("_universal");
+        assert_eq!(checkpoint.catalog().format, if universal { Format::Universal } else { Format::DeepSpeed }, "{name}");
+        assert!(checkpoint.catalog().writer.starts_with("DeepSpeed 0.19"), "{name}: {}", checkpoint.catalog().writer);
+        // Nothing else is a weight or a moment.
+        let tensors = checkpoint.catalog().entries.iter().filter(|(_, entry)| matches!(entry.kind, CatalogKind::Tensor(_)));
+        for (key, _) in tensors.filter(|(key, _)| !key.ends_with(".step")) {
+            assert!(expected.contains_key(key), "{name}: {key}");
+        }
+        // `ds_to_universal` drops the step of ZeRO-3.
+        assert_eq!(checkpoint.entry("optim.state.up.weight.step").is_ok(), name != "zero3_w3_sub_universal", "{name}");
+        assert!(checkpoint.entry("optim.param_groups.1.weight_decay").is_ok(), "{name}");
+        assert_eq!(checkpoint.value("note").unwrap(), reshard::Value::from("kept"), "{name}");
+        if !universal {
+            let names = checkpoint.value("optim.param_groups.0.params").unwrap().python_repr();
+            assert!(names.contains("'embedding.weight'") && !names.contains("'up.bias'"), "{name}: {names}");
+            // The folder of the tag opens as well as the root.
+            let tag = open(&path.join("global_step2"));
+            assert_eq!(tag.keys().len(), checkpoint.keys().len(), "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_missing_rank_of_deepspeed_is_named() {
+    for (case, missing) in [
+        ("zero2_w3", "zero_pp_rank_1_mp_rank_00_optim_states.pt"),
+        ("zero3_w3_sub", "zero_pp_rank_2_mp_rank_00_optim_states.pt"),
+        ("zero3_w3_sub", "zero_pp_rank_1_mp_rank_00_model_states.pt"),
+        ("zero2_w4_tp", "mp_rank_01_model_states.pt"),
+    ] {
+        let copy = copied(&root().join("deepspeed-0.19").join(case).join("checkpoint"));
+        std::fs::remove_file(copy.path().join("global_step2").join(missing)).unwrap();
+        let error = refused(copy.path());
+        assert_eq!(error.kind(), ErrorKind::Incomplete, "{error}");
+        assert!(error.full_text().contains(missing), "{}", error.full_text());
+    }
+}
+
+#[test]
+fn deepspeed_files_that_do_not_belong_together_are_refused() {
+    // Of another world size.
+    let base = root().join("deepspeed-0.19");
+    let copy = copied(&base.join("zero3_w3_sub/checkpoint"));
+    let file = "global_step2/zero_pp_rank_1_mp_rank_00_optim_states.pt";
+    std::fs::copy(base.join("zero2_w3/checkpoint").join(file), copy.path().join(file)).unwrap();
+    let error = refused(copy.path());
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    assert!(error.full_text().contains("zero_pp_rank_1"), "{}", error.full_text());
+    // A tag that is not there.
+    let copy = copied(&base.join("zero1_w2/checkpoint"));
+    std::fs::write(copy.path().join("latest"), "global_step9").unwrap();
+    let text = refused(copy.path()).full_text();
+    assert!(text.contains("global_step9") && text.contains("global_step2"), "{text}");
+    for tag in ["../global_step2", "", "/etc", "global_step2\n"] {
+        std::fs::write(copy.path().join("latest"), tag).unwrap();
+        Checkpoint::open(copy.path().to_str().unwrap()).unwrap();
+    }
+}
+
+#[test]
+fn what_cannot_be_edited_says_so() {
+    let checkpoint = open(&root().join("deepspeed-0.19/zero1_w2/checkpoint"));
+    let folder = tempfile::tempdir().unwrap();
+    let error = edit(&checkpoint, &local(folder.path()), &EditOptions::default()).unwrap_err();
+    assert!(error.to_string().contains("convert it"), "{error}");
+}
+
+#[test]
+fn megatron_folders_open_with_their_plans_and_common_state() {
+    for (name, path, expected) in cases("megatron-0.16") {
+        let checkpoint = is_equal(&name, &path, &expected);
+        assert_eq!(checkpoint.catalog().format, Format::Megatron);
+        assert_eq!(checkpoint.catalog().writer, "Megatron core");
+        assert_eq!(checkpoint.value("iteration").unwrap(), reshard::Value::from(7));
+        assert_eq!(checkpoint.value("optimizer.param_groups.0.lr").unwrap(), reshard::Value::from(0.5));
+        // A namespace of Megatron's arguments is there, and is not opened.
+        assert_eq!(checkpoint.value("args").unwrap_err().kind(), ErrorKind::Untrusted);
+        // The iteration opens by itself as well.
+        let iteration = open(&path.join("iter_0000007"));
+        assert_eq!(iteration.keys().collect::<Vec<_>>(), checkpoint.keys().collect::<Vec<_>>());
+    }
+    let copy = copied(&root().join("megatron-0.16/tp2_dp2/checkpoint"));
+    for (text, words) in [("9", "iter_0000009"), ("../x", "should name an iteration")] {
+        std::fs::write(copy.path().join("latest_checkpointed_iteration.txt"), text).unwrap();
+        let text = refused(copy.path()).full_text();
+        assert!(text.contains(words), "{text}");
+    }
+}
+
+#[test]
+fn files_of_each_rank_are_one_checkpoint() {
+    let mut versions = 0;
+    for version in std::fs::read_dir(root()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()) {
+        if !version.starts_with("ranks-torch-") {
+            continue;
+        }
+        versions += 1;
+        for (name, path, expected) in cases(&version) {
+            let checkpoint = is_equal(&format!("{version}/{name}"), &path, &expected);
+            assert_eq!(checkpoint.catalog().format, Format::Ranks);
+            let one = if name.starts_with("verl") { "model_world_size_4_rank_2.pt" } else { "optimizer_0_rank0.bin" };
+            // One rank's file by itself says that it is a part.
+            let alone = open(&path.join(one));
+            let rows = if name.starts_with("verl") { "rows" } else { "state.layer.weight.exp_avg" };
+            assert!(alone.value(rows).unwrap_err().to_string().contains("DTensor"), "{version}/{name}");
+            let copy = copied(&path);
+            std::fs::remove_file(copy.path().join(one)).unwrap();
+            let error = refused(copy.path());
+            assert_eq!(error.kind(), ErrorKind::Incomplete, "{error}");
+            assert!(error.to_string().contains(one), "{error}");
+        }
+    }
+    assert!(versions >= 2);
+}
+
+#[test]
+fn a_model_and_its_optimizer_beside_each_other_are_one_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let wholes = |part: &str| vec![crate::layouts::Whole::new(&format!("{part}.a"), reshard::DType::Float32, &[6, 10], 1)];
+    for (name, part) in [("pytorch_model_fsdp_0", "model"), ("optimizer_0", "optimizer")] {
+        std::fs::create_dir(folder.path().join(name)).unwrap();
+        let values = [(format!("{part}.lr"), reshard::Value::from(0.5))];
+        let store = local(&folder.path().join(name));
+        crate::corpus::save_state(&wholes(part), &values, &crate::corpus::rows(2), &store, &reshard::SaveOptions::default());
+    }
+    let records = Path::new(env!("CARGO_MANIFEST_DIR")).join("../formats/tests/records/read");
+    std::fs::copy(records.join("state_dict.pt"), folder.path().join("scheduler.bin")).unwrap();
+    let checkpoint = open(folder.path());
+    assert_eq!(checkpoint.catalog().format, Format::Accelerate);
+    for key in ["model.a", "model.lr", "optim.a", "optim.lr"] {
+        assert!(checkpoint.entry(key).is_ok(), "{key}");
+    }
+    assert!(checkpoint.keys().any(|key| key.starts_with("scheduler.")));
+    let report = verify(&checkpoint, &VerifyOptions::default()).unwrap();
+    assert!(report.is_sound(), "{:?}", report.findings);
+    // Damage in any part is found.
+    let data = std::fs::read_dir(folder.path().join("optimizer_0")).unwrap().map(|entry| entry.unwrap().path());
+    let data = data.filter(|path| path.extension().is_some_and(|e| e == "distcp")).min().unwrap();
+    let mut bytes = std::fs::read(&data).unwrap();
+    let middle = bytes.len() / 3;
+    bytes[middle] ^= 1;
+    std::fs::write(&data, bytes).unwrap();
+    assert!(!verify(&open(folder.path()), &VerifyOptions::default()).unwrap().is_sound());
+}
+
+/// Whatever is changed in a file: an error or another value, never a panic, and never more memory than the files have.
+#[test]
+fn damaged_files_of_other_programs_do_no_harm() {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = move |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % below.max(1) as u64) as usize
+    };
+    let cases = [
+        "deepspeed-0.19/zero2_w3",
+        "deepspeed-0.19/zero2_w4_tp",
+        "deepspeed-0.19/zero3_w3_sub",
+        "deepspeed-0.19/zero3_w3_sub_universal",
+        "megatron-0.16/tp2_dp2",
+        "ranks-torch-2.13/verl_w4",
+    ];
+    for case in cases {
+        let copy = copied(&root().join(case).join("checkpoint"));
+        let store = local(copy.path());
+        let files: Vec<String> = store.list("").unwrap().into_iter().map(|file| file.path).collect();
+        for round in 0..60 {
+            let name = copy.path().join(&files[random(files.len())]);
+            let sound = std::fs::read(&name).unwrap();
+            let mut bytes = sound.clone();
+            match round % 3 {
+                0 => bytes.truncate(random(sound.len())),
+                1 => {
+                    let at = random(sound.len().min(3000));
+                    bytes[at] ^= 1 << random(8);
+                }
+                _ => {
+                    // A number or a name of the pickle.
+                    let at = random(sound.len().min(3000));
+                    bytes[at] = [0, 1, 0xff, b'.', b'K', b'q'][random(6)];
+                }
+            }
+            std::fs::write(&name, &bytes).unwrap();
+            if let Ok(checkpoint) = Checkpoint::open(copy.path().to_str().unwrap()) {
+                let _ = verify(&checkpoint, &VerifyOptions::default());
+                let _ = reshard::digest(&checkpoint, &reshard::DigestOptions::default());
+            }
+            std::fs::write(&name, &sound).unwrap();
+        }
+    }
+}
