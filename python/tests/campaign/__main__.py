@@ -12,7 +12,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))]
 
 #: Cases that run in the same processes, with the same numbers of ranks.
-TOGETHER = 16
+TOGETHER = 8
 
 
 def main() -> int:

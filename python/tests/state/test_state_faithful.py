@@ -8,7 +8,7 @@ import io
 import pytest
 import torch
 import torch.distributed as dist
-from models import fully_shard, make, optimizer, train
+from models import assert_close, everything, fully_shard, here, make, optimizer, train
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
@@ -169,37 +169,70 @@ class Nesting(torch.optim.SGD):
                 if param.grad is not None:
                     value = param.detach()
                     local = value.to_local() if hasattr(value, "to_local") else value
-                    self.state[param]["state1"] = torch.full_like(local, float(dist.get_rank()))
+                    self.state[param]["state1"] = local * 2 + dist.get_rank() + 1
 
     def state_dict(self):
         state = super().state_dict()
         state["state"] = {key: {"wrapped": dict(slots)} for key, slots in state["state"].items()}
         return state
 
+    def load_state_dict(self, state):
+        super().load_state_dict({**state, "state": {key: slots["wrapped"] for key, slots in state["state"].items()}})
+
 
 def nested(rank, size, place):
-    for layout in ("fsdp1_flat", "fsdp1_orig", "fsdp1_grad_op", "fsdp2"):
+    for layout in here("fsdp1_flat", "fsdp1_orig", "fsdp1_grad_op", "fsdp2"):
         model = make(layout)
         optim = Nesting(model.parameters(), lr=0.1)
         model(torch.ones(2, 6)).sum().backward()
         optim.step()
-        state = rt.get_optimizer_state_dict(model, optim)
-        assert state.unplaced == ("wrapped",), layout
+        before = everything(rt.get_optimizer_state_dict(model, optim))["state"]
+        assert all(set(slots) == {"wrapped"} for slots in before.values())
+        for flatten, fresh in ((False, False), (True, True)):
+            options = rt.StateDictOptions(flatten_optimizer_state_dict=flatten)
+            state = {"optim": rt.get_optimizer_state_dict(model, optim, options=options)}
+            assert state["optim"].unplaced == (), layout
+            rt.save(state, f"{place}-{layout}-{flatten}")
+            for slots in optim.state.values():
+                slots["state1"].fill_(-1)
+            if fresh:
+                optim.state.clear()
+            state = {"optim": rt.get_optimizer_state_dict(model, optim, options=options)}
+            rt.load(state, f"{place}-{layout}-{flatten}")
+            rt.set_optimizer_state_dict(model, optim, state["optim"], options=options)
+            after = everything(rt.get_optimizer_state_dict(model, optim))["state"]
+            assert_close(before, after, f"{layout}, {flatten}, {fresh}")
+
+
+def test_nested_slots_are_placed_as_their_parameters_are(ranks, place):
+    ranks(2, nested, place)
+
+
+def nested_blocks(rank, size, place):
+    for layout in here("fsdp1_flat", "fsdp1_orig", "fsdp1_grad_op", "fsdp2"):
+        model = make(layout)
+        optim = Nesting(model.parameters(), lr=0.1)
+        model(torch.ones(2, 6)).sum().backward()
+        optim.step()
+        for slots in optim.state.values():
+            # What a block is scaled with: neither as the parameter, nor the same on all ranks.
+            slots["absmax"] = torch.full((3,), float(rank))
+        full = rt.StateDictOptions(full_state_dict=True)
         for call in (
-            lambda: rt.save({"optim": state}, place),
-            lambda: rt.get_optimizer_state_dict(model, optim, options=rt.StateDictOptions(full_state_dict=True)),
+            lambda: rt.save({"optim": rt.get_optimizer_state_dict(model, optim)}, place),
+            lambda: rt.get_optimizer_state_dict(model, optim, options=full),
         ):
             try:
                 call()
             except (reshard.ReshardError, RuntimeError) as error:
-                assert "wrapped" in str(error), (layout, error)
+                assert "wrapped.absmax" in str(error), (layout, error)
             else:
                 raise AssertionError(f"{layout}: one rank's slots were taken for everybody's")
         assert not rt.exists(place)
 
 
 def test_nested_slots_that_differ_between_ranks_are_not_taken_for_replicas(ranks, place):
-    ranks(2, nested, place)
+    ranks(2, nested_blocks, place)
 
 
 def test_torch_load_reads_what_torch_save_wrote_of_a_state_dict():

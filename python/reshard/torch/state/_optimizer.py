@@ -18,6 +18,7 @@ from .._tensor import DTYPES, FlatPiece, FlatView, describe, is_sharded, is_tens
 from ._copy import box_of, copy_into, copy_overlap
 from ._errors import StateMismatch
 from ._model import LiveModel
+from ._nested import below, nested, readable, shown, unnested, unnested_state
 from ._options import StateDictOptions
 from ._stream import full_tensor
 from ._template import OptimizerStateDict, Slots, fresh_base, is_fresh, taken
@@ -76,14 +77,22 @@ def read(live: LiveModel, optimizers: Sequence[Any], options: StateDictOptions, 
     has it already; it may come without groups, and so does the result then."""
     described = []
     owned = []
+    deep = False
     for optimizer in optimizers:
         own = given if given is not None else type(optimizer).state_dict(optimizer)
         groups = own["param_groups"] if "param_groups" in own else type(optimizer).state_dict(optimizer)["param_groups"]
-        owned.append({"state": own["state"], "param_groups": groups})
+        sharded = _sharded_keys(live, optimizer, groups)
+        apart = unnested_state(own["state"], sharded.__contains__)
+        deep |= apart is not own["state"]
+        owned.append({"state": apart, "param_groups": groups})
         described.append(Described(owned[-1], live_groups(optimizer)))
     views = _Views(live)
-    layouts = _local_layouts(live, optimizers)
-    result = OptimizerStateDict(_reshard.optimizer_state(live.inner, described, describe, views.make, layouts, options))
+    layouts = _local_layouts(live, optimizers, owned)
+    with readable():
+        state = _reshard.optimizer_state(live.inner, described, describe, views.make, layouts, options)
+    if deep and "state" in state:
+        state["state"] = {name: nested(slots) if isinstance(slots, dict) else slots for name, slots in state["state"].items()}
+    result = OptimizerStateDict(nested(state) if deep else state)
     if given is not None and "param_groups" not in given:
         result.pop("param_groups", None)
     if live.has_flats:
@@ -99,16 +108,14 @@ def _unplaced(live: LiveModel, optimizers: Sequence[Any], owned: Sequence[Mappin
     optimizers' own ``state_dict()`` gave: some nest there what they keep side by side."""
     found: dict[str, None] = {}
     for optimizer, own in zip(optimizers, owned):
+        sharded = _sharded_keys(live, optimizer, own["param_groups"])
         for theirs, group in zip(own["param_groups"], optimizer.param_groups):
             for key, param in zip(theirs["params"], group["params"]):
                 slots = own["state"].get(key)
-                flat = live.is_sharded_flat(param)
-                if not isinstance(slots, Mapping) or not (
-                    flat or (isinstance(param, DTensor) and any(p.is_shard() for p in param.placements))
-                ):
+                if not isinstance(slots, Mapping) or key not in sharded:
                     continue
-                part = None if flat else local_of(param).shape
-                found.update(dict.fromkeys(str(slot) for slot, value in slots.items() if _is_unplaced(value, part)))
+                part = None if live.is_sharded_flat(param) else local_of(param).shape
+                found.update(dict.fromkeys(shown(slot) for slot, value in slots.items() if _is_unplaced(value, part)))
     return tuple(found)
 
 
@@ -157,14 +164,16 @@ def _own_scalars(state: dict[Any, Any]) -> None:
     visit(state["state"] if "state" in state else state)
 
 
-def _local_layouts(live: LiveModel, optimizers: Sequence[Any]) -> dict[str, LocalLayout]:
-    """Layouts of sharded parameters that have plain tensors for slots."""
+def _local_layouts(live: LiveModel, optimizers: Sequence[Any], owned: Sequence[Mapping[str, Any]]) -> dict[str, LocalLayout]:
+    """Layouts of sharded parameters that have plain tensors for slots in what the optimizers' own ``state_dict()`` gave."""
     wanted: dict[int, DTensor] = {}
-    for optimizer in optimizers:
-        for param, slots in optimizer.state.items():
-            if isinstance(param, DTensor) and isinstance(slots, Mapping):
-                if any(isinstance(v, torch.Tensor) and not isinstance(v, DTensor) and v.dim() for v in slots.values()):
-                    wanted[id(param)] = param
+    for optimizer, own in zip(optimizers, owned):
+        for theirs, group in zip(own["param_groups"], optimizer.param_groups):
+            for key, param in zip(theirs["params"], group["params"]):
+                slots = own["state"].get(key) if isinstance(param, DTensor) else None
+                if isinstance(slots, Mapping):
+                    if any(isinstance(v, torch.Tensor) and not isinstance(v, DTensor) and v.dim() for v in slots.values()):
+                        wanted[id(param)] = param
     if not wanted:
         return {}
     layouts = {}
@@ -220,10 +229,36 @@ def plan(
     named = [by_names or goes_by_names(optimizer) for optimizer in optimizers]
     groups = [live_groups(o) for o in optimizers]
     made = _Views(live).make
-    plans = {
-        by: _reshard.optimizer_to_load(live.inner, dict(given), groups, describe, made, by, options) for by in sorted(set(named))
-    }
+    given = _unnested_given(live, given)
+    with readable():
+        plans = {
+            by: _reshard.optimizer_to_load(live.inner, given, groups, describe, made, by, options) for by in sorted(set(named))
+        }
     return Planned([plans[by].loads[index] for index, by in enumerate(named)], next(iter(plans.values())).report)
+
+
+def _unnested_given(live: LiveModel, given: Mapping[Any, Any]) -> dict[Any, Any]:
+    """A given state with the nested slots of sharded parameters taken apart, as :func:`read` gets them."""
+    names = {
+        name
+        for name, parameter in live.parameters.items()
+        if parameter.flat is not None or isinstance(live.tensors.get(parameter.identity), DTensor)
+    }
+    if "state" in given:
+        return {**given, "state": unnested_state(given["state"], names.__contains__)}
+    nests = {key: value for key, value in given.items() if isinstance(value, Mapping) and str(key).startswith("state.")}
+    nests = {key: value for key, value in nests.items() if str(key)[len("state.") :].rpartition(".")[0] in names}
+    return {**{key: value for key, value in given.items() if key not in nests}, **unnested(nests)}
+
+
+def _sharded_keys(live: LiveModel, optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> set[Any]:
+    """The parameters of which this rank holds a part, by the keys of the optimizer's own state dict."""
+    return {
+        key
+        for theirs, group in zip(groups, optimizer.param_groups)
+        for key, param in zip(theirs["params"], group["params"])
+        if live.is_sharded_flat(param) or (isinstance(param, DTensor) and any(p.is_shard() for p in param.placements))
+    }
 
 
 def _without_foreign(live: LiveModel, tree: Any) -> Any:
@@ -252,8 +287,9 @@ class Applied:
         for key, made in load.state.items():
             param = params[key] if isinstance(key, int) else None
             now = optimizer.state.get(param, {}) if param is not None else {}
-            state[key] = {slot: self._slot(str(slot), param, now.get(slot), value) for slot, value in made.items()}
-        state.update(load.user_state)
+            built = {slot: self._slot(shown(slot), param, below(now, slot), value) for slot, value in made.items()}
+            state[key] = nested(built)
+        state.update({key: nested(value) if isinstance(value, dict) else value for key, value in load.user_state.items()})
         self.state_dict: dict[str, Any] = {"state": state, "param_groups": load.groups}
 
     def _slot(self, slot: str, param: Any, now: Any, made: _reshard.BuiltSlot | _reshard.KeptSlot) -> Any:
@@ -382,15 +418,23 @@ def give(live: LiveModel, optimizer: Any, load: _reshard.OptimizerLoad) -> None:
     for key, slots in applied["state"].items():
         param = params[key] if isinstance(key, int) and key < len(params) else None
         now = optimizer.state.get(param) if param is not None else None
-        if not isinstance(now, dict):
-            continue
-        for slot, value in slots.items() if isinstance(slots, dict) else ():
-            # torch gives slots the dtype of their parameter, and turns text into a generator; what was saved is kept.
-            if not isinstance(value, torch.Tensor):
-                now[slot] = value
-            elif isinstance(now.get(slot), torch.Tensor) and now[slot].dtype != value.dtype:
-                now[slot] = value.to(now[slot].device)
+        if isinstance(now, dict) and isinstance(slots, dict):
+            _keep_slots(now, slots)
     _keep_rates(optimizer.param_groups, rates)
+
+
+def _keep_slots(now: dict[Any, Any], slots: Mapping[Any, Any]) -> None:
+    """torch gives slots the dtype of their parameter, and turns text into a generator; what was saved is kept. What an optimizer
+    has under other names than its state dict is its own affair."""
+    for slot, value in slots.items():
+        there = now.get(slot)
+        if isinstance(value, Mapping) and isinstance(there, dict):
+            _keep_slots(there, value)
+        elif not isinstance(value, torch.Tensor):
+            if slot in now:
+                now[slot] = value
+        elif isinstance(there, torch.Tensor) and there.dtype != value.dtype:
+            now[slot] = value.to(there.device)
 
 
 def _keep_rates(groups: Sequence[dict[str, Any]], rates: Sequence[Any]) -> None:

@@ -119,7 +119,8 @@ def _held(key: str, value: Any, compared: bool = False) -> HeldRegions | HeldSam
 def _name(path: Path) -> tuple[str, str]:
     """What the engine calls a leaf: slots of one parameter belong together."""
     if len(path) > 2 and path[0] == "state":
-        return str(path[1]), repr(path[2:])
+        plain = all(type(step) is str and "." not in step for step in path[2:])
+        return str(path[1]), ".".join(path[2:]) if plain else repr(path[2:])
     return repr(path), ""
 
 
