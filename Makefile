@@ -39,7 +39,7 @@ CLI := -p reshard-cli --features reshard-cli/cloud
 
 # Without cloud clients, which outweigh all the rest; cargo shows what it compiles.
 demo:
-	$(CARGO) run --release -p reshard-cli -- demo
+	$(CARGO) run --profile demo -p reshard-cli -- demo
 
 build:
 	$(CARGO) build --release $(CLI)
