@@ -84,7 +84,7 @@ pub(super) fn open_folder(folder: &Folder) -> Result<Option<Checkpoint>> {
         check_steps(folder, &names, &trees)?;
         let key = key_of_part(part);
         // Random states and the like: each rank's own.
-        let joined = if trees.iter().any(|tree| has_parts(tree)) || key == "model" {
+        let joined = if trees.iter().any(has_parts) || key == "model" {
             let mut ranks = trees.into_iter();
             let mut joined = ranks.next().unwrap_or_else(Tree::dict);
             for (rank, other) in ranks.enumerate() {
