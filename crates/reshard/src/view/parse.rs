@@ -152,6 +152,8 @@ impl Reader<'_> {
             |(text, span): (String, Option<Range<usize>>)| Pattern::parse(&text, given).map_err(|what| Wrong { span, what });
         let from = texts(table, "from")?.into_iter().map(pattern).collect::<Parsed<Vec<_>>>()?;
         let to = texts(table, "to")?.into_iter().map(pattern).collect::<Parsed<Vec<_>>>()?;
+        let to = to.into_iter().map(|name| name.with_kinds_of(&from)).collect::<std::result::Result<Vec<_>, _>>();
+        let to = to.map_err(|what| Wrong { span: span.clone(), what })?;
         let drop = texts(table, "drop")?.into_iter().map(pattern).collect::<Parsed<Vec<_>>>()?;
         let at = span.clone().map_or(Position::default(), |span| position(self.text, span.start));
         let optional = match table.get("optional") {

@@ -70,24 +70,30 @@ impl Pattern {
         if pieces.is_empty() {
             return Err("a pattern is empty".to_owned());
         }
-        let mut expression = String::from("^");
-        for piece in &pieces {
-            match piece {
-                Piece::Text(text) => expression.push_str(&regex::escape(text)),
-                Piece::Capture { kind: Kind::Segment, .. } => expression.push_str("([^.]+)"),
-                Piece::Capture { kind: Kind::Rest, .. } => expression.push_str("(.+)"),
-                Piece::Capture { kind: Kind::Int, .. } | Piece::Number { .. } => {
-                    expression.push_str(&format!("({INT})"));
-                }
-                Piece::Capture { kind: Kind::Words(words), .. } => {
-                    let words: Vec<String> = words.iter().map(|word| regex::escape(word)).collect();
-                    expression.push_str(&format!("({})", words.join("|")));
-                }
+        let regex = expression(&pieces).map_err(|error| format!("{text:?}: {error}"))?;
+        Ok(Pattern { text: text.to_owned(), pieces, regex })
+    }
+
+    /// This pattern, in which captures without a kind have the kind that they have in others: `{name}` of a new name is what
+    /// `{name...}` of an old one captured, and has to be found again when the rule is reversed.
+    pub(super) fn with_kinds_of(mut self, others: &[Pattern]) -> Result<Pattern, String> {
+        let known: BTreeMap<&str, &Kind> = others
+            .iter()
+            .flat_map(|other| &other.pieces)
+            .filter_map(|piece| match piece {
+                Piece::Capture { name, kind } if *kind != Kind::Segment => Some((name.as_str(), kind)),
+                _ => None,
+            })
+            .collect();
+        for piece in &mut self.pieces {
+            if let Piece::Capture { name, kind: kind @ Kind::Segment } = piece
+                && let Some(found) = known.get(name.as_str())
+            {
+                *kind = (*found).clone();
             }
         }
-        expression.push('$');
-        let regex = Regex::new(&expression).map_err(|error| format!("{text:?}: {error}"))?;
-        Ok(Pattern { text: text.to_owned(), pieces, regex })
+        self.regex = expression(&self.pieces).map_err(|error| format!("{:?}: {error}", self.text))?;
+        Ok(self)
     }
 
     /// As it was written.
@@ -193,6 +199,27 @@ impl Pattern {
     }
 }
 
+/// The expression that finds the pieces of a pattern in a name.
+fn expression(pieces: &[Piece]) -> Result<Regex, regex::Error> {
+    let mut expression = String::from("^");
+    for piece in pieces {
+        match piece {
+            Piece::Text(text) => expression.push_str(&regex::escape(text)),
+            Piece::Capture { kind: Kind::Segment, .. } => expression.push_str("([^.]+)"),
+            Piece::Capture { kind: Kind::Rest, .. } => expression.push_str("(.+)"),
+            Piece::Capture { kind: Kind::Int, .. } | Piece::Number { .. } => {
+                expression.push_str(&format!("({INT})"));
+            }
+            Piece::Capture { kind: Kind::Words(words), .. } => {
+                let words: Vec<String> = words.iter().map(|word| regex::escape(word)).collect();
+                expression.push_str(&format!("({})", words.join("|")));
+            }
+        }
+    }
+    expression.push('$');
+    Regex::new(&expression)
+}
+
 fn piece(text: &str, parameters: &BTreeMap<String, i64>) -> Result<Piece, String> {
     let is_name = |name: &str| {
         !name.is_empty()
@@ -273,6 +300,15 @@ mod tests {
         ] {
             assert!(pattern(text).captures(name).is_none(), "{text} {name}");
         }
+    }
+
+    #[test]
+    fn new_names_find_again_what_old_ones_captured() {
+        let from = [pattern("model.{name...}.{part:A|B}"), pattern("{layer:int}.{x}")];
+        let to = pattern("{part}.{name}.{layer}.{x}").with_kinds_of(&from).unwrap();
+        let found = to.captures("A.b.c.d.3.e").unwrap();
+        assert_eq!(found.get("name").map(String::as_str), Some("b.c.d"));
+        assert!(to.captures("C.b.3.e").is_none() && to.captures("A.b.x.e").is_none());
     }
 
     #[test]
