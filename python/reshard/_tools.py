@@ -73,7 +73,7 @@ def convert(
         view: see the source through rules (:class:`reshard.View`, a file, a recipe), before all else.
         storage_options: settings of the stores by name.
     """
-    options = {"to": to, "ranks": ranks, "max_shard_size": max_shard_size}
+    options: dict[str, Any] = {"to": to, "ranks": ranks, "max_shard_size": max_shard_size}
     options |= _selection(include, exclude, keys, part, prefix, add_prefix, rename)
     options |= _writing(cast, overwrite, verify, sync, skip_opaque)
     options["view"] = inner_views(view)

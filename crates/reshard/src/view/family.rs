@@ -50,8 +50,8 @@ impl Families {
     pub(super) fn of<'k>(&self, key: &'k str) -> Vec<(Family, &'k str)> {
         for optimizer in &self.optimizers {
             let Some(below) = key.strip_prefix(optimizer.as_str()) else { continue };
-            let found = if let Some(rest) = below.strip_prefix("state.") { Some((rest, "state.")) } else { None };
-            let found = found.or_else(|| below.strip_prefix("param_groups.").map(|rest| (rest, "param_groups.")));
+            let state = below.strip_prefix("state.").map(|rest| (rest, "state."));
+            let found = state.or_else(|| below.strip_prefix("param_groups.").map(|rest| (rest, "param_groups.")));
             let Some((rest, word)) = found else { continue };
             let Some((name, last)) = rest.rsplit_once('.') else { return Vec::new() };
             let kind = if word == "state." { FamilyKind::Slot(last.to_owned()) } else { FamilyKind::Setting };

@@ -438,7 +438,10 @@ fn table_of<'t>(table: &'t dyn TableLike, key: &str) -> Parsed<Option<&'t dyn Ta
     }
 }
 
-fn text_of<'t>(table: &'t dyn TableLike, key: &str) -> Parsed<Option<(&'t str, Option<Range<usize>>)>> {
+/// A text of the file, and where it stands.
+type Text<'t> = (&'t str, Option<Range<usize>>);
+
+fn text_of<'t>(table: &'t dyn TableLike, key: &str) -> Parsed<Option<Text<'t>>> {
     match table.get(key) {
         None => Ok(None),
         Some(item) => match item.as_str() {

@@ -442,7 +442,8 @@ fn a_damaged_record_is_found_through_a_view() {
     let folder = tempfile::tempdir().unwrap();
     corpus::save_state(&wholes, &[], &corpus::solo(), &corpus::local(folder.path()), &SaveOptions::default());
     let data = std::fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().path());
-    let data = data.filter(|p| p.extension().is_some_and(|e| e == "distcp")).next().unwrap();
+    let mut data = data.filter(|p| p.extension().is_some_and(|e| e == "distcp"));
+    let data = data.next().unwrap();
     let mut bytes = std::fs::read(&data).unwrap();
     let inside = wholes[0].slice(&Region::whole(&[300, 40]).unwrap());
     let at = bytes.windows(64).position(|w| w == &inside[1000..1064]).unwrap();

@@ -242,7 +242,8 @@ def _unnested_given(live: LiveModel, given: Mapping[Any, Any]) -> dict[Any, Any]
     names = {
         name
         for name, parameter in live.parameters.items()
-        if parameter.flat is not None or isinstance(live.tensors.get(parameter.identity), DTensor)
+        if parameter.flat is not None
+        or (parameter.identity is not None and isinstance(live.tensors.get(parameter.identity), DTensor))
     }
     if "state" in given:
         return {**given, "state": unnested_state(given["state"], names.__contains__)}
