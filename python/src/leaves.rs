@@ -215,7 +215,6 @@ impl Leaf {
 
     /// Some regions of a tensor.
     #[staticmethod]
-    #[expect(clippy::too_many_arguments, reason = "what a tensor is")]
     fn pieces(
         key: String,
         path: Option<Path>,

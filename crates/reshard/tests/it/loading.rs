@@ -101,7 +101,7 @@ fn codes_are_not_cast_without_their_scales() {
     save_whole(&wholes, folder.path());
     let checkpoint = Checkpoint::open_store(store_at(folder.path())).unwrap();
     let run = |key: &str, dtype: DType, shape: &[u64]| {
-        let mut memory = vec![0; 64];
+        let mut memory = [0; 64];
         let size = shape.iter().product::<u64>() as usize * dtype.size() as usize;
         let mut state = LoadState::new();
         state.insert_whole(key, dtype, shape, &mut memory[..size]).unwrap();

@@ -132,6 +132,9 @@ fn step(array: &Array, choice: u64, text: &mut String) -> Array {
     }
 }
 
+/// Regions of one tensor, and their bytes.
+type Parts = Vec<(Region, Vec<u8>)>;
+
 /// Tensors, the rules for them, and what they make.
 #[derive(Debug)]
 struct Case {
@@ -212,7 +215,7 @@ fn view(text: &str) -> View {
 fn loaded(checkpoint: &Checkpoint, cut: &Cut, expected: &BTreeMap<String, Array>, options: &LoadOptions) {
     let results = run_threads(cut.ranks() as usize, |group| {
         let rank = reshard::Group::rank(&group) as u64;
-        let mut memory: Vec<(String, Vec<u64>, Vec<(Region, Vec<u8>)>)> = expected
+        let mut memory: Vec<(String, Vec<u64>, Parts)> = expected
             .iter()
             .map(|(key, array)| {
                 let pieces = fitted(cut, array.shape.len()).pieces(&array.shape, rank);
