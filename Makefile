@@ -8,7 +8,7 @@
 #   make test-faults every fault at every request of an S3 server and at every system call (takes long)
 #   make doc         the Rust and Python API documentation, in target/doc
 #   make wheel       the Python package as a wheel and an sdist, each checked in an environment without torch
-#   make test-integrations    the real trainers over the engine; part of make test
+#   make test-integrations    the real trainers over the engine, in an environment of their own
 #   make test-torch TORCH=2.5.1    the Python tests on another PyTorch
 #   make test-fresh  demo, check and test in a minimal Debian made on the spot, as a user and as root
 
@@ -46,7 +46,7 @@ build:
 
 # ---- tests ----------------------------------------------------------------------------------------------------------
 
-test: test-rust test-mpi test-python test-integrations test-browser
+test: test-rust test-mpi test-python test-browser
 
 test-rust: $(PY_READY)
 	$(CARGO) test --workspace --exclude reshard-python --features reshard-cli/cloud

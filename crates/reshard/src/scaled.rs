@@ -3,17 +3,16 @@
 
 use reshard_formats::DType;
 
-use crate::checkpoint::{CatalogEntry, CatalogKind, Checkpoint};
+use crate::checkpoint::{Catalog, CatalogEntry, CatalogKind};
 
 /// What is put behind the name of a float8 tensor for that of its scales.
 const BEHIND: [&str; 3] = ["_scale_inv", "_scale", "_scales"];
 
 /// The key of a stored tensor's scales, if it is one of codes: a float8 tensor with scales beside it, or packed blocks.
-pub(crate) fn scales_of<'c>(checkpoint: &'c Checkpoint, key: &str, entry: &CatalogEntry) -> Option<&'c str> {
+pub(crate) fn scales_of<'c>(catalog: &'c Catalog, key: &str, entry: &CatalogEntry) -> Option<&'c str> {
     let CatalogKind::Tensor(tensor) = &entry.kind else { return None };
-    let entries = &checkpoint.catalog.entries;
     let found = |name: String| {
-        let (_, name, beside) = entries.get_full(name.as_str())?;
+        let (_, name, beside) = catalog.entries.get_full(name.as_str())?;
         matches!(beside.kind, CatalogKind::Tensor(_)).then_some(name.as_str())
     };
     if is_float8(tensor.dtype) {

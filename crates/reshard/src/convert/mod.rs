@@ -344,7 +344,7 @@ pub(crate) fn plan_of<'p>(source: &'p Checkpoint, options: &ConvertOptions, form
                     if !can_cast(from, to) {
                         return Err(Error::unsupported(format!("{:?}: no cast from {} to {}", item.key, from.name(), to.name())));
                     }
-                    if let Some(scales) = scales_of(source, item.stored, item.entry) {
+                    if let Some(scales) = scales_of(&source.catalog, item.stored, item.entry) {
                         scaled.push(format!("{:?} is {} codes scaled by {scales:?}", item.stored, from.name()));
                     }
                     let narrowing = is_narrowing(from, to);

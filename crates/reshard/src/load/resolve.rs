@@ -73,7 +73,7 @@ pub(super) fn resolve<'c>(
             continue;
         };
         resolution.used[position] = true;
-        let scales = || scales_of(checkpoint, name, stored).map(str::to_owned);
+        let scales = || scales_of(&checkpoint.catalog, name, stored).map(str::to_owned);
         match difference(key, entry, stored, options, scales, &mut resolution.casts) {
             Some(difference) => resolution.differences.push(difference),
             None => resolution.found.push(Resolved { wanted, key: name, stored }),

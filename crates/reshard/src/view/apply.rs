@@ -10,6 +10,7 @@ use super::pattern::Captures;
 use super::rules::{Action, Rest, Rule, Rules, SlotRule};
 use super::steps::{Piece, run};
 use crate::checkpoint::{Catalog, CatalogEntry, CatalogKind};
+use crate::scaled::scales_of;
 use crate::select::new_path;
 
 /// What a view made of a checkpoint.
@@ -227,6 +228,7 @@ impl Maker<'_> {
             self.check_parts(family, all)?;
             match self.follows(group, family, all)? {
                 Follows::Steps => {
+                    self.check_casts(all)?;
                     let pieces = self.pieces(family, all, true)?;
                     if pattern.is_none() {
                         pattern = Some(pieces.iter().map(|(name, piece)| (name.clone(), self.names_of(all, piece))).collect());
@@ -259,6 +261,19 @@ impl Maker<'_> {
             renamed.extend(sources.into_iter().map(|old| (old, new.clone())));
         }
         Ok(renamed)
+    }
+
+    /// Codes are not cast without their scales.
+    fn check_casts(&self, all: &[Taken]) -> Result<(), String> {
+        if !self.rule.steps.iter().any(|step| matches!(step.action, Action::Cast { .. })) {
+            return Ok(());
+        }
+        for (key, entry) in all.iter().filter_map(|taken| self.entry(taken.position)) {
+            if let Some(scales) = scales_of(self.catalog, key, entry) {
+                return Err(format!("{key:?} is codes scaled by {scales:?}: a cast of the codes alone gives no weights"));
+            }
+        }
+        Ok(())
     }
 
     fn names_of(&self, all: &[Taken], piece: &Piece) -> Vec<String> {

@@ -399,6 +399,18 @@ fn what_is_live_stays_as_it_is_and_cannot_be_written() {
 }
 
 #[test]
+fn codes_are_not_cast_without_their_scales() {
+    let codes = Whole::new("w", DType::Float8E4M3Fn, &[4, 4], 1);
+    let scales = Whole::new("w_scale_inv", DType::Float32, &[1, 1], 2);
+    let rules = "[[rule]]\nfrom = \"w\"\nto = \"v\"\nsteps = [{ cast = \"bfloat16\" }]\n";
+    let (_folder, found) = saved(&[codes.clone(), scales], &[]);
+    let text = refused(found, rules);
+    assert!(text.contains("\"w\" is codes scaled by \"w_scale_inv\""), "{text}");
+    let (_folder, found) = saved(&[codes], &[]);
+    assert_eq!(found.through(&view(rules)).unwrap().keys().collect::<Vec<_>>(), ["v"]);
+}
+
+#[test]
 fn slots_of_another_shape_follow_a_stated_rule_or_are_named() {
     let step = |key: &str, seed| Whole::new(key, DType::Float32, &[], seed);
     let matrix = |key: &str| Whole::new(key, DType::BFloat16, &[4, 2], 1);
