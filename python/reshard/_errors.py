@@ -6,9 +6,12 @@ pools and result queues.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ._reports import Difference
 
 
@@ -123,3 +126,14 @@ class InternalError(ReshardError, RuntimeError):
 
 class Cancelled(ReshardError):
     """The caller cancelled it; nothing was published."""
+
+
+@contextmanager
+def as_raised() -> Iterator[None]:
+    """What is wrong with a field of a request is said as itself, and not as the field that could not be read."""
+    try:
+        yield
+    except TypeError as error:
+        if isinstance(error.__cause__, ReshardError):
+            raise error.__cause__ from None
+        raise

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack, get_type_hints
 
 from .. import _reshard
-from .._errors import Corrupt, InvalidInput
+from .._errors import Corrupt, InvalidInput, as_raised
 from .._paths import path_text
 from .._progress import Progress
 from .._reports import SaveReport, log_report
@@ -198,7 +198,8 @@ def _save_together(
 
     def work(description: Description, failure: str | None) -> _T:
         leaves, owners = description.leaves, description.owners
-        return engine(_SaveRequest(path, leaves, owners, objects.record, group, chosen, control, failure, storage_options))
+        with as_raised():
+            return engine(_SaveRequest(path, leaves, owners, objects.record, group, chosen, control, failure, storage_options))
 
     saved = run_together(group, describe, work)
     if group is None or group.rank == 0:

@@ -41,7 +41,7 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from .. import _reshard
-from .._errors import InvalidInput
+from .._errors import InvalidInput, as_raised
 from .._paths import path_text
 from .._types import StorageOptions, StrPath, VerifyPolicy
 from ._describe import Description, pickled
@@ -164,7 +164,8 @@ class StorageWriter(storage.StorageWriter):
         """Without rank coordination, every rank prepares by itself."""
         if self.use_collectives or self.rank is None:
             return plan
-        begun = _reshard.begin_records(self._target())
+        with as_raised():
+            begun = _reshard.begin_records(self._target())
         self._begun = begun.save_id
         return dataclasses.replace(plan, storage_data=_SaveId(begun.save_id, begun.named, self.rank, 1))
 
@@ -172,7 +173,8 @@ class StorageWriter(storage.StorageWriter):
         """Looks at the path once, for all ranks."""
         if all(isinstance(plan.storage_data, _SaveId) for plan in plans):
             return plans
-        begun = _reshard.begin_records(self._target()._replace(metadata_name=None))
+        with as_raised():
+            begun = _reshard.begin_records(self._target()._replace(metadata_name=None))
         self._begun = begun.save_id
         ids = [_SaveId(begun.save_id, begun.named, rank, len(plans)) for rank in range(len(plans))]
         self._saving = ids[0]

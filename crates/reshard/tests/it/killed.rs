@@ -70,18 +70,21 @@ fn killed_at_random_moments_a_complete_checkpoint_is_there() {
     let mut last = 1;
     let mut state = 0x2545_f491_4f6c_dd1du64;
     let mut advanced = 0;
+    // Where processes start slowly they are given longer.
+    let mut idle = 0;
     for round in 0..200 {
         let child = again("killed::child_saves_for_ever", &path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        std::thread::sleep(Duration::from_micros(8_000 + state % 30_000));
+        std::thread::sleep(Duration::from_micros((1 + idle / 8) * (8_000 + state % 30_000)));
         kill(child);
         let checkpoint = Checkpoint::open_store(store_at(&path)).unwrap_or_else(|e| panic!("round {round}: {}", e.full_text()));
         let Value::Int(number) = checkpoint.value("number").unwrap() else { panic!("the number is a number") };
         let number = number.as_i64().unwrap() as u64;
         assert!(number >= last, "round {round}: {number} after {last}");
         advanced += usize::from(number > last);
+        idle = if number > last { idle / 2 } else { idle + 1 };
         last = number;
         for whole in generation(number) {
             assert_eq!(checkpoint.read_whole(&whole.key).unwrap(), whole.bytes, "round {round}: {}", whole.key);

@@ -75,12 +75,15 @@ fn a_failed_read_is_never_a_good_answer() {
             assert!(clean.is_some(), "{name} of {format}");
             for (number, step) in counting.log().into_iter().enumerate() {
                 for failure in [Fault::Fail(Failure::Device), Fault::Crash] {
-                    let found = verb(&Faults::at(number as u64, failure).wrap(Arc::clone(&store)));
+                    let faults = Faults::at(number as u64, failure);
+                    let found = verb(&faults.wrap(Arc::clone(&store)));
                     // Not every store can list; each file is asked for then, and all that was said is said.
                     let said = step.operation == Operation::List && name.starts_with("verify");
                     match found {
                         Err(_) | Ok(None) => {}
                         Ok(text) if said && text == clean => {}
+                        // Threads that read in another order may need a read less: nothing failed then.
+                        Ok(text) if faults.steps() <= number as u64 && text == clean => {}
                         Ok(Some(text)) => panic!("{name} of {format}, {failure:?} at {step:?}: it said {text:?}"),
                     }
                 }
