@@ -1,8 +1,8 @@
 """Faults by system call: every verb that writes, with old state in place, stopped or failed at its single system calls by strace.
 
 What the fault store does to the engine's own operations (`matrix.rs`) the kernel does here to a real process on a real disk, for the
-verbs of the command; saves go through the same commit, and `test_faults.py` and `killed.rs` kill them. Without strace these tests
-are skipped. `RESHARD_CAMPAIGN=1` (`make test-faults`) tries every call; else one or two of each.
+verbs of the command; `test_syscalls_saving.py` does the same for the calls that save. Without strace these tests are skipped.
+`RESHARD_CAMPAIGN=1` (`make test-faults`) tries every call; else one or two of each.
 """
 
 import os
@@ -48,10 +48,15 @@ def traced(command, inject=None, log=os.devnull):
 
 
 def calls_of(command, log, below):
-    """How often a thread makes each call, up to its last one that concerns the folder: calls before are the interpreter's own."""
+    """How often a command makes each call; see :func:`counted_calls`."""
     traced(command, log=log)
+    return counted_calls(log.read_text(), below)
+
+
+def counted_calls(text, below):
+    """How often a thread makes each call, up to its last one that concerns the folder: calls before are the interpreter's own."""
     made, last = {}, {}
-    for line in log.read_text().splitlines():
+    for line in text.splitlines():
         found = re.match(r"(\d+) +(\w+)\((.*)", line)
         if found is None:
             continue
