@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
+use reshard::checkpoint::{CatalogEntry, CatalogKind, CatalogTensor, ChunkPlace, LoadedValue, ValuePlace};
 use reshard::records::together;
 use reshard::storage::StoreOptions;
-use reshard::{CatalogEntry, CatalogKind, CatalogTensor, ChunkPlace, DType, LoadedValue, OpenOptions, ValuePlace};
+use reshard::{DType, OpenOptions};
 
 use crate::errors::{Raise, invalid, raised};
 use crate::geometry::region;
@@ -40,7 +41,7 @@ pub(crate) fn is_complete(py: Python<'_>, path: &str, storage_options: Option<St
 }
 
 /// Opens a path.
-pub(crate) fn opened(path: &str, store: StoreOptions, views: Vec<reshard::View>) -> reshard::Result<reshard::Checkpoint> {
+pub(crate) fn opened(path: &str, store: StoreOptions, views: Vec<reshard::view::View>) -> reshard::Result<reshard::Checkpoint> {
     let mut options = OpenOptions::default();
     options.store = store;
     options.views = views;
@@ -231,7 +232,7 @@ impl StoredValue {
 /// What a `torch.save` record holds. Nothing is run.
 #[pyfunction]
 pub(crate) fn decode_record(py: Python<'_>, record: Vec<u8>) -> PyResult<StoredValue> {
-    StoredValue::new(py, &py.detach(|| reshard::decode_record(record)).or_raise(py)?)
+    StoredValue::new(py, &py.detach(|| reshard::checkpoint::decode_record(record)).or_raise(py)?)
 }
 
 /// Where a record lies.
@@ -329,7 +330,7 @@ impl Entry {
     #[getter]
     fn chunks(&self, py: Python<'_>) -> PyResult<Vec<StoredChunk>> {
         let chunks = self.tensor().map(|tensor| tensor.chunks.as_slice()).unwrap_or_default();
-        let stored = |chunk: &reshard::StoredChunk| {
+        let stored = |chunk: &reshard::checkpoint::StoredChunk| {
             let (offset, length) = match chunk.place.stored() {
                 ChunkPlace::Record { offset, length, .. } => (Some(*offset), Some(*length)),
                 _ => (None, None),

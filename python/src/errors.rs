@@ -4,7 +4,9 @@
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
-use reshard::{Caller, Difference, Error, ErrorKind};
+use reshard::error::Caller;
+use reshard::mismatch::Difference;
+use reshard::{Error, ErrorKind};
 
 /// The exception of an error.
 pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {

@@ -10,12 +10,12 @@ use pyo3::buffer::PyBuffer;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyList, PyTuple};
+use reshard::formats::KeyPath;
 use reshard::layout::{ByteLayout, Dims, Region};
+use reshard::leaf::{LoadLeaf, LoadPiece, LoadTensor, SaveLeaf, SavePiece, SaveTensor, Scope};
+use reshard::memory::{DeviceMemory, DeviceMemoryMut, Source, StridedBox, Target};
 use reshard::records::{RecordContent, RecordToWrite};
-use reshard::{
-    DType, DeviceMemory, DeviceMemoryMut, KeyPath, LoadLeaf, LoadPiece, LoadState, LoadTensor, SaveLeaf, SavePiece, SaveState,
-    SaveTensor, Scope, Source, StridedBox, Target,
-};
+use reshard::{DType, LoadState, SaveState};
 
 use crate::errors::{Raise, invalid, invalid_key};
 use crate::geometry::{in_layout, region};

@@ -52,7 +52,7 @@ impl LoadRequest<'_> {
         options.control = self.control.inner.clone();
         options.parts = std::mem::take(&mut self.parts);
         options.trusted =
-            self.trusted.take().map(|names| Arc::new(move |class: &str| names.contains(class)) as reshard::KeyFilter);
+            self.trusted.take().map(|names| Arc::new(move |class: &str| names.contains(class)) as reshard::load::KeyFilter);
         if let Some(renames) = self.renames.take() {
             options.key_map = Some(Arc::new(move |key| match renames.get(key) {
                 Some(stored) => stored.clone(),

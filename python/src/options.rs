@@ -5,8 +5,8 @@ use std::sync::Arc;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyMapping;
+use reshard::load::{CastPolicy, Strictness, Verify};
 use reshard::storage::{Address, StorageError, Store, StoreOptions, open};
-use reshard::{CastPolicy, Strictness, Verify};
 
 use crate::errors::invalid;
 
@@ -46,7 +46,7 @@ impl Control {
 #[pyclass(module = "reshard._reshard", frozen)]
 #[derive(Default)]
 pub(crate) struct PlanCache {
-    inner: Arc<reshard::PlanCache>,
+    inner: Arc<reshard::save::PlanCache>,
 }
 
 #[pymethods]

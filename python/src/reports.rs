@@ -3,7 +3,9 @@
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
-use reshard::{LoadReport, Phases, SaveReport, VerifyReport};
+use reshard::save::Phases;
+use reshard::verify::VerifyReport;
+use reshard::{LoadReport, SaveReport};
 use serde::Serialize;
 use serde_json::Value;
 

@@ -123,7 +123,7 @@ impl AsyncSaver {
 /// A save under way.
 #[pyclass(module = "reshard._reshard", frozen)]
 pub(crate) struct SaveHandle {
-    inner: reshard::SaveHandle,
+    inner: reshard::save::SaveHandle,
 }
 
 #[pymethods]

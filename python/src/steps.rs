@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use pyo3::prelude::*;
+use reshard::steps::{Best, Retention, StepState, StepsMemory, StepsOptions};
 use reshard::storage::Address;
-use reshard::{Best, Retention, StepState, StepsMemory, StepsOptions};
 
 use crate::errors::Raise;
 use crate::options::Storage;
@@ -52,10 +52,10 @@ impl StepFolder {
     /// The steps that are DCP checkpoints, complete or not, oldest first; anything else of such a name is left out.
     fn steps(&self, py: Python<'_>) -> PyResult<Vec<Step>> {
         let (root, options) = (self.root.clone(), self.options.clone());
-        let found = run(py, &self.options.control, move || reshard::steps(&root, &options))?.or_raise(py)?;
-        let step = |step: reshard::Step| {
+        let found = run(py, &self.options.control, move || reshard::steps::steps(&root, &options))?.or_raise(py)?;
+        let step = |step: reshard::steps::Step| {
             let why = match step.state {
-                StepState::Valid if step.format == Some(reshard::Format::Dcp) => None,
+                StepState::Valid if step.format == Some(reshard::checkpoint::Format::Dcp) => None,
                 StepState::Incomplete { why } => Some(why),
                 _ => return None,
             };
@@ -68,7 +68,7 @@ impl StepFolder {
     fn best(&self, py: Python<'_>, key: String, largest: bool) -> PyResult<Option<u64>> {
         let (root, options) = (self.root.clone(), self.options.clone());
         let rule = Best::new(key, largest, 1);
-        let found = run(py, &self.options.control, move || reshard::best(&root, &rule, &options))?.or_raise(py)?;
+        let found = run(py, &self.options.control, move || reshard::steps::best(&root, &rule, &options))?.or_raise(py)?;
         Ok(found.into_iter().next().and_then(|step| step.number))
     }
 
@@ -95,7 +95,8 @@ impl StepFolder {
         rules.fallback = fallback;
         rules.best = best.map(|(key, largest, count)| Best::new(key, largest, count));
         let (root, options) = (self.root.clone(), self.options.clone());
-        let report = run(py, &self.options.control, move || reshard::prune(&root, &rules, false, &options))?.or_raise(py)?;
+        let report =
+            run(py, &self.options.control, move || reshard::steps::prune(&root, &rules, false, &options))?.or_raise(py)?;
         let removed = report.steps.into_iter().filter(|d| !d.keep).map(|d| d.step.name).collect();
         Ok(Pruned { removed, failed: report.failed })
     }

@@ -4,7 +4,9 @@ pub(crate) mod looking;
 pub(crate) mod writing;
 
 use pyo3::prelude::*;
-use reshard::{OpenOptions, Step, StepState, StepsOptions, VerifyOptions, verify_path};
+use reshard::OpenOptions;
+use reshard::steps::{Step, StepState, StepsOptions};
+use reshard::verify::{VerifyOptions, verify_path};
 
 use crate::errors::Raise;
 use crate::options::{Control, Storage};
@@ -43,7 +45,7 @@ pub(crate) fn steps(
     storage_options: Option<Storage>,
 ) -> PyResult<Vec<(u64, String)>> {
     let (options, control) = steps_options(deep, storage_options);
-    let found = run(py, &control, move || reshard::steps(&folder, &options))?.or_raise(py)?;
+    let found = run(py, &control, move || reshard::steps::steps(&folder, &options))?.or_raise(py)?;
     let valid = found.into_iter().filter(|step| step.state == StepState::Valid);
     Ok(valid.filter_map(|step| step.number.map(|number| (number, step.name))).collect())
 }
@@ -53,7 +55,7 @@ pub(crate) fn steps(
 #[pyo3(signature = (folder, deep=false, storage_options=None))]
 pub(crate) fn latest(py: Python<'_>, folder: String, deep: bool, storage_options: Option<Storage>) -> PyResult<Option<String>> {
     let (options, control) = steps_options(deep, storage_options);
-    let found: Option<Step> = run(py, &control, move || reshard::latest(&folder, &options))?.or_raise(py)?;
+    let found: Option<Step> = run(py, &control, move || reshard::steps::latest(&folder, &options))?.or_raise(py)?;
     Ok(found.map(|step| step.name))
 }
 

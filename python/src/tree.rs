@@ -2,8 +2,8 @@
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyInt, PyList, PyString, PyTuple};
+use reshard::formats::{KeyPath, PathSegment};
 use reshard::state::{Dict, Key, KeyTypes, Tree, key_of, unflatten_entries};
-use reshard::{KeyPath, PathSegment};
 
 use crate::errors::invalid;
 use crate::value::{plain, to_python};

@@ -5,9 +5,10 @@
 use std::error::Error;
 use std::path::Path;
 
+use reshard::DType;
+use reshard::formats::PathSegment;
 use reshard::formats::metadata::{Chunk, Entry, EntryKind, FileId, Metadata, StorageInfo, TensorEntry, TensorProperties};
 use reshard::layout::Region;
-use reshard::{DType, PathSegment};
 
 #[allow(dead_code, reason = "a test takes the rest of this file as a module")]
 fn main() -> Result<(), Box<dyn Error>> {

@@ -1,6 +1,6 @@
 //! Facts of a checkpoint's catalog that several verbs and the report show.
 
-use reshard::{ChunkPlace, Format};
+use reshard::checkpoint::{ChunkPlace, Format};
 
 /// The format in words.
 pub(crate) fn format_name(format: Format) -> &'static str {

@@ -1,7 +1,9 @@
 //! Elements of a tensor as numbers and text: a region is read through the engine's own casts.
 
 use reshard::layout::Region;
-use reshard::{CastPolicy, Checkpoint, DType, LoadLeaf, LoadOptions, LoadPiece, LoadState, LoadTensor, Scope, Solo, load_with};
+use reshard::leaf::{LoadLeaf, LoadPiece, LoadTensor, Scope};
+use reshard::load::CastPolicy;
+use reshard::{Checkpoint, DType, LoadOptions, LoadState, Solo, load_with};
 use serde_json::Value as Json;
 
 use crate::failure::{Failure, Result};

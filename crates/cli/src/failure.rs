@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 
-use reshard::Caller;
+use reshard::error::Caller;
 
 use crate::human;
 

@@ -3,7 +3,11 @@
 use std::path::Path;
 use std::time::Duration;
 
-use reshard::{CastRules, Checkpoint, ConvertOptions, ConvertTarget, Format, Layout, Part, Rename, Selection, Unmatched};
+use reshard::Checkpoint;
+use reshard::checkpoint::Format;
+use reshard::convert::{ConvertOptions, Target as ConvertTarget};
+use reshard::mesh::Layout;
+use reshard::select::{CastRules, Part, Rename, Selection, Unmatched};
 
 use crate::args::{FormatArg, KeyArgs, LayoutArgs, WriteArgs};
 use crate::failure::{Failure, Result};

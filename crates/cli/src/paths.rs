@@ -55,7 +55,7 @@ fn beside(path: &Path) -> Option<String> {
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     let named = |path: &PathBuf| path.file_name().and_then(|name| name.to_str()).map(str::to_owned);
     let names: Vec<String> = children(folder).iter().filter_map(named).collect();
-    let near = reshard::near_names(name, names.iter().map(String::as_str));
+    let near = reshard::mismatch::near_names(name, names.iter().map(String::as_str));
     // The nearest alone: names of a few letters are all near each other.
     let near: Vec<PathBuf> = near.into_iter().take(1).map(|name| path.with_file_name(name)).collect();
     (!near.is_empty()).then(|| format!("did you mean {}?", quoted(&near)))

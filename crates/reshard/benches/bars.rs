@@ -12,11 +12,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use reshard::layout::{ByteLayout, Dims, Region};
+use reshard::leaf::{LoadLeaf, LoadPiece, LoadTensor, SaveLeaf, SavePiece, SaveTensor, Scope};
+use reshard::load::Verify;
+use reshard::memory::{Source, Target};
+use reshard::save::{PlanCache, simulate_plan};
 use reshard::storage::{Address, Store, StoreOptions};
 use reshard::{
-    AsyncSaver, Checkpoint, DType, Group, LoadLeaf, LoadOptions, LoadPiece, LoadState, LoadTensor, PlanCache, SaveLeaf,
-    SaveOptions, SavePiece, SaveState, SaveTensor, Scope, Solo, Source, Target, Verify, load_with, run_threads, save_with,
-    simulate_plan,
+    AsyncSaver, Checkpoint, DType, Group, LoadOptions, LoadState, SaveOptions, SaveState, Solo, load_with, run_threads, save_with,
 };
 
 const ROUNDS: usize = 5;
@@ -184,7 +186,7 @@ fn small(dir: &Path, rows: &mut Vec<Row>) {
     let _ = std::fs::remove_dir_all(&ckpt);
 }
 
-fn phases(phases: &reshard::Phases) -> String {
+fn phases(phases: &reshard::save::Phases) -> String {
     phases.steps.iter().map(|(name, time)| format!("{name} {:.1} ms", time.as_secs_f64() * 1e3)).collect::<Vec<_>>().join(", ")
 }
 

@@ -13,12 +13,12 @@ use std::time::Duration;
 
 use layouts::{Cut, Memory, Whole, add_to_load, add_to_save, fitted, held, store_at};
 use mpi::Threading;
+use reshard::checkpoint::LoadedValue;
 use reshard::group::Mpi;
 use reshard::layout::Placement;
-use reshard::{
-    Checkpoint, DType, ErrorKind, Group, LoadLeaf, LoadOptions, LoadState, LoadedValue, PlanCache, SaveLeaf, SaveOptions,
-    SaveState, Scope, Value, load_with, save_with,
-};
+use reshard::leaf::{LoadLeaf, SaveLeaf, Scope};
+use reshard::save::PlanCache;
+use reshard::{Checkpoint, DType, ErrorKind, Group, LoadOptions, LoadState, SaveOptions, SaveState, Value, load_with, save_with};
 
 type Case = (&'static str, fn(&Mpi, &Path));
 

@@ -8,11 +8,11 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use reshard::convert::{ConvertOptions, Destination, Target as ConvertTarget, convert};
+use reshard::digest::{DigestOptions, digest};
 use reshard::storage::{Address, StoreOptions};
-use reshard::{
-    Checkpoint, ConvertOptions, ConvertTarget, DType, Destination, DigestOptions, SaveOptions, SaveState, Solo, VerifyOptions,
-    convert, digest, save_with, verify,
-};
+use reshard::verify::{VerifyOptions, verify};
+use reshard::{Checkpoint, DType, SaveOptions, SaveState, Solo, save_with};
 use sha2::{Digest as _, Sha256};
 use twox_hash::XxHash3_64;
 

@@ -1,4 +1,13 @@
 //! What a checkpoint holds, independent of how: for every key its dtype, shape and the sha256 of its bytes, or its value.
+//!
+//! ```
+//! # let path = "../formats/tests/corpus/torch-2.13/fsdp2_w4/checkpoint";
+//! use reshard::digest::{DigestOptions, digest};
+//!
+//! let digest = digest(&reshard::Checkpoint::open(path)?, &DigestOptions::default())?;
+//! println!("{:?}", digest.entries["model.embed.weight"]);
+//! # Ok::<(), reshard::Error>(())
+//! ```
 
 use std::sync::Mutex;
 

@@ -1,4 +1,18 @@
 //! What a rank gives to a save and to a load: keys, and for each key the pieces of a tensor in memory, or a value.
+//!
+//! ```
+//! use reshard::layout::Region;
+//! use reshard::leaf::{SaveLeaf, SavePiece, SaveTensor, Scope};
+//! use reshard::{DType, SaveState};
+//!
+//! let rows = [0u8; 2 * 6];
+//! let region = Region::new(&[2, 0], &[2, 6])?; // rows 2 and 3 of a matrix of 8 x 6
+//! let piece = SavePiece::contiguous(region, DType::UInt8, &rows)?;
+//! let tensor = SaveTensor { dtype: DType::UInt8, shape: [8, 6][..].into(), requires_grad: false, pieces: vec![piece] };
+//! let mut state = SaveState::new();
+//! state.insert("matrix", None, Scope::Shared, SaveLeaf::Tensor(tensor))?;
+//! # Ok::<(), reshard::Error>(())
+//! ```
 
 use indexmap::IndexMap;
 use reshard_formats::{DType, KeyPath, PathSegment, Value};

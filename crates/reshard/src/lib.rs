@@ -27,92 +27,77 @@
 //! # Ok::<(), reshard::Error>(())
 //! ```
 //!
-//! [`save_with`] and [`load_with`] take a store and options. Below them, [`SavePiece`] and [`LoadPiece`] are regions in
-//! memory of any layout, also of a device ([`DeviceMemory`]). [`convert`], [`relayout`], [`merge()`], [`edit()`],
-//! [`diff`](diff()), [`verify`](verify()) and [`recover`](recover()) are what the command line does.
+//! The root of the crate is what such a program needs. Everything else is in the module of its name, with its options and
+//! its report:
+//!
+//! | for | module |
+//! |---|---|
+//! | options of a save, background saves, plans that are kept | [`mod@save`], [`mod@records`] |
+//! | options of a load: strictness, casts, names, checksums | [`mod@load`], [`mod@mismatch`] |
+//! | pieces of tensors in memory of any layout, also of a device | [`leaf`], [`memory`] |
+//! | what a checkpoint contains: keys, chunks, records | [`checkpoint`] |
+//! | ranks: threads, MPI, groups of your own | [`group`] |
+//! | another format, another layout, an average, an edited copy | [`mod@convert`], [`mod@relayout`], [`mod@merge`], [`mod@edit`] |
+//! | is it sound, what differs, what do the numbers look like | [`mod@verify`], [`mod@digest`], [`mod@diff`], [`numbers`], [`mod@health`] |
+//! | folders of steps: the newest, what may go, trends; a lost `.metadata` | [`mod@steps`], [`mod@recover`] |
+//! | which keys, under which names; a checkpoint seen through rules | [`select`], [`view`] |
+//! | errors, by what a caller would do about them | [`error`] |
+//!
+//! Below them are the crates that this one is made of: [`layout`] (regions, meshes, placements), [`formats`] (files),
+//! [`state`] (state dicts) and [`storage`] (folders and object stores).
 #![deny(unsafe_code)]
 
 mod cast;
-mod checkpoint;
+pub mod checkpoint;
 mod commit;
 mod control;
-mod convert;
-mod diff;
-mod digest;
+pub mod convert;
+pub mod diff;
+pub mod digest;
 #[cfg(doctest)]
 mod doc_tests;
-mod edit;
-mod error;
+pub mod edit;
+pub mod error;
 pub mod group;
-mod health;
+pub mod health;
 mod layout_names;
-mod leaf;
+pub mod leaf;
 pub mod load;
-mod memory;
-mod merge;
-mod mesh;
-mod mismatch;
-mod numbers;
+pub mod memory;
+pub mod merge;
+pub mod mesh;
+pub mod mismatch;
+pub mod numbers;
 mod plan;
 pub mod records;
-mod recover;
-mod relayout;
+pub mod recover;
+pub mod relayout;
 mod report;
-mod save;
+pub mod save;
 mod scaled;
-mod select;
+pub mod select;
 mod source;
 mod staging;
-mod steps;
+pub mod steps;
 mod stream;
 #[cfg(feature = "trace")]
-mod trace;
+pub mod trace;
 mod typed;
-mod verify;
-mod view;
+pub mod verify;
+pub mod view;
 mod workers;
 
-pub use checkpoint::{
-    Catalog, CatalogEntry, CatalogKind, CatalogTensor, Checkpoint, ChunkPlace, DataPlace, Format, LoadedValue, SeenPlace,
-    StoredChunk, StoredCrc, ValuePlace, decode_record,
-};
+pub use checkpoint::Checkpoint;
 pub use control::Control;
-pub use convert::{ConvertOptions, ConvertReport, Destination, Target as ConvertTarget, convert};
-pub use diff::{DiffOptions, DiffReport, Differing, KeyDifference, ModuleChange, Tolerance, ValueDifference, diff};
-pub use digest::{Digest, DigestEntry, DigestOptions, digest};
-pub use edit::{EditOptions, EditReport, edit, setting_path};
-pub use error::{Caller, Error, ErrorKind, RankFailure, Result};
-pub use group::{Group, Solo, Threads, run_threads};
-pub use health::{
-    Checked, GroupHealth, HEALTH_RULES, HealthFinding, HealthLimits, HealthOptions, HealthReport, HealthRule, OptimizerGroup,
-    OptimizerHealth, OptimizerSummary, ParamHealth, SlotShare, health, optimizer_summary, small_integer,
-};
-pub use leaf::{LoadLeaf, LoadPiece, LoadState, LoadTensor, SaveLeaf, SavePiece, SaveState, SaveTensor, Scope};
-pub use load::{Cast, CastPolicy, KeyFilter, KeyMap, LoadOptions, LoadReport, Loaded, Strictness, Verify, load, load_with};
-pub use memory::{DeviceMemory, DeviceMemoryMut, Source, StridedBox, Target};
-pub use merge::{MergeReport, merge};
-pub use mesh::{Layout, LayoutRule};
-pub use mismatch::{Difference, Mismatch, near_names};
-pub use numbers::{Percentiles, ScanOptions, StatsOptions, TensorStats, element_text, scan, stats};
-pub use plan::cache::PlanCache;
-pub use recover::{RecoverOptions, RecoverReport, UnusedFile, recover};
-pub use relayout::{LoadEstimate, RankEstimate, estimate_load, relayout};
-pub use report::{Phases, SaveReport};
+pub use error::{Error, ErrorKind, Result};
+pub use group::{Group, Solo, run_threads};
+pub use leaf::{LoadState, SaveState};
+pub use load::{LoadOptions, LoadReport, load, load_with};
 pub use reshard_formats as formats;
-pub use reshard_formats::{DType, KeyPath, PathSegment, Value};
+pub use reshard_formats::{DType, Value};
 pub use reshard_layout as layout;
 pub use reshard_state as state;
 pub use reshard_storage as storage;
-pub use save::{AsyncSaver, SaveHandle, SaveOptions, SimulatedPlan, save, save_with, simulate_plan};
-pub use select::{CastRules, Glob, Part, Rename, Selection, Unmatched, unmatched_globs};
+pub use save::{AsyncSaver, SaveOptions, SaveReport, save, save_with};
 pub use source::OpenOptions;
-pub use staging::StagingPool;
-pub use steps::{
-    Best, Decision, FirstBad, PruneReport, Retention, Step, StepState, StepsMemory, StepsOptions, Trend, TrendOptions, TrendStep,
-    TrendTensor, best, latest, prune, steps, trend,
-};
-#[cfg(feature = "trace")]
-pub use trace::ChromeTrace;
 pub use typed::Element;
-pub use verify::{Finding, Severity, VerifyOptions, VerifyReport, verify, verify_path, verify_store};
-pub use view::{Made, Recipe, RuleReport, View, ViewReport, recipes};

@@ -1,4 +1,4 @@
-//! Memory that belongs to the caller: the one place where this crate turns pointers into slices.
+//! Memory that belongs to the caller, also of a device.
 //!
 //! A state dict's tensors live in the caller's memory (a Rust slice, a torch tensor) and are read and written by many
 //! threads at once. [`Source`] and [`Target`] carry a pointer, a length and the borrow that keeps the memory alive. Memory

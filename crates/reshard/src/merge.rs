@@ -1,4 +1,16 @@
 //! The average of several checkpoints of the same model.
+//!
+//! ```
+//! # let (path, to) = ("../formats/tests/corpus/torch-2.13/fsdp2_w4/checkpoint", "memory://doc-merge/average.pt");
+//! use reshard::convert::{ConvertOptions, Destination, Target};
+//! use reshard::merge::merge;
+//!
+//! let (first, second) = (reshard::Checkpoint::open(path)?, reshard::Checkpoint::open(path)?);
+//! let to = Destination::parse(to, Target::Torch, &Default::default())?;
+//! let report = merge(&[&first, &second], &[0.9, 0.1], &to, Target::Torch, &ConvertOptions::default())?;
+//! println!("{} tensors averaged", report.averaged);
+//! # Ok::<(), reshard::Error>(())
+//! ```
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;

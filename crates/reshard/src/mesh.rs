@@ -1,4 +1,10 @@
 //! A mesh of ranks, the rules by which tensors are cut for it (`dp=4,tp=2` and `GLOB=S(0),S(1)`), and who then writes what.
+//!
+//! ```
+//! let layout = reshard::mesh::Layout::parse("dp=4,tp=2", &["*.weight=R,S(0)"])?;
+//! assert_eq!(layout.ranks(), 8);
+//! # Ok::<(), reshard::Error>(())
+//! ```
 
 use reshard_formats::DType;
 use reshard_layout::{Mesh, Placement, Region, holders};

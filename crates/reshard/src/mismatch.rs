@@ -1,4 +1,15 @@
 //! Everything in which a checkpoint differs from what is wanted, found before any byte moves.
+//!
+//! ```
+//! # let path = "../formats/tests/corpus/torch-2.13/fsdp2_w4/checkpoint";
+//! use reshard::{LoadState, Solo, load};
+//!
+//! let mut wanted = LoadState::new();
+//! wanted.value("model.embed.wieght")?;
+//! let error = load(&Solo, path, &mut wanted).unwrap_err();
+//! assert!(error.to_string().contains("model.embed.wieght"));
+//! # Ok::<(), reshard::Error>(())
+//! ```
 
 use std::fmt;
 

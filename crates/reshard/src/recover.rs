@@ -3,6 +3,16 @@
 //! Every data file of ours ends with an index of what it holds. The newest save of which every file is there, and whose
 //! chunks tile every tensor, is published; files that PyTorch wrote have no index and cannot be used for this. The files of an
 //! edited checkpoint speak of the keys before the edit; what the edit made of them stands in its note.
+//!
+//! ```no_run
+//! use reshard::recover::{RecoverOptions, recover};
+//! use reshard::storage::{Address, StoreOptions};
+//!
+//! let store = reshard::storage::open(&Address::parse("ckpt/step-100")?, &StoreOptions::default())?;
+//! let report = recover(&store, &RecoverOptions::default())?;
+//! println!("{} keys of save {}", report.keys, report.save_id);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

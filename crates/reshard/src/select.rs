@@ -1,4 +1,16 @@
 //! Which keys, and under which names: globs, parts of the tree, prefixes and renames.
+//!
+//! ```
+//! # let path = "../formats/tests/corpus/torch-2.13/fsdp2_w4/checkpoint";
+//! use reshard::digest::{DigestOptions, digest};
+//! use reshard::select::Selection;
+//!
+//! let mut options = DigestOptions::default();
+//! options.selection = Selection::globs(&["model.*.weight"])?;
+//! let digest = digest(&reshard::Checkpoint::open(path)?, &options)?;
+//! assert!(digest.entries.keys().all(|key| key.ends_with(".weight")));
+//! # Ok::<(), reshard::Error>(())
+//! ```
 
 mod part;
 mod unmatched;

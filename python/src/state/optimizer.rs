@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use indexmap::IndexMap;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
-use reshard::KeyPath;
+use reshard::formats::KeyPath;
 use reshard::state::{
     self, Identity, LiveOptimizer, LoadSlot, LoadTarget, OptimizerState, ParamGroup, ParamLayout, RawOptimizer, SlotTensor,
     StateError, adopt_layouts, combine, dotted, flatten_optimizer, optim_state_to_load, read_optimizer_state, rekey,

@@ -4,10 +4,13 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use reshard::{
-    Best, Checkpoint, DiffOptions, DigestOptions, HealthOptions, RecoverOptions, Retention, ScanOptions, StatsOptions,
-    StepsOptions, Tolerance, TrendOptions,
-};
+use reshard::Checkpoint;
+use reshard::diff::{DiffOptions, Tolerance};
+use reshard::digest::DigestOptions;
+use reshard::health::HealthOptions;
+use reshard::numbers::{ScanOptions, StatsOptions};
+use reshard::recover::RecoverOptions;
+use reshard::steps::{Best, Retention, StepsOptions, TrendOptions};
 
 use super::writing::{open_options, open_through, renames, selection};
 use crate::errors::{Raise, invalid};
@@ -48,7 +51,7 @@ pub(crate) fn diff<'py>(
     open.views.clear();
     let found = run(py, &control.inner, move || {
         let (first, second) = (Checkpoint::open_with(&first, &seen)?, Checkpoint::open_with(&second, &open)?);
-        reshard::diff(&first, &second, &chosen)
+        reshard::diff::diff(&first, &second, &chosen)
     })?;
     report(py, "DiffReport", &found.or_raise(py)?)
 }
@@ -69,7 +72,7 @@ pub(crate) fn digest<'py>(
     chosen.verify = verify;
     chosen.control = control.inner.clone();
     let open = open_through(storage_options, options)?;
-    let found = run(py, &control.inner, move || reshard::digest(&Checkpoint::open_with(&path, &open)?, &chosen))?;
+    let found = run(py, &control.inner, move || reshard::digest::digest(&Checkpoint::open_with(&path, &open)?, &chosen))?;
     reports(py, "DigestEntry", &found.or_raise(py)?.entries)
 }
 
@@ -88,7 +91,7 @@ pub(crate) fn stats<'py>(
     chosen.bins = bins;
     chosen.control = control.inner.clone();
     let open = open_options(storage_options);
-    let found = run(py, &control.inner, move || reshard::stats(&Checkpoint::open_with(&path, &open)?, &key, &chosen))?;
+    let found = run(py, &control.inner, move || reshard::numbers::stats(&Checkpoint::open_with(&path, &open)?, &key, &chosen))?;
     report(py, "TensorStats", &found.or_raise(py)?)
 }
 
@@ -109,7 +112,7 @@ pub(crate) fn scan<'py>(
     (chosen.bins, chosen.verify) = (bins, verify);
     chosen.control = control.inner.clone();
     let open = open_options(storage_options);
-    let found = run(py, &control.inner, move || reshard::scan(&Checkpoint::open_with(&path, &open)?, &chosen))?;
+    let found = run(py, &control.inner, move || reshard::numbers::scan(&Checkpoint::open_with(&path, &open)?, &chosen))?;
     reports(py, "TensorStats", &found.or_raise(py)?)
 }
 
@@ -133,7 +136,7 @@ pub(crate) fn health<'py>(
     }
     chosen.control = control.inner.clone();
     let open = open_options(storage_options);
-    let found = run(py, &control.inner, move || reshard::health(&Checkpoint::open_with(&path, &open)?, &chosen))?;
+    let found = run(py, &control.inner, move || reshard::health::health(&Checkpoint::open_with(&path, &open)?, &chosen))?;
     report(py, "HealthReport", &found.or_raise(py)?)
 }
 
@@ -153,7 +156,7 @@ pub(crate) fn trend<'py>(
     chosen.numbers = numbers;
     chosen.steps.store = storage_options.unwrap_or_default().0;
     chosen.control = control.inner.clone();
-    let found = run(py, &control.inner, move || reshard::trend(&folder, &chosen))?;
+    let found = run(py, &control.inner, move || reshard::steps::trend(&folder, &chosen))?;
     report(py, "Trend", &found.or_raise(py)?)
 }
 
@@ -178,7 +181,7 @@ pub(crate) fn recover<'py>(
     chosen.dry_run = dry_run;
     chosen.control = control.inner.clone();
     let store = storage_options.unwrap_or_default().0;
-    let found = run(py, &control.inner, move || reshard::recover(&store_with(&path, &store)?, &chosen))?;
+    let found = run(py, &control.inner, move || reshard::recover::recover(&store_with(&path, &store)?, &chosen))?;
     report(py, "RecoverReport", &found.or_raise(py)?)
 }
 
@@ -222,6 +225,6 @@ pub(crate) fn prune<'py>(
     options.store = storage_options.unwrap_or_default().0;
     options.deep = deep;
     options.control = control.inner.clone();
-    let found = run(py, &control.inner, move || reshard::prune(&folder, &retention, dry_run, &options))?;
+    let found = run(py, &control.inner, move || reshard::steps::prune(&folder, &retention, dry_run, &options))?;
     report(py, "PruneReport", &found.or_raise(py)?)
 }

@@ -4,10 +4,12 @@ use std::collections::HashMap;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use reshard::{
-    CastRules, Checkpoint, ConvertOptions, ConvertTarget, Destination, EditOptions, Format, Glob, Layout, OpenOptions, Part,
-    Rename, Selection,
-};
+use reshard::checkpoint::Format;
+use reshard::convert::{ConvertOptions, Destination, Target as ConvertTarget};
+use reshard::edit::EditOptions;
+use reshard::mesh::Layout;
+use reshard::select::{CastRules, Glob, Part, Rename, Selection};
+use reshard::{Checkpoint, OpenOptions};
 
 use crate::errors::{Raise, invalid};
 use crate::options::{Control, Storage, store_with};
@@ -140,7 +142,7 @@ pub(crate) fn convert<'py>(
     let open = open_through(storage_options, options)?;
     let found = run(py, &control.inner, move || {
         let source = Checkpoint::open_with(&source, &open)?;
-        reshard::convert(&source, &Destination::parse(&destination, target, &open.store)?, target, &chosen)
+        reshard::convert::convert(&source, &Destination::parse(&destination, target, &open.store)?, target, &chosen)
     })?;
     report(py, "ConvertReport", &found.or_raise(py)?)
 }
@@ -164,7 +166,7 @@ pub(crate) fn relayout<'py>(
     let open = open_through(storage_options, options)?;
     let found = run(py, &control.inner, move || {
         let source = Checkpoint::open_with(&source, &open)?;
-        reshard::relayout(&source, &store_with(&destination, &open.store)?, &layout, &chosen)
+        reshard::relayout::relayout(&source, &store_with(&destination, &open.store)?, &layout, &chosen)
     })?;
     report(py, "ConvertReport", &found.or_raise(py)?)
 }
@@ -192,7 +194,7 @@ pub(crate) fn merge<'py>(
     let target = target(py, options, &destination, format)?;
     let found = run(py, &control.inner, move || {
         let destination = Destination::parse(&destination, target, &open.store)?;
-        reshard::merge(&opened.iter().collect::<Vec<_>>(), &weights, &destination, target, &chosen)
+        reshard::merge::merge(&opened.iter().collect::<Vec<_>>(), &weights, &destination, target, &chosen)
     })?;
     report(py, "MergeReport", &found.or_raise(py)?)
 }
@@ -226,9 +228,9 @@ pub(crate) fn edit<'py>(
     let found = run(py, &control.inner, move || {
         let source = Checkpoint::open_with(&source, &open)?;
         for (key, path, _) in &mut chosen.set {
-            *path = reshard::setting_path(&source, key);
+            *path = reshard::edit::setting_path(&source, key);
         }
-        reshard::edit(&source, &store_with(&destination, &open.store)?, &chosen)
+        reshard::edit::edit(&source, &store_with(&destination, &open.store)?, &chosen)
     })?;
     report(py, "EditReport", &found.or_raise(py)?)
 }

@@ -5,11 +5,14 @@
 
 use std::sync::Arc;
 
+use reshard::checkpoint::LoadedValue;
+use reshard::formats::{KeyPath, PathSegment};
 use reshard::layout::{Dims, Mesh, Placement, Region, local_regions};
+use reshard::leaf::{LoadLeaf, LoadPiece, LoadTensor, SaveLeaf, SavePiece, SaveTensor, Scope};
 use reshard::storage::Store;
 use reshard::{
-    Checkpoint, DType, Error, Group, KeyPath, LoadLeaf, LoadOptions, LoadPiece, LoadState, LoadTensor, LoadedValue, PathSegment,
-    Result, SaveLeaf, SaveOptions, SavePiece, SaveReport, SaveState, SaveTensor, Scope, Value, load_with, save_with,
+    Checkpoint, DType, Error, Group, LoadOptions, LoadState, Result, SaveOptions, SaveReport, SaveState, Value, load_with,
+    save_with,
 };
 
 use super::arithmetic::{Exact, noise};

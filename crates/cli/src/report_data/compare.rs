@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use reshard::{CatalogKind, Checkpoint, DiffOptions, KeyDifference, LoadedValue, Tolerance, ValueDifference, diff};
+use reshard::Checkpoint;
+use reshard::checkpoint::{CatalogKind, LoadedValue};
+use reshard::diff::{DiffOptions, KeyDifference, Tolerance, ValueDifference, diff};
 
 use crate::failure::Result;
 use crate::printer::Printer;

@@ -1,7 +1,9 @@
 //! One tensor at a time, for the page that a server shows.
 
+use reshard::Checkpoint;
+use reshard::checkpoint::{CatalogKind, LoadedValue};
 use reshard::layout::Region;
-use reshard::{CatalogKind, Checkpoint, LoadedValue, StatsOptions, stats};
+use reshard::numbers::{StatsOptions, stats};
 
 use super::{BINS, stats_page, whole};
 use crate::catalog::place;

@@ -3,10 +3,12 @@
 mod compare;
 mod live;
 
+use reshard::Checkpoint;
+use reshard::checkpoint::{CatalogKind, LoadedValue};
+use reshard::health::{OptimizerSummary, SlotShare};
 use reshard::layout::Region;
-use reshard::{
-    CatalogKind, Checkpoint, LoadedValue, OptimizerSummary, SlotShare, StatsOptions, TensorStats, VerifyOptions, stats, verify,
-};
+use reshard::numbers::{StatsOptions, TensorStats, stats};
+use reshard::verify::{VerifyOptions, verify};
 
 pub(crate) use compare::Comparison;
 pub(crate) use live::Live;

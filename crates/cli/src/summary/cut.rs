@@ -1,7 +1,7 @@
 //! How a tensor is cut into chunks, inferred from the chunks alone: a grid like that of a mesh, ranges of the flattened
 //! tensor, or neither.
 
-use reshard::CatalogTensor;
+use reshard::checkpoint::CatalogTensor;
 use reshard::layout::{Region, coverage_up_to, flat_range};
 
 /// A way of cutting.

@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::time::SystemTime;
 
+use reshard::Checkpoint;
+use reshard::checkpoint::{CatalogKind, ChunkPlace, Format, ValuePlace};
 use reshard::storage::{FileInfo, StorageError};
-use reshard::{CatalogKind, Checkpoint, ChunkPlace, Format, ValuePlace};
 
 /// One data file.
 #[derive(Clone, Debug, Default, PartialEq)]

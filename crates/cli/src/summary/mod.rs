@@ -7,7 +7,10 @@ mod health;
 use std::collections::HashMap;
 use std::time::SystemTime;
 
-use reshard::{CatalogKind, Checkpoint, OptimizerSummary, PathSegment, optimizer_summary, small_integer};
+use reshard::Checkpoint;
+use reshard::checkpoint::CatalogKind;
+use reshard::formats::PathSegment;
+use reshard::health::{OptimizerSummary, optimizer_summary, small_integer};
 
 pub(crate) use cut::Cut;
 pub(crate) use files::FileShare;

@@ -1,6 +1,6 @@
 //! `reshard convert SRC DST --to …`: another format.
 
-use reshard::{ConvertReport, Destination, convert};
+use reshard::convert::{ConvertReport, Destination, convert};
 use serde::Serialize;
 
 use crate::args::ConvertArgs;

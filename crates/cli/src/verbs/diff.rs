@@ -1,8 +1,8 @@
 //! `reshard diff A B`: what differs.
 
-use reshard::{
-    Checkpoint, DiffOptions, DiffReport, KeyDifference, ModuleChange, Selection, Tolerance, Unmatched, ValueDifference, diff,
-};
+use reshard::Checkpoint;
+use reshard::diff::{DiffOptions, DiffReport, KeyDifference, ModuleChange, Tolerance, ValueDifference, diff};
+use reshard::select::{Selection, Unmatched};
 use serde::Serialize;
 
 use super::stats::short;

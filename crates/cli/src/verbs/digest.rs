@@ -1,6 +1,7 @@
 //! `reshard digest PATH [GLOB]`: what a checkpoint holds, independent of how.
 
-use reshard::{DigestOptions, Selection, digest};
+use reshard::digest::{DigestOptions, digest};
+use reshard::select::Selection;
 
 use crate::args::DigestArgs;
 use crate::failure::Result;

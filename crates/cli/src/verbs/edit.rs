@@ -1,7 +1,9 @@
 //! `reshard edit SRC DST`: keys dropped or renamed, values set, data files linked.
 
+use reshard::edit::{EditOptions, EditReport, edit, setting_path};
 use reshard::formats::Int;
-use reshard::{EditOptions, EditReport, ErrorKind, Selection, Value, edit, setting_path, unmatched_globs};
+use reshard::select::{Selection, unmatched_globs};
+use reshard::{ErrorKind, Value};
 use serde::Serialize;
 use serde_json::Value as Json;
 

@@ -2,7 +2,9 @@
 
 mod json;
 
-use reshard::{Checkpoint, Format, OptimizerSummary};
+use reshard::Checkpoint;
+use reshard::checkpoint::Format;
+use reshard::health::OptimizerSummary;
 
 use crate::args::InspectArgs;
 use crate::catalog::format_name;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use reshard::{Step, StepState, StepsOptions, latest, steps};
+use reshard::steps::{Step, StepState, StepsOptions, latest, steps};
 use serde::Serialize;
 
 use crate::args::LatestArgs;

@@ -2,7 +2,8 @@
 
 mod tree;
 
-use reshard::{CatalogEntry, CatalogKind, CatalogTensor, Selection, ValuePlace};
+use reshard::checkpoint::{CatalogEntry, CatalogKind, CatalogTensor, ValuePlace};
+use reshard::select::Selection;
 use serde::Serialize;
 
 use crate::args::{LsArgs, SortBy};

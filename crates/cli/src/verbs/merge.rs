@@ -1,6 +1,8 @@
 //! `reshard merge A B… -o DST`: the average.
 
-use reshard::{Checkpoint, Destination, MergeReport, merge};
+use reshard::Checkpoint;
+use reshard::convert::Destination;
+use reshard::merge::{MergeReport, merge};
 use serde::Serialize;
 
 use crate::args::MergeArgs;

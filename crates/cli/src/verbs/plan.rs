@@ -1,6 +1,6 @@
 //! `reshard plan PATH --mesh … --rule …`: what a load would read, without reading.
 
-use reshard::{LoadEstimate, estimate_load};
+use reshard::relayout::{LoadEstimate, estimate_load};
 use serde::Serialize;
 
 use crate::args::PlanArgs;

@@ -1,6 +1,6 @@
 //! `reshard prune DIR --keep-last …`: steps that may go.
 
-use reshard::{Best, PruneReport, Retention, StepsOptions, prune};
+use reshard::steps::{Best, PruneReport, Retention, StepsOptions, prune};
 use serde::Serialize;
 
 use super::latest::state_words;

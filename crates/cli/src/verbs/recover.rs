@@ -1,6 +1,7 @@
 //! `reshard recover PATH`: `.metadata` from data files.
 
-use reshard::{ErrorKind, RecoverOptions, RecoverReport, recover};
+use reshard::ErrorKind;
+use reshard::recover::{RecoverOptions, RecoverReport, recover};
 use serde::Serialize;
 
 use crate::args::RecoverArgs;

@@ -1,6 +1,6 @@
 //! `reshard relayout SRC DST --mesh … --rule …`: the same, cut for other ranks.
 
-use reshard::relayout;
+use reshard::relayout::relayout;
 use reshard::storage::Address;
 
 use super::convert::{Converted, print};

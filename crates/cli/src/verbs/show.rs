@@ -1,7 +1,9 @@
 //! `reshard show PATH KEY`: one tensor or one value, up close.
 
+use reshard::Checkpoint;
+use reshard::checkpoint::{CatalogKind, CatalogTensor, LoadedValue};
 use reshard::layout::Region;
-use reshard::{CatalogKind, CatalogTensor, Checkpoint, LoadedValue, StatsOptions, TensorStats, stats};
+use reshard::numbers::{StatsOptions, TensorStats, stats};
 use serde::Serialize;
 use serde_json::Value as Json;
 
@@ -223,7 +225,7 @@ fn show_tensor(
 
 fn chunk_rows<'a>(checkpoint: &'a Checkpoint, tensor: &'a CatalogTensor) -> Vec<ChunkRow<'a>> {
     let files = &checkpoint.catalog().files;
-    let row = |chunk: &'a reshard::StoredChunk| {
+    let row = |chunk: &'a reshard::checkpoint::StoredChunk| {
         let (offset, length) = place(&chunk.place);
         let file = files.get(chunk.file as usize).map_or("?", String::as_str);
         ChunkRow { offsets: chunk.region.offsets(), sizes: chunk.region.sizes(), file, offset, length }

@@ -1,6 +1,10 @@
 //! `reshard stats PATH`: what the numbers look like, and which rules of health they break.
 
-use reshard::{Checkpoint, HEALTH_RULES, HealthOptions, HealthReport, OptimizerHealth, Selection, Severity, TensorStats, health};
+use reshard::Checkpoint;
+use reshard::health::{HEALTH_RULES, HealthOptions, HealthReport, OptimizerHealth, health};
+use reshard::numbers::TensorStats;
+use reshard::select::Selection;
+use reshard::verify::Severity;
 use serde::Serialize;
 
 use crate::args::{StatsArgs, StatsSort};

@@ -3,7 +3,8 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use indexmap::IndexMap;
-use reshard::{Selection, Trend, TrendOptions, TrendTensor, trend};
+use reshard::select::Selection;
+use reshard::steps::{Trend, TrendOptions, TrendTensor, trend};
 use serde::Serialize;
 
 use super::stats::short;

@@ -1,6 +1,8 @@
 //! `reshard verify PATH`: is it whole?
 
-use reshard::{Format, HealthOptions, HealthReport, Severity, VerifyOptions, VerifyReport, health, verify_path};
+use reshard::checkpoint::Format;
+use reshard::health::{HealthOptions, HealthReport, health};
+use reshard::verify::{Severity, VerifyOptions, VerifyReport, verify_path};
 use serde::Serialize;
 
 use super::stats::findings;

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use reshard::{Checkpoint, OpenOptions, View, ViewReport, recipes};
+use reshard::view::{View, ViewReport, recipes};
+use reshard::{Checkpoint, OpenOptions};
 use serde::Serialize;
 
 use crate::args::{ViewAction, ViewArgs, ViewVerbArgs};
@@ -47,7 +48,8 @@ pub(crate) fn run(context: &mut Context, args: &ViewVerbArgs) -> Result<Outcome>
             }
         }
         ViewAction::List { output } => {
-            let named = |r: &reshard::Recipe| ListedRecipe { name: r.name, description: r.description, parameters: r.parameters };
+            let named =
+                |r: &reshard::view::Recipe| ListedRecipe { name: r.name, description: r.description, parameters: r.parameters };
             let listed = Listed { schema: 1, recipes: recipes().iter().map(named).collect() };
             if output.json {
                 context.printer.json(&listed)?;

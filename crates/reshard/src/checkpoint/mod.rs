@@ -1,8 +1,22 @@
 //! What is stored at a path: opened once, listed, and read lazily.
 //!
-//! [`Checkpoint::open`] looks at the path and has [`crate::source`] turn what lies there into one [`Catalog`]: keys, and
-//! for each tensor its chunks with their places. Everything else in this crate works on the catalog and does not know
-//! formats.
+//! [`Checkpoint::open`] looks at the path and turns what is stored there, in whatever format, into one [`Catalog`]: keys, and for
+//! each tensor its chunks with their files and offsets. Everything else in this crate works on the catalog and does not
+//! know formats.
+//!
+//! ```
+//! # let path = "../formats/tests/corpus/torch-2.13/fsdp2_w4/checkpoint";
+//! use reshard::checkpoint::{CatalogKind, Format};
+//!
+//! let checkpoint = reshard::Checkpoint::open(path)?;
+//! assert_eq!(checkpoint.catalog().format, Format::Dcp);
+//! for (key, entry) in &checkpoint.catalog().entries {
+//!     if let CatalogKind::Tensor(tensor) = &entry.kind {
+//!         println!("{key}: {:?} {:?} in {} chunks", tensor.dtype, tensor.shape, tensor.chunks.len());
+//!     }
+//! }
+//! # Ok::<(), reshard::Error>(())
+//! ```
 
 mod catalog;
 mod check;

@@ -1,4 +1,16 @@
 //! From any format to any other: DCP, safetensors, `torch.save`; streaming, in bounded memory, all or nothing.
+//!
+//! ```
+//! # let (path, to) = ("../formats/tests/corpus/torch-2.13/fsdp2_w4/checkpoint", "memory://doc-convert");
+//! use reshard::convert::{ConvertOptions, Destination, Target, convert};
+//!
+//! let source = reshard::Checkpoint::open(path)?;
+//! let target = Target::Safetensors { max_shard_size: None };
+//! let to = Destination::parse(to, target, &Default::default())?;
+//! let report = convert(&source, &to, target, &ConvertOptions::default())?;
+//! println!("{} tensors, {} bytes", report.tensors, report.bytes);
+//! # Ok::<(), reshard::Error>(())
+//! ```
 
 pub(crate) mod dcp;
 pub(crate) mod output;

@@ -1,4 +1,14 @@
 //! What differs between two checkpoints, across formats and layouts.
+//!
+//! ```
+//! # let path = "../formats/tests/corpus/torch-2.13/fsdp2_w4/checkpoint";
+//! use reshard::diff::{DiffOptions, diff};
+//!
+//! let (first, second) = (reshard::Checkpoint::open(path)?, reshard::Checkpoint::open(path)?);
+//! let report = diff(&first, &second, &DiffOptions::default())?;
+//! assert!(report.different.is_empty() && report.only_first.is_empty() && report.only_second.is_empty());
+//! # Ok::<(), reshard::Error>(())
+//! ```
 
 mod elements;
 

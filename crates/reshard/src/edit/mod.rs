@@ -3,6 +3,20 @@
 //! Data files are hard-linked, or copied by the server, and stay as they are; only `.metadata`, the sidecar, a small file
 //! with the new values and a note are written. The indexes inside the old files still speak of the old keys: the note is what
 //! `recover` goes by.
+//!
+//! ```
+//! # let (path, to) = ("../formats/tests/corpus/torch-2.13/fsdp2_w4/checkpoint", "memory://doc-edit");
+//! use reshard::edit::{EditOptions, edit};
+//! use reshard::select::Glob;
+//! use reshard::storage::{Address, StoreOptions};
+//!
+//! let source = reshard::Checkpoint::open(path)?;
+//! let to = reshard::storage::open(&Address::parse(to)?, &StoreOptions::default())?;
+//! let mut options = EditOptions::default();
+//! options.drop.push(Glob::new("optim.*")?);
+//! println!("{} keys left out", edit(&source, &to, &options)?.dropped.len());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod note;
 

@@ -1,5 +1,16 @@
 //! Whether a checkpoint's numbers look like those of a run that is well: rules with limits that can be set, over numbers
 //! from one pass. Every finding names its rule, the number that broke it and the limit.
+//!
+//! ```
+//! # let path = "../formats/tests/corpus/torch-2.13/fsdp2_w4/checkpoint";
+//! use reshard::health::{HealthOptions, health};
+//!
+//! let report = health(&reshard::Checkpoint::open(path)?, &HealthOptions::default())?;
+//! for finding in &report.findings {
+//!     println!("{}: {} ({})", finding.key, finding.what, finding.rule);
+//! }
+//! # Ok::<(), reshard::Error>(())
+//! ```
 
 mod moments;
 mod rules;

@@ -1,5 +1,21 @@
 //! Loading: every rank finds the stored chunks that overlap what it wants and reads exactly those bytes, straight into
 //! their places. Ranks need not talk to each other to load; they only tell each other of errors.
+//!
+//! ```
+//! # let path = "../formats/tests/corpus/torch-2.13/fsdp2_w4/checkpoint";
+//! use reshard::load::{CastPolicy, Strictness};
+//! use reshard::{Checkpoint, LoadOptions, LoadState, Solo, load_with};
+//!
+//! let checkpoint = Checkpoint::open(path)?;
+//! let shape = &checkpoint.tensor("model.embed.weight")?.shape;
+//! let mut weight = vec![0.0f64; shape.iter().product::<u64>() as usize]; // stored as float32
+//! let mut wanted = LoadState::new();
+//! wanted.tensor("model.embed.weight", shape, &mut weight)?;
+//! let mut options = LoadOptions::default();
+//! (options.strictness, options.cast) = (Strictness::Lenient, CastPolicy::Widening);
+//! println!("{} bytes", load_with(&Solo, &checkpoint, &mut wanted, &options)?.report.bytes_wanted);
+//! # Ok::<(), reshard::Error>(())
+//! ```
 
 mod boxes;
 mod direct;

@@ -2,6 +2,15 @@
 //!
 //! A thread reads a block that stays in its cache and counts it before the next one: sums in vector instructions, and a
 //! table of counts that tells percentiles and histograms. What is stored twice is counted once.
+//!
+//! ```
+//! # let path = "../formats/tests/corpus/torch-2.13/fsdp2_w4/checkpoint";
+//! use reshard::numbers::{StatsOptions, stats};
+//!
+//! let numbers = stats(&reshard::Checkpoint::open(path)?, "model.embed.weight", &StatsOptions::default())?;
+//! println!("from {:?} to {:?}, {} NaN", numbers.min, numbers.max, numbers.nans);
+//! # Ok::<(), reshard::Error>(())
+//! ```
 
 mod elements;
 mod parts;

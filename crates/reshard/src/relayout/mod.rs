@@ -1,5 +1,16 @@
 //! Offline re-layout: the same checkpoint cut for another mesh of ranks, so that a later load reads whole files; and the
 //! same as a dry run.
+//!
+//! ```
+//! # let path = "../formats/tests/corpus/torch-2.13/fsdp2_w4/checkpoint";
+//! use reshard::mesh::Layout;
+//! use reshard::relayout::estimate_load;
+//!
+//! let layout = Layout::parse("dp=2,tp=2", &["model.*=R,S(0)"])?;
+//! let estimate = estimate_load(&reshard::Checkpoint::open(path)?, &layout, &Default::default())?;
+//! println!("rank 0 reads {} bytes", estimate.ranks[0].bytes);
+//! # Ok::<(), reshard::Error>(())
+//! ```
 
 mod estimate;
 

@@ -1,7 +1,22 @@
 //! Saving: agree on who writes what, write, publish.
 //!
-//! [`prepare`] is the only step in which ranks plan together; [`write`] moves bytes and talks to nobody; [`finish`] gathers
-//! what was written, waits until all of it is durable and has the planning rank commit it. An asynchronous save runs the same three, with a copy in between.
+//! [`save()`] and [`save_with`] return when the checkpoint is durable, [`AsyncSaver`] when a copy of the state is made.
+//!
+//! ```
+//! use reshard::storage::{Address, StoreOptions};
+//! use reshard::{SaveOptions, SaveState, Solo, save_with};
+//!
+//! let store = reshard::storage::open(&Address::parse("memory://doc-save")?, &StoreOptions::default())?;
+//! let mut state = SaveState::new();
+//! state.value("step", 100)?;
+//! let mut options = SaveOptions::default();
+//! options.overwrite = true; // the old checkpoint stays readable until the new one is complete
+//! println!("{:?}", save_with(&Solo, &state, &store, &options)?.phases.total());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+// `prepare` is the only step in which ranks plan together; `write` moves bytes and talks to nobody; `finish` gathers what was
+// written, waits until all of it is durable and has the planning rank commit it. A background save runs the same three, with
+// a copy in between.
 
 mod background;
 mod blocks;
@@ -22,7 +37,10 @@ pub use simulate::{SimulatedPlan, simulate_plan};
 use crate::error::{Result, StorageContext};
 use crate::group::{Group, together};
 use crate::leaf::SaveState;
-use crate::report::{PhaseClock, SaveReport};
+pub use crate::plan::cache::PlanCache;
+use crate::report::PhaseClock;
+pub use crate::report::{Phases, SaveReport};
+pub use crate::staging::StagingPool;
 use crate::workers::Workers;
 
 /// Saves a state dict to a path, as [`save_with`] does with its defaults: synced, with checksums, refusing to overwrite.

@@ -4,6 +4,15 @@
 //! `epoch=3-step=500.ckpt`), or what follows a given prefix. Folders that trainers fill with several checkpoints are steps too. A step counts when its structure, its files and their lengths, and
 //! everything that is stored twice were checked. Nothing is removed that is not proven to be a checkpoint, or an abandoned
 //! save, and never the newest one that can be loaded.
+//!
+//! ```no_run
+//! use reshard::steps::{StepsOptions, latest};
+//!
+//! if let Some(step) = latest("checkpoints", &StepsOptions::default())? {
+//!     println!("resume from {}", step.path);
+//! }
+//! # Ok::<(), reshard::Error>(())
+//! ```
 
 mod remove;
 mod retention;

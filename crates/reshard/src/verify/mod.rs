@@ -5,6 +5,15 @@
 //! byte: frames around the data are derived again and compared, data is hashed, and the index at a file's end carries its
 //! own hash. What PyTorch wrote is checked by the CRC-32 that its zip records carry, and byte for byte where its records are
 //! of the form that is known here.
+//!
+//! ```
+//! # let path = "../formats/tests/corpus/torch-2.13/fsdp2_w4/checkpoint";
+//! use reshard::verify::{VerifyOptions, verify_path};
+//!
+//! let report = verify_path(path, &Default::default(), &VerifyOptions::default())?;
+//! assert!(report.is_sound());
+//! # Ok::<(), reshard::Error>(())
+//! ```
 
 mod foreign;
 mod own;

@@ -4,6 +4,16 @@
 //! joining puts boxes beside each other, transposing orders strides anew, padding adds a box with nothing behind it. No byte
 //! is moved or read: whoever loads, converts or compares reads exactly the bytes of what it wants, from where they are.
 //! [`Checkpoint::through`] gives a checkpoint like any other, and so views can be put behind each other.
+//!
+//! ```
+//! # let path = "../formats/tests/corpus/torch-2.13/fsdp2_w4/checkpoint";
+//! use reshard::view::View;
+//!
+//! let view = View::parse_rule(r#"{ from = "model.{name...}", to = "{name...}" }"#, &Default::default())?;
+//! let checkpoint = reshard::Checkpoint::open(path)?.through(&view)?;
+//! assert!(checkpoint.keys().any(|key| key == "embed.weight"));
+//! # Ok::<(), reshard::Error>(())
+//! ```
 
 mod apply;
 mod family;

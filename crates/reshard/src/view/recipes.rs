@@ -48,7 +48,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::View;
+    use crate::view::View;
 
     #[test]
     fn every_recipe_can_be_read_says_what_it_is_for_and_has_a_reverse() {

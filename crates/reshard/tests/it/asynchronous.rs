@@ -2,11 +2,17 @@
 
 use std::sync::Arc;
 
-use reshard::{AsyncSaver, Checkpoint, DType, Group, SaveOptions, SaveState, Solo, StagingPool};
+use reshard::save::StagingPool;
+use reshard::{AsyncSaver, Checkpoint, DType, Group, SaveOptions, SaveState, Solo};
 
 use crate::layouts::{Whole, store_at};
 
-fn save_one(saver: &AsyncSaver, whole: &Whole, bytes: &[u8], path: &std::path::Path) -> reshard::Result<reshard::SaveHandle> {
+fn save_one(
+    saver: &AsyncSaver,
+    whole: &Whole,
+    bytes: &[u8],
+    path: &std::path::Path,
+) -> reshard::Result<reshard::save::SaveHandle> {
     let mut state = SaveState::new();
     state.insert_whole(whole.key.clone(), whole.dtype, &whole.shape, bytes)?;
     let group: Arc<dyn Group> = Arc::new(Solo);

@@ -1,10 +1,10 @@
 //! Differences and averages.
 
+use reshard::convert::{ConvertOptions, Destination, Target as ConvertTarget, convert};
+use reshard::diff::{DiffOptions, KeyDifference, Tolerance, diff};
+use reshard::merge::merge;
 use reshard::storage::StoreOptions;
-use reshard::{
-    ConvertOptions, ConvertTarget, DType, Destination, DiffOptions, ErrorKind, KeyDifference, SaveOptions, Tolerance, Value,
-    convert, diff, merge,
-};
+use reshard::{DType, ErrorKind, SaveOptions, Value};
 
 use crate::corpus;
 use crate::layouts::Whole;

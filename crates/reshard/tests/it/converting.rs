@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use reshard::convert::{ConvertOptions, Destination, Target as ConvertTarget, convert};
+use reshard::digest::{Digest, DigestEntry};
+use reshard::select::{CastRules, Part, Rename};
 use reshard::storage::faulty::Faults;
 use reshard::storage::memory::MemoryStore;
 use reshard::storage::{Store, StoreOptions};
-use reshard::{
-    CastRules, Checkpoint, ConvertOptions, ConvertTarget, DType, Destination, Digest, DigestEntry, ErrorKind, Part, Rename,
-    SaveOptions, Value, convert,
-};
+use reshard::{Checkpoint, DType, ErrorKind, SaveOptions, Value};
 
 use crate::corpus;
 
@@ -67,7 +67,7 @@ fn the_corpus_survives_every_format_with_equal_digests() {
         let options = ConvertOptions::default();
         // Complex types are not in safetensors; the others make the whole round.
         let mut plain = ConvertOptions::default();
-        plain.selection.exclude = vec![reshard::Glob::new("*complex*").unwrap()];
+        plain.selection.exclude = vec![reshard::select::Glob::new("*complex*").unwrap()];
         let dcp = converted(&source, &folder.path().join("dcp"), ConvertTarget::Dcp { ranks: 3 }, &options);
         assert_eq!(sorted(corpus::digest_of(&dcp)), digest, "{name}: dcp");
         let safetensors = converted(&dcp, &folder.path().join("x.safetensors"), SAFETENSORS, &plain);
@@ -80,9 +80,12 @@ fn the_corpus_survives_every_format_with_equal_digests() {
         let back = converted(&torch, &folder.path().join("back"), ConvertTarget::Dcp { ranks: 2 }, &options);
         assert_eq!(sorted(corpus::digest_of(&back)), digest, "{name}: back");
         for path in ["dcp", "again", "back", "x.pt", "x.safetensors"] {
-            let found =
-                reshard::verify_path(folder.path().join(path).to_str().unwrap(), &Default::default(), &Default::default())
-                    .unwrap();
+            let found = reshard::verify::verify_path(
+                folder.path().join(path).to_str().unwrap(),
+                &Default::default(),
+                &Default::default(),
+            )
+            .unwrap();
             assert!(found.findings.is_empty(), "{name} {path}: {:?}", found.findings);
         }
     }
@@ -316,7 +319,7 @@ fn stores_that_take_bytes_in_order_get_them_in_order() {
         convert(&source, &destination, target, &ConvertOptions::default()).unwrap();
         let found = Checkpoint::open_store(Arc::clone(&store)).unwrap();
         assert_eq!(sorted(corpus::digest_of(&found)), expected, "{target:?}");
-        let report = reshard::verify_store(Arc::clone(&store), &Default::default()).unwrap();
+        let report = reshard::verify::verify_store(Arc::clone(&store), &Default::default()).unwrap();
         assert!(report.findings.is_empty(), "{target:?}: {:?}", report.findings);
         // A single object cannot be replaced in one step; what is more than one can.
         let mut options = ConvertOptions::default();

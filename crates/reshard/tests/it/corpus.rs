@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use reshard::digest::{Digest, DigestOptions, digest};
+use reshard::formats::{KeyPath, PathSegment};
 use reshard::layout::{Dims, Placement, Region};
+use reshard::leaf::{SaveLeaf, SavePiece, SaveTensor, Scope};
 use reshard::storage::{Address, Store, StoreOptions};
-use reshard::{
-    Checkpoint, DType, Digest, DigestOptions, KeyPath, PathSegment, Result, SaveLeaf, SaveOptions, SavePiece, SaveTensor, Scope,
-    Value, digest, run_threads, save_with,
-};
+use reshard::{Checkpoint, DType, Result, SaveOptions, Value, run_threads, save_with};
 
 use crate::layouts::{Cut, Whole, fitted};
 

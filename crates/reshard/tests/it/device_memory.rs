@@ -4,10 +4,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use reshard::layout::{ByteLayout, Dims, Region};
-use reshard::{
-    AsyncSaver, Checkpoint, DType, DeviceMemory, DeviceMemoryMut, LoadLeaf, LoadOptions, LoadPiece, LoadState, LoadTensor,
-    SaveLeaf, SaveOptions, SavePiece, SaveState, SaveTensor, Scope, Solo, Source, StridedBox, Target, load_with, save_with,
-};
+use reshard::leaf::{LoadLeaf, LoadPiece, LoadTensor, SaveLeaf, SavePiece, SaveTensor, Scope};
+use reshard::memory::{DeviceMemory, DeviceMemoryMut, Source, StridedBox, Target};
+use reshard::{AsyncSaver, Checkpoint, DType, LoadOptions, LoadState, SaveOptions, SaveState, Solo, load_with, save_with};
 
 use crate::layouts::{Whole, store_at};
 

@@ -1,6 +1,9 @@
 //! Digests: equal to what PyTorch itself found in every case of the corpus, and independent of layout.
 
-use reshard::{DType, DigestOptions, SaveOptions, Selection, StatsOptions, digest, stats};
+use reshard::digest::{DigestOptions, digest};
+use reshard::numbers::{StatsOptions, stats};
+use reshard::select::Selection;
+use reshard::{DType, SaveOptions};
 
 use crate::corpus;
 use crate::layouts::Whole;

@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
-use reshard::{
-    EditOptions, ErrorKind, Glob, LoadedValue, RecoverOptions, Rename, Retention, StepsOptions, Value, edit, prune, recover,
-};
+use reshard::checkpoint::LoadedValue;
+use reshard::edit::{EditOptions, edit};
+use reshard::recover::{RecoverOptions, recover};
+use reshard::select::{Glob, Rename};
+use reshard::steps::{Retention, StepsOptions, prune};
+use reshard::{ErrorKind, Value};
 
 use crate::corpus;
 use crate::samples::{names, save, sound};

@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use reshard::{
-    CatalogKind, Checkpoint, ConvertOptions, ConvertTarget, Destination, EditOptions, ErrorKind, Format, VerifyOptions, convert,
-    edit, verify,
-};
+use reshard::checkpoint::{CatalogKind, Format};
+use reshard::convert::{ConvertOptions, Destination, Target as ConvertTarget, convert};
+use reshard::edit::{EditOptions, edit};
+use reshard::verify::{VerifyOptions, verify};
+use reshard::{Checkpoint, ErrorKind};
 
 use crate::corpus::{digest_of, local, open};
 
@@ -260,7 +261,7 @@ fn damaged_files_of_other_programs_do_no_harm() {
             std::fs::write(&name, &bytes).unwrap();
             if let Ok(checkpoint) = Checkpoint::open(copy.path().to_str().unwrap()) {
                 let _ = verify(&checkpoint, &VerifyOptions::default());
-                let _ = reshard::digest(&checkpoint, &reshard::DigestOptions::default());
+                let _ = reshard::digest::digest(&checkpoint, &reshard::digest::DigestOptions::default());
             }
             std::fs::write(&name, &sound).unwrap();
         }

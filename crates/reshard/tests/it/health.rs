@@ -2,10 +2,13 @@
 
 use std::path::Path;
 
-use reshard::{
-    Control, DType, DiffOptions, HealthOptions, KeyDifference, SaveOptions, ScanOptions, Selection, Severity, StatsOptions,
-    TrendOptions, Value, diff, health, scan, stats, trend,
-};
+use reshard::diff::{DiffOptions, KeyDifference, diff};
+use reshard::health::{HealthOptions, health};
+use reshard::numbers::{ScanOptions, StatsOptions, scan, stats};
+use reshard::select::Selection;
+use reshard::steps::{TrendOptions, trend};
+use reshard::verify::Severity;
+use reshard::{Control, DType, SaveOptions, Value};
 
 use crate::corpus;
 use crate::layouts::Whole;

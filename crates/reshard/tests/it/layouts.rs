@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use reshard::layout::{ByteLayout, Dims, Mesh, Placement, Region, local_regions, local_shape};
+use reshard::leaf::{LoadLeaf, LoadPiece, LoadTensor, SaveLeaf, SavePiece, SaveTensor, Scope};
+use reshard::memory::{Source, Target};
 use reshard::storage::{Address, Store, StoreOptions};
-use reshard::{
-    DType, LoadLeaf, LoadPiece, LoadState, LoadTensor, SaveLeaf, SavePiece, SaveState, SaveTensor, Scope, Source, Target,
-};
+use reshard::{DType, LoadState, SaveState};
 
 /// A tensor by its content alone.
 #[derive(Debug, Clone)]

@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 
+use reshard::convert::{ConvertOptions, Destination, Target as ConvertTarget, convert};
 use reshard::layout::{Placement, Region};
+use reshard::load::{CastPolicy, Strictness};
+use reshard::mismatch::Difference;
 use reshard::storage::memory::MemoryStore;
 use reshard::{
-    CastPolicy, Checkpoint, ConvertOptions, ConvertTarget, DType, Destination, Difference, Error, ErrorKind, Group, LoadOptions,
-    LoadState, SaveOptions, SaveState, Solo, Strictness, convert, load_with, run_threads, save_with,
+    Checkpoint, DType, Error, ErrorKind, Group, LoadOptions, LoadState, SaveOptions, SaveState, Solo, load_with, run_threads,
+    save_with,
 };
 
 use crate::layouts::{Cut, Memory, Whole, add_to_load, store_at};

@@ -4,16 +4,22 @@
 use std::any::Any;
 use std::sync::{Arc, LazyLock};
 
+use reshard::convert::{ConvertOptions, Destination, Target as ConvertTarget, convert};
+use reshard::edit::{EditOptions, edit};
+use reshard::formats::PathSegment;
 use reshard::formats::{Chunk, Entry, EntryKind, FileId, Metadata, StorageInfo, StorageMeta, TensorEntry, TensorProperties};
 use reshard::layout::{Dims, Placement, Region};
+use reshard::leaf::SavePiece;
+use reshard::merge::merge;
+use reshard::mesh::Layout;
 use reshard::records::{RecordContent, RecordToWrite, begin, publish_records, write_records};
+use reshard::recover::{RecoverOptions, recover};
+use reshard::relayout::relayout;
 use reshard::storage::faulty::{Failure, Fault, Faults, Rule, When};
 use reshard::storage::memory::MemoryStore;
 use reshard::storage::{Operation, Store};
 use reshard::{
-    AsyncSaver, Checkpoint, ConvertOptions, ConvertTarget, DType, Destination, EditOptions, Error, ErrorKind, Group, Layout,
-    PathSegment, RecoverOptions, Result, SaveOptions, SavePiece, SaveState, Solo, Value, convert, edit, merge, recover, relayout,
-    run_threads, save_with,
+    AsyncSaver, Checkpoint, DType, Error, ErrorKind, Group, Result, SaveOptions, SaveState, Solo, Value, run_threads, save_with,
 };
 
 use crate::layouts::{Cut, Memory, Whole, add_to_save, held, store_at};

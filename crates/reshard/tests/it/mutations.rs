@@ -8,14 +8,18 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use reshard::checkpoint::CatalogKind;
+use reshard::digest::{DigestOptions, digest};
+use reshard::edit::{EditOptions, edit};
 use reshard::formats::metadata::{Entry, EntryKind};
 use reshard::formats::{Metadata, PathSegment};
+use reshard::leaf::{LoadLeaf, LoadPiece, LoadTensor, Scope};
+use reshard::load::{Cast, Verify};
+use reshard::select::{Glob, Rename};
 use reshard::storage::memory::MemoryStore;
 use reshard::storage::{Publish, Store};
-use reshard::{
-    Cast, CatalogKind, Checkpoint, DType, DigestOptions, EditOptions, Glob, LoadLeaf, LoadOptions, LoadPiece, LoadState,
-    LoadTensor, Rename, SaveOptions, Scope, Solo, Value, Verify, VerifyOptions, digest, edit, load_with, verify_store,
-};
+use reshard::verify::{VerifyOptions, verify_store};
+use reshard::{Checkpoint, DType, LoadOptions, LoadState, SaveOptions, Solo, Value, load_with};
 
 use crate::corpus;
 use crate::layouts::Whole;

@@ -2,10 +2,14 @@
 
 use std::sync::Arc;
 
+use reshard::diff::{DiffOptions, diff};
+use reshard::digest::{DigestOptions, digest};
+use reshard::numbers::{StatsOptions, stats};
 use reshard::storage::faulty::{Failure, Fault, Faults};
 use reshard::storage::memory::MemoryStore;
 use reshard::storage::{Operation, Store};
-use reshard::{Checkpoint, DiffOptions, DigestOptions, Result, StatsOptions, VerifyOptions, diff, digest, stats, verify_store};
+use reshard::verify::{VerifyOptions, verify_store};
+use reshard::{Checkpoint, Result};
 
 use crate::matrix::{self, Write};
 

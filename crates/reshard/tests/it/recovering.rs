@@ -1,6 +1,9 @@
 //! `.metadata` from data files alone.
 
-use reshard::{EditOptions, ErrorKind, Glob, RecoverOptions, Rename, Value, edit, recover};
+use reshard::edit::{EditOptions, edit};
+use reshard::recover::{RecoverOptions, recover};
+use reshard::select::{Glob, Rename};
+use reshard::{ErrorKind, Value};
 
 use crate::corpus;
 use crate::samples::{names, save, sorted, sound};

@@ -1,7 +1,11 @@
 //! Re-layouts and their dry run.
 
+use reshard::SaveOptions;
+use reshard::convert::ConvertOptions;
 use reshard::layout::{Placement, local_regions};
-use reshard::{ConvertOptions, Layout, SaveOptions, Selection, estimate_load, relayout};
+use reshard::mesh::Layout;
+use reshard::relayout::{estimate_load, relayout};
+use reshard::select::Selection;
 
 use crate::corpus;
 

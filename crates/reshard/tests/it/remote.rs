@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use reshard::checkpoint::LoadedValue;
+use reshard::convert::{ConvertOptions, Destination, Target as ConvertTarget, convert};
+use reshard::digest::{DigestOptions, digest};
 use reshard::storage::Store;
-use reshard::{
-    Checkpoint, ConvertOptions, ConvertTarget, DType, Destination, DigestOptions, LoadOptions, LoadState, LoadedValue,
-    SaveOptions, SaveState, Solo, Value, VerifyOptions, convert, digest, load_with, save_with, verify,
-};
+use reshard::verify::{VerifyOptions, verify};
+use reshard::{Checkpoint, DType, LoadOptions, LoadState, SaveOptions, SaveState, Solo, Value, load_with, save_with};
 
 use crate::layouts::{Whole, store_at};
 use crate::object_like::{Ordered, Reads};

@@ -1,11 +1,10 @@
 //! Any tree, any M ranks and layout, saved; any N ranks and layout, loaded: the identity, bit for bit.
 
 use proptest::prelude::*;
+use reshard::checkpoint::LoadedValue;
 use reshard::layout::Region;
 use reshard::storage::Store;
-use reshard::{
-    Checkpoint, DType, LoadOptions, LoadState, LoadedValue, SaveOptions, SaveState, Value, load_with, run_threads, save_with,
-};
+use reshard::{Checkpoint, DType, LoadOptions, LoadState, SaveOptions, SaveState, Value, load_with, run_threads, save_with};
 
 use crate::layouts::{Cut, Memory, Whole, add_to_load, add_to_save, any_cut, fitted, held, store_at};
 
@@ -145,6 +144,6 @@ fn large_tensors_pass_through_blocks_and_batches() {
     load_all(&wholes, &[], &to, false, &store, &LoadOptions::default());
     load_all(&wholes, &[], &from, true, &store, &LoadOptions::default());
     let mut always = LoadOptions::default();
-    always.verify = reshard::Verify::Always;
+    always.verify = reshard::load::Verify::Always;
     load_all(&wholes, &[], &to, true, &store, &always);
 }

@@ -14,14 +14,14 @@ pub(crate) fn save(folder: &Path, cut: &Cut, overwrite: bool) {
     corpus::save_state(&wholes, &values, cut, &corpus::local(folder), &options);
 }
 
-pub(crate) fn sorted(checkpoint: &Checkpoint) -> Vec<(String, reshard::DigestEntry)> {
+pub(crate) fn sorted(checkpoint: &Checkpoint) -> Vec<(String, reshard::digest::DigestEntry)> {
     let mut entries: Vec<_> = corpus::digest_of(checkpoint).entries.into_iter().collect();
     entries.sort_by(|a, b| a.0.cmp(&b.0));
     entries
 }
 
 pub(crate) fn sound(folder: &Path) {
-    let found = reshard::verify_path(folder.to_str().unwrap(), &Default::default(), &Default::default()).unwrap();
+    let found = reshard::verify::verify_path(folder.to_str().unwrap(), &Default::default(), &Default::default()).unwrap();
     assert!(found.is_sound(), "{:?}", found.findings);
 }
 

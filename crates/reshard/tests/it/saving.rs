@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
+use reshard::checkpoint::LoadedValue;
 use reshard::layout::Placement;
+use reshard::leaf::{LoadLeaf, SaveLeaf, Scope};
+use reshard::save::PlanCache;
 use reshard::{
-    Checkpoint, DType, ErrorKind, Group, LoadLeaf, LoadOptions, LoadState, LoadedValue, PlanCache, SaveLeaf, SaveOptions,
-    SaveState, Scope, Solo, Value, load_with, run_threads, save_with,
+    Checkpoint, DType, ErrorKind, Group, LoadOptions, LoadState, SaveOptions, SaveState, Solo, Value, load_with, run_threads,
+    save_with,
 };
 
 use crate::layouts::{Cut, Whole, add_to_save, held, store_at};

@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use reshard::{Best, Retention, SaveOptions, StepState, StepsOptions, Value, latest, prune, steps};
+use reshard::steps::{Best, Retention, StepState, StepsOptions, latest, prune, steps};
+use reshard::{SaveOptions, Value};
 
 use crate::corpus;
 use crate::samples::{save, sound};
@@ -186,7 +187,7 @@ fn what_was_looked_at_is_remembered_until_files_change() {
     save(&folder.path().join("step-1"), &corpus::solo(), false);
     let at = folder.path().to_str().unwrap();
     let mut options = StepsOptions::default();
-    options.memory = Some(reshard::StepsMemory::default());
+    options.memory = Some(reshard::steps::StepsMemory::default());
     options.prefix = Some("step-".into());
     assert_eq!(steps(at, &options).unwrap()[0].state, StepState::Valid);
     std::fs::write(folder.path().join("step-1/__0_0.distcp"), b"PK").unwrap();

@@ -4,13 +4,15 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use reshard::convert::{ConvertOptions, Destination, Target as ConvertTarget, convert};
+use reshard::diff::{DiffOptions, diff};
+use reshard::digest::DigestEntry;
 use reshard::layout::{ByteLayout, Dims, Region};
+use reshard::leaf::{LoadLeaf, LoadPiece, LoadTensor, SaveLeaf, SavePiece, SaveTensor, Scope};
+use reshard::memory::{Source, Target};
+use reshard::numbers::{StatsOptions, TensorStats, stats};
 use reshard::storage::StoreOptions;
-use reshard::{
-    AsyncSaver, Checkpoint, ConvertOptions, ConvertTarget, DType, Destination, DiffOptions, DigestEntry, Group, LoadLeaf,
-    LoadOptions, LoadPiece, LoadState, LoadTensor, SaveLeaf, SaveOptions, SavePiece, SaveState, SaveTensor, Scope, Solo, Source,
-    StatsOptions, Target, TensorStats, convert, diff, load_with, save_with, stats,
-};
+use reshard::{AsyncSaver, Checkpoint, DType, Group, LoadOptions, LoadState, SaveOptions, SaveState, Solo, load_with, save_with};
 
 use crate::converting::{python, run_python};
 use crate::corpus;
@@ -71,7 +73,7 @@ fn what_is_saved_from_strided_memory_is_the_tensor_it_means() {
         for ((name, ..), (_, _, meant)) in kinds.iter().zip(&tensors) {
             assert!(found.read_whole(name).unwrap() == *meant, "{name} in {}", path.display());
         }
-        let report = reshard::verify(&found, &Default::default()).unwrap();
+        let report = reshard::verify::verify(&found, &Default::default()).unwrap();
         assert!(report.findings.is_empty(), "{:?}", report.findings);
     }
 }
@@ -91,7 +93,7 @@ fn what_is_loaded_into_strided_memory_is_what_was_saved() {
         let tensor = LoadTensor { dtype: DType::Float32, shape: Dims::from_slice(shape), pieces: vec![piece] };
         state.insert((*name).to_owned(), Scope::Shared, LoadLeaf::Tensor(tensor)).unwrap();
         let mut options = LoadOptions::default();
-        options.strictness = reshard::Strictness::Lenient;
+        options.strictness = reshard::load::Strictness::Lenient;
         load_with(&Solo, &found, &mut state, &options).unwrap();
         drop(state);
         for flat in 0..shape.iter().product::<u64>() {

@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use reshard::{ChromeTrace, DType};
+use reshard::DType;
+use reshard::trace::ChromeTrace;
 
 use crate::layouts::Whole;
 use crate::wholes::save_whole;

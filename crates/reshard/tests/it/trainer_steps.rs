@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use reshard::{Retention, SaveOptions, SaveState, Solo, StepState, StepsOptions, Value, latest, prune, save_with, steps};
+use reshard::steps::{Retention, StepState, StepsOptions, latest, prune, steps};
+use reshard::{SaveOptions, SaveState, Solo, Value, save_with};
 
 use crate::corpus;
 use crate::layouts::store_at;

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use reshard::{OpenOptions, SaveOptions, Severity, VerifyOptions, VerifyReport, verify, verify_path};
+use reshard::verify::{Severity, VerifyOptions, VerifyReport, verify, verify_path};
+use reshard::{OpenOptions, SaveOptions};
 
 use crate::corpus;
 
@@ -185,10 +186,11 @@ fn survives(path: &Path) {
     let text = path.to_str().unwrap();
     let _ = verify_path(text, &OpenOptions::default(), &VerifyOptions::default());
     if let Ok(checkpoint) = reshard::Checkpoint::open(text) {
-        let _ = reshard::digest(&checkpoint, &Default::default());
-        let target = reshard::ConvertTarget::Safetensors { max_shard_size: None };
+        let _ = reshard::digest::digest(&checkpoint, &Default::default());
+        let target = reshard::convert::Target::Safetensors { max_shard_size: None };
         let store = std::sync::Arc::new(reshard::storage::memory::MemoryStore::new());
-        let _ = reshard::convert(&checkpoint, &reshard::Destination::folder(store), target, &Default::default());
+        let _ =
+            reshard::convert::convert(&checkpoint, &reshard::convert::Destination::folder(store), target, &Default::default());
     }
 }
 
@@ -250,13 +252,13 @@ fn is_refused(folder: &Path, words: &str) {
     let tensor = checkpoint.tensor(&key).unwrap();
     let mut memory = vec![0; tensor.bytes() as usize];
     let whole = reshard::layout::Region::whole(&tensor.shape).unwrap();
-    let piece = reshard::LoadPiece::contiguous(whole, tensor.dtype, &mut memory).unwrap();
-    let wanted = reshard::LoadTensor { dtype: tensor.dtype, shape: tensor.shape.clone(), pieces: vec![piece] };
+    let piece = reshard::leaf::LoadPiece::contiguous(whole, tensor.dtype, &mut memory).unwrap();
+    let wanted = reshard::leaf::LoadTensor { dtype: tensor.dtype, shape: tensor.shape.clone(), pieces: vec![piece] };
     let mut state = reshard::LoadState::new();
-    state.insert(key, reshard::Scope::Shared, reshard::LoadLeaf::Tensor(wanted)).unwrap();
+    state.insert(key, reshard::leaf::Scope::Shared, reshard::leaf::LoadLeaf::Tensor(wanted)).unwrap();
     let mut options = reshard::LoadOptions::default();
-    options.verify = reshard::Verify::Always;
-    options.strictness = reshard::Strictness::Lenient;
+    options.verify = reshard::load::Verify::Always;
+    options.strictness = reshard::load::Strictness::Lenient;
     let error = reshard::load_with(&reshard::Solo, &checkpoint, &mut state, &options).unwrap_err();
     assert_eq!(error.kind(), reshard::ErrorKind::Corrupt, "{words}: {error}");
 }
@@ -296,7 +298,8 @@ fn what_is_stored_twice_must_agree() {
         let renamed = saved(side, 1);
         rewrite(renamed.path(), |m| {
             let entry = m.entries.shift_remove("model.a").unwrap();
-            let path = Some(vec![reshard::PathSegment::Key("model".into()), reshard::PathSegment::Key("c".into())]);
+            let path =
+                Some(vec![reshard::formats::PathSegment::Key("model".into()), reshard::formats::PathSegment::Key("c".into())]);
             m.entries.insert("model.c".into(), reshard::formats::Entry { path, ..entry });
         });
         is_refused(renamed.path(), "\"model.a\" is stored there");
@@ -367,9 +370,9 @@ fn the_report_says_what_was_checked() {
 fn a_safetensors_index_must_say_what_its_files_hold() {
     let source = saved(true, 1);
     let folder = tempfile::tempdir().unwrap();
-    let target = reshard::ConvertTarget::Safetensors { max_shard_size: Some(100) };
-    let to = reshard::Destination::folder(corpus::local(folder.path()));
-    reshard::convert(&corpus::open(source.path()), &to, target, &Default::default()).unwrap();
+    let target = reshard::convert::Target::Safetensors { max_shard_size: Some(100) };
+    let to = reshard::convert::Destination::folder(corpus::local(folder.path()));
+    reshard::convert::convert(&corpus::open(source.path()), &to, target, &Default::default()).unwrap();
     assert!(report(folder.path()).is_sound());
     let index = folder.path().join("model.safetensors.index.json");
     let text = std::fs::read_to_string(&index).unwrap();

@@ -4,11 +4,14 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use proptest::prelude::*;
+use reshard::convert::{ConvertOptions, Destination, Target as ConvertTarget, convert};
+use reshard::diff::diff;
 use reshard::layout::Region;
-use reshard::{
-    Checkpoint, ConvertOptions, ConvertTarget, DType, Destination, LoadLeaf, LoadOptions, LoadPiece, LoadState, LoadTensor,
-    SaveOptions, Scope, Value, Verify, VerifyOptions, View, convert, diff, load_with, run_threads, verify,
-};
+use reshard::leaf::{LoadLeaf, LoadPiece, LoadTensor, Scope};
+use reshard::load::Verify;
+use reshard::verify::{VerifyOptions, verify};
+use reshard::view::View;
+use reshard::{Checkpoint, DType, LoadOptions, LoadState, SaveOptions, Value, load_with, run_threads};
 
 use crate::corpus;
 use crate::layouts::{Cut, Whole, fitted};
@@ -297,11 +300,11 @@ proptest! {
             prop_assert_eq!(corpus::open(&made).read_whole(key).unwrap(), array.bytes(), "{}", key);
         }
         let back = corpus::open(&made).through(&rules.reversed().unwrap()).unwrap();
-        let difference = diff(&corpus::open(&source), &back, &reshard::DiffOptions::default()).unwrap();
+        let difference = diff(&corpus::open(&source), &back, &reshard::diff::DiffOptions::default()).unwrap();
         prop_assert!(difference.is_same(), "{:?}", difference);
         // A view of a view: there and back without a file between.
         let twice = seen.through(&rules.reversed().unwrap()).unwrap();
-        let difference = diff(&corpus::open(&source), &twice, &reshard::DiffOptions::default()).unwrap();
+        let difference = diff(&corpus::open(&source), &twice, &reshard::diff::DiffOptions::default()).unwrap();
         prop_assert!(difference.is_same(), "{:?}", difference);
     }
 }

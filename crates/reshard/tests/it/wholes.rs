@@ -1,7 +1,8 @@
 //! A checkpoint of whole tensors, saved by one rank.
 
 use reshard::layout::{Dims, Region};
-use reshard::{SaveLeaf, SaveOptions, SavePiece, SaveState, SaveTensor, Scope, Solo, save_with};
+use reshard::leaf::{SaveLeaf, SavePiece, SaveTensor, Scope};
+use reshard::{SaveOptions, SaveState, Solo, save_with};
 
 use crate::layouts::{Whole, store_at};
 

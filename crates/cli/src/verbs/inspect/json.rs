@@ -1,6 +1,8 @@
 //! `reshard inspect --json`; docs/cli-json.md has the schema.
 
-use reshard::{Checkpoint, Format, OptimizerSummary};
+use reshard::Checkpoint;
+use reshard::checkpoint::Format;
+use reshard::health::OptimizerSummary;
 use serde::Serialize;
 
 use crate::human;
