@@ -140,6 +140,8 @@ pub struct Target<'a> {
 enum PlaceMut<'a> {
     Here(*mut u8, PhantomData<&'a mut [u8]>),
     Device(Arc<dyn DeviceMemoryMut>),
+    /// None at all, for a dry run; told apart by a number.
+    Absent(usize),
 }
 
 // SAFETY: a Target is an exclusive borrow of plain bytes, which may move between threads. Device memory is itself Send.
@@ -176,6 +178,11 @@ impl<'a> Target<'a> {
         (0..count).map(|_| Target { length, place: PlaceMut::Here(pointer, PhantomData) }).collect()
     }
 
+    /// No memory: what a dry run loads into. `number` tells one from another.
+    pub(crate) fn absent(length: usize, number: usize) -> Target<'a> {
+        Target { length, place: PlaceMut::Absent(number) }
+    }
+
     /// How many bytes there are.
     pub fn len(&self) -> usize {
         self.length
@@ -191,13 +198,14 @@ impl<'a> Target<'a> {
         match &self.place {
             PlaceMut::Here(pointer, _) => *pointer as usize,
             PlaceMut::Device(memory) => memory.address(),
+            PlaceMut::Absent(number) => *number,
         }
     }
 
     /// The memory that the CPU cannot write by itself.
     pub(crate) fn away(&self) -> Option<&dyn DeviceMemoryMut> {
         match &self.place {
-            PlaceMut::Here(..) => None,
+            PlaceMut::Here(..) | PlaceMut::Absent(_) => None,
             PlaceMut::Device(memory) => Some(memory.as_ref()),
         }
     }

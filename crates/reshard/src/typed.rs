@@ -55,25 +55,16 @@ elements! {
     u64 = UInt64, 0;
 }
 
-/// The regions of a shard with the layout of each in the rank's local tensor, which is contiguous.
-fn shard_pieces(
+/// The regions of a shard with the layout of each in the rank's local tensor, which is contiguous, and that tensor's shape.
+pub(crate) fn shard_pieces(
     key: &str,
     (mesh, placements, shape): (&Mesh, &[Placement], &[u64]),
-    rank: usize,
+    rank: u64,
     dtype: DType,
-    bytes: usize,
-) -> Result<Vec<(Region, ByteLayout)>> {
+) -> Result<(Vec<(Region, ByteLayout)>, Dims)> {
     let named = |error: reshard_layout::LayoutError| Error::invalid(format!("{key:?}: {error}"));
-    let rank = rank as u64;
     let local = local_shape(mesh, placements, shape, rank).map_err(named)?;
     let whole = ByteLayout::contiguous(&local, dtype.size()).map_err(named)?;
-    if whole.end() != bytes as u64 {
-        let (has, size) = (bytes as u64 / dtype.size(), dtype.size());
-        return Err(Error::invalid(format!(
-            "{key:?}: the shard of rank {rank} has shape {local:?}, which is {} elements; {has} were given",
-            whole.end() / size
-        )));
-    }
     let mut pieces = Vec::new();
     for piece in local_regions(mesh, placements, shape, rank).map_err(named)? {
         if piece.global.is_empty() {
@@ -85,7 +76,24 @@ fn shard_pieces(
             .map_err(named)?;
         pieces.push((piece.global, layout));
     }
-    Ok(pieces)
+    Ok((pieces, local))
+}
+
+/// The pieces of a shard, of which so many values were given.
+fn checked_pieces(
+    key: &str,
+    placed: (&Mesh, &[Placement], &[u64]),
+    rank: usize,
+    dtype: DType,
+    given: usize,
+) -> Result<Vec<(Region, ByteLayout)>> {
+    let (pieces, local) = shard_pieces(key, placed, rank as u64, dtype)?;
+    match local.iter().product::<u64>() {
+        wanted if wanted == given as u64 => Ok(pieces),
+        wanted => Err(Error::invalid(format!(
+            "{key:?}: the shard of rank {rank} has shape {local:?}, which is {wanted} elements; {given} were given"
+        ))),
+    }
 }
 
 impl<'a> SaveState<'a> {
@@ -119,7 +127,7 @@ impl<'a> SaveState<'a> {
     ) -> Result<()> {
         let key = key.into();
         let bytes = as_bytes(values);
-        let pieces = shard_pieces(&key, (mesh, placements, shape), self.rank, T::DTYPE, bytes.len())?
+        let pieces = checked_pieces(&key, (mesh, placements, shape), self.rank, T::DTYPE, values.len())?
             .into_iter()
             .map(|(region, layout)| SavePiece::new(region, layout, Source::new(bytes)))
             .collect::<Result<_>>()?;
@@ -156,8 +164,8 @@ impl<'a> LoadState<'a> {
         values: &'a mut [T],
     ) -> Result<()> {
         let key = key.into();
+        let pieces = checked_pieces(&key, (mesh, placements, shape), self.rank, T::DTYPE, values.len())?;
         let bytes = as_bytes_mut(values);
-        let pieces = shard_pieces(&key, (mesh, placements, shape), self.rank, T::DTYPE, bytes.len())?;
         // The regions of one shard lie in disjoint parts of its local tensor.
         let targets = Target::disjoint(bytes, pieces.len());
         let pieces = pieces

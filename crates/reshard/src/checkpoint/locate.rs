@@ -42,15 +42,29 @@ impl Check {
     }
 }
 
+/// How exactly chunks are located.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Precision {
+    /// To the byte, for reading: a record that nothing else tells of is opened.
+    Byte,
+    /// From metadata alone, for a dry run: such a record is taken to begin with its data.
+    Metadata,
+}
+
 impl Checkpoint {
     /// Finds the bytes of a chunk.
     pub(crate) fn locate(&self, key: &str, tensor: &CatalogTensor, chunk: usize) -> Result<Located> {
+        self.locate_to(Precision::Byte, key, tensor, chunk)
+    }
+
+    pub(crate) fn locate_to(&self, precision: Precision, key: &str, tensor: &CatalogTensor, chunk: usize) -> Result<Located> {
         let Some(stored) = tensor.chunks.get(chunk) else {
             return Err(Error::internal(format!("{key:?} has no chunk {chunk}")));
         };
         match &stored.place {
             ChunkPlace::Seen(seen) => {
-                let mut located = self.locate_stored(key, seen.dtype, seen.region.sizes(), stored.file, &seen.stored)?;
+                let mut located =
+                    self.locate_stored(key, (seen.dtype, seen.region.sizes()), stored.file, &seen.stored, precision)?;
                 let through = located.layout.through(&seen.window);
                 located.layout = through.map_err(|e| Error::invalid(format!("{key:?} in {}: {e}", self.path)))?;
                 Ok(located)
@@ -62,12 +76,19 @@ impl Checkpoint {
                 let fill = Some(value.clone());
                 Ok(Located { file: StoredChunk::NO_FILE, layout, form, check: Check::None, dtype: tensor.dtype, fill })
             }
-            place => self.locate_stored(key, tensor.dtype, stored.region.sizes(), stored.file, place),
+            place => self.locate_stored(key, (tensor.dtype, stored.region.sizes()), stored.file, place, precision),
         }
     }
 
     /// Finds the bytes of a chunk of this type and these sizes, which is all of what lies at a place.
-    fn locate_stored(&self, key: &str, dtype: DType, sizes: &[u64], file: u32, place: &ChunkPlace) -> Result<Located> {
+    fn locate_stored(
+        &self,
+        key: &str,
+        (dtype, sizes): (DType, &[u64]),
+        file: u32,
+        place: &ChunkPlace,
+        precision: Precision,
+    ) -> Result<Located> {
         let (offset, length) = match place {
             ChunkPlace::Data(data) => {
                 let check = match data.checksum {
@@ -98,6 +119,10 @@ impl Checkpoint {
             };
             let layout = packed.try_at(data)?;
             return Ok(Located { file, layout, form: ElementForm::default(), check, dtype, fill: None });
+        }
+        if precision == Precision::Metadata {
+            let layout = packed.try_at(offset)?;
+            return Ok(Located { file, layout, form: ElementForm::default(), check: Check::None, dtype, fill: None });
         }
         let reader = StoredFile(self.reader(file)?.as_ref());
         let damaged = |detail: String| self.corrupt(key, file, offset, detail);

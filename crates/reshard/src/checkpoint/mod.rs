@@ -32,7 +32,7 @@ pub use catalog::{
 };
 pub(crate) use check::{Checker, check_whole};
 use indexmap::IndexMap;
-pub(crate) use locate::{Check, Located};
+pub(crate) use locate::{Check, Located, Precision};
 pub use read::{LoadedValue, decode_record};
 use reshard_formats::ReadAt;
 use reshard_formats::own::Sidecar;

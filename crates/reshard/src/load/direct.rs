@@ -32,7 +32,8 @@ struct Segment<'p, 'a> {
 /// Collects runs that are read straight into their places.
 pub(super) struct Direct<'d, 'j, 'a> {
     job: &'d Job<'j, 'a>,
-    reader: &'d dyn Reader,
+    /// `None` where reads are only counted.
+    reader: Option<&'d dyn Reader>,
     batch: &'d [PlannedMove],
     segments: Vec<Segment<'d, 'a>>,
     bytes: u64,
@@ -45,7 +46,7 @@ pub(super) struct Direct<'d, 'j, 'a> {
 }
 
 impl<'d, 'j, 'a> Direct<'d, 'j, 'a> {
-    pub(super) fn new(job: &'d Job<'j, 'a>, reader: &'d dyn Reader, batch: &'d [PlannedMove]) -> Direct<'d, 'j, 'a> {
+    pub(super) fn new(job: &'d Job<'j, 'a>, reader: Option<&'d dyn Reader>, batch: &'d [PlannedMove]) -> Direct<'d, 'j, 'a> {
         Direct { job, reader, batch, segments: Vec::new(), bytes: 0, unwanted: 0, end: 0, hasher: None, gaps: Vec::new() }
     }
 
@@ -84,10 +85,21 @@ impl<'d, 'j, 'a> Direct<'d, 'j, 'a> {
             return Ok(());
         }
         self.job.options.control.check("loading")?;
+        self.job.tally.read(self.bytes, 1);
+        let segments = std::mem::take(&mut self.segments);
+        if let Some(reader) = self.reader {
+            self.read(reader, segments)?;
+        }
+        self.bytes = 0;
+        self.unwanted = 0;
+        Ok(())
+    }
+
+    fn read(&mut self, reader: &dyn Reader, segments: Vec<Segment<'d, 'a>>) -> Result<()> {
         self.gaps.resize(self.unwanted as usize, 0);
         let mut gaps = self.gaps.as_mut_slice();
-        let mut ranges = Vec::with_capacity(self.segments.len());
-        for segment in &self.segments {
+        let mut ranges = Vec::with_capacity(segments.len());
+        for segment in &segments {
             let buf = match segment.to {
                 // SAFETY: the plan gives each byte of a piece to one move and each move's runs are disjoint; moves of one
                 // wave run on disjoint memory; the slices end with this request.
@@ -100,14 +112,13 @@ impl<'d, 'j, 'a> Direct<'d, 'j, 'a> {
             };
             ranges.push(RangeRead { offset: segment.offset, buf });
         }
-        self.reader.read_ranges(&mut ranges).doing(|| {
+        reader.read_ranges(&mut ranges).doing(|| {
             let keys = self.batch.first().map_or("?", |m| self.job.key(m.wanted));
-            format!("reading {keys:?} and what lies beside it from {}", self.reader.path())
+            format!("reading {keys:?} and what lies beside it from {}", reader.path())
         })?;
         drop(ranges);
-        self.job.tally.read(self.bytes, 1);
         self.job.options.control.advance(self.bytes - self.unwanted);
-        for segment in std::mem::take(&mut self.segments) {
+        for segment in segments {
             let (Some((piece, at)), Some(index)) = (segment.to, segment.verify) else { continue };
             let planned = &self.batch[index];
             // SAFETY: as above; the read is done and this is the only slice of these bytes.
@@ -128,8 +139,6 @@ impl<'d, 'j, 'a> Direct<'d, 'j, 'a> {
                 }
             }
         }
-        self.bytes = 0;
-        self.unwanted = 0;
         Ok(())
     }
 

@@ -31,15 +31,17 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 pub use options::{CastPolicy, KeyFilter, KeyMap, LoadOptions, Strictness, Verify};
+use plan::ReadPlan;
 use rayon::prelude::*;
+use read::Done;
 use reshard_formats::DType;
 pub use resolve::Cast;
-use resolve::Resolved;
+use resolve::{Resolution, Resolved};
 use serde::Serialize;
 
-use crate::checkpoint::{CatalogKind, Checkpoint, LoadedValue, StoredChunk, ValuePlace};
+use crate::checkpoint::{CatalogKind, Checkpoint, LoadedValue, Precision, StoredChunk, ValuePlace};
 use crate::error::{Error, Result};
-use crate::group::{Group, together};
+use crate::group::{Group, Solo, together};
 use crate::leaf::LoadState;
 use crate::mismatch::{Difference, Mismatch};
 use crate::report::{PhaseClock, Phases};
@@ -121,7 +123,7 @@ pub fn load_with(group: &dyn Group, checkpoint: &Checkpoint, state: &mut LoadSta
     };
     let skipped = exchange.as_ref().map(|e| &e.skipped);
     let agreed = stored_twice(checkpoint, &resolution.found, options);
-    let plan = agreed.and_then(|()| plan::plan(checkpoint, state, &resolution.found, skipped, options));
+    let plan = agreed.and_then(|()| plan::plan(checkpoint, state, &resolution.found, skipped, options, Precision::Byte));
     clock.enter("values");
     // First of all: what is wrong with a value is known before any tensor is touched.
     let ready = plan.and_then(|plan| Ok((plan, read_values(checkpoint, state, &resolution.found, options)?)));
@@ -135,7 +137,29 @@ pub fn load_with(group: &dyn Group, checkpoint: &Checkpoint, state: &mut LoadSta
         clock.enter("exchange");
         exchanged = together(group, exchange.pass_on(group, state))?;
     }
-    let report = LoadReport {
+    Ok(Loaded { values, report: report(checkpoint, clock, &plan, &done, exchanged, resolution) })
+}
+
+/// What a load of these tensors would do: resolved and planned as [`load_with`] does, and carried out up to the reading. Only
+/// metadata is looked at, and the tensors need no memory.
+pub(crate) fn dry_run(checkpoint: &Checkpoint, state: &LoadState<'_>, options: &LoadOptions) -> Result<LoadReport> {
+    let mut clock = PhaseClock::new();
+    clock.enter("plan");
+    let resolution = resolved(&Solo, checkpoint, state, options)?;
+    let plan = plan::plan(checkpoint, state, &resolution.found, None, options, Precision::Metadata)?;
+    let done = read::count(checkpoint, state, &plan, options)?;
+    Ok(report(checkpoint, clock, &plan, &done, 0, resolution))
+}
+
+fn report(
+    checkpoint: &Checkpoint,
+    clock: PhaseClock,
+    plan: &ReadPlan,
+    done: &Done,
+    bytes_exchanged: u64,
+    resolution: Resolution<'_>,
+) -> LoadReport {
+    LoadReport {
         path: checkpoint.path().to_owned(),
         phases: clock.finish(),
         tensors: plan.tensors,
@@ -144,11 +168,10 @@ pub fn load_with(group: &dyn Group, checkpoint: &Checkpoint, state: &mut LoadSta
         reads: done.reads,
         files: plan.files,
         verified: done.verified,
-        bytes_exchanged: exchanged,
+        bytes_exchanged,
         differences: resolution.differences,
         casts: resolution.casts,
-    };
-    Ok(Loaded { values, report })
+    }
 }
 
 /// A load that verifies always trusts `.metadata` only where the data files' own indexes say the same.
@@ -175,7 +198,7 @@ fn resolved<'c>(
     checkpoint: &'c Checkpoint,
     state: &LoadState<'_>,
     options: &LoadOptions,
-) -> Result<resolve::Resolution<'c>> {
+) -> Result<Resolution<'c>> {
     let mut resolution = resolve::resolve(checkpoint, state, group.rank(), options);
     if !resolve::compare(group, checkpoint, &mut resolution)? {
         return Ok(resolution);
@@ -240,7 +263,7 @@ impl Checkpoint {
         let mut state = LoadState::new();
         state.insert(key, crate::leaf::Scope::Shared, crate::leaf::LoadLeaf::Tensor(wanted))?;
         let options = LoadOptions { expected: Some(Arc::new(|_| false)), ..LoadOptions::default() };
-        load_with(&crate::group::Solo, self, &mut state, &options).map(drop)
+        load_with(&Solo, self, &mut state, &options).map(drop)
     }
 
     /// Reads a whole tensor, packed in row-major order.

@@ -10,7 +10,7 @@ use reshard_layout::{Dims, Move, Region, moves};
 
 use super::options::{LoadOptions, Verify};
 use super::resolve::Resolved;
-use crate::checkpoint::{CatalogKind, CatalogTensor, Check, Checkpoint, ChunkPlace, Located, StoredChunk};
+use crate::checkpoint::{CatalogKind, CatalogTensor, Check, Checkpoint, ChunkPlace, Located, Precision, StoredChunk};
 use crate::error::Result;
 use crate::leaf::{LoadLeaf, LoadState};
 use crate::workers::Workers;
@@ -78,6 +78,7 @@ pub(super) fn plan(
     found: &[Resolved<'_>],
     skipped: Option<&HashSet<(u32, u32)>>,
     options: &LoadOptions,
+    precision: Precision,
 ) -> Result<ReadPlan> {
     let mut plan = ReadPlan::default();
     let mut waves: Vec<Vec<PlannedMove>> = Vec::new();
@@ -112,7 +113,7 @@ pub(super) fn plan(
             jobs.par_iter()
                 .with_min_len(if remote { 1 } else { 16 })
                 .map(|(wave, piece, resolved, stored, _)| {
-                    let (moves, checks) = piece_moves(checkpoint, state, resolved, stored, *piece, options)?;
+                    let (moves, checks) = piece_moves(checkpoint, state, (resolved, stored, *piece), options, precision)?;
                     Ok((*wave, moves, checks))
                 })
                 .collect::<Result<Vec<_>>>()
@@ -139,10 +140,9 @@ pub(super) fn plan(
 fn piece_moves(
     checkpoint: &Checkpoint,
     state: &LoadState<'_>,
-    resolved: &Resolved<'_>,
-    stored: &CatalogTensor,
-    piece: u32,
+    (resolved, stored, piece): (&Resolved<'_>, &CatalogTensor, u32),
     options: &LoadOptions,
+    precision: Precision,
 ) -> Result<(Vec<PlannedMove>, Vec<PlannedCheck>)> {
     let mut planned = Vec::new();
     let mut checks = Vec::new();
@@ -158,7 +158,7 @@ fn piece_moves(
             continue;
         }
         let mut step = || -> Result<()> {
-            let located = checkpoint.locate(resolved.key, stored, found.chunk)?;
+            let located = checkpoint.locate_to(precision, resolved.key, stored, found.chunk)?;
             let whole = found.region == chunk.region;
             if options.verify == Verify::Always && !(whole && located.check_is_layout()) && located.check.stretch().is_some() {
                 checks.push(PlannedCheck { wanted: key, file: located.file, check: located.check });

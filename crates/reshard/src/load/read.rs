@@ -61,22 +61,40 @@ pub(super) fn execute(
     plan: &ReadPlan,
     options: &LoadOptions,
 ) -> Result<Done> {
+    carry_out(checkpoint, state, plan, options, false)
+}
+
+/// Counts what [`execute`] would read. No file is opened and no memory touched.
+pub(super) fn count(checkpoint: &Checkpoint, state: &LoadState<'_>, plan: &ReadPlan, options: &LoadOptions) -> Result<Done> {
+    carry_out(checkpoint, state, plan, options, true)
+}
+
+fn carry_out(
+    checkpoint: &Checkpoint,
+    state: &LoadState<'_>,
+    plan: &ReadPlan,
+    options: &LoadOptions,
+    dry_run: bool,
+) -> Result<Done> {
     let tally = Tally::default();
     options.control.expect(plan.bytes_wanted);
     let remote = checkpoint.store.capabilities().remote;
     let request = if remote { REMOTE_REQUEST } else { LOCAL_REQUEST };
     let max_gap = options.max_gap.unwrap_or(if remote { REMOTE_GAP } else { LOCAL_GAP });
-    let job = Job { checkpoint, state, options, tally: &tally, request, max_gap };
+    let job = Job { checkpoint, state, options, tally: &tally, request, max_gap, dry_run };
     for wave in &plan.waves {
         wave.par_iter().try_for_each(|batch| job.batch(batch))?;
     }
     plan.checks.par_iter().try_for_each(|c| -> Result<()> {
-        let bytes = checkpoint.check_stretch(job.key(c.wanted), c.file, c.check, &options.control)?;
+        let bytes = match dry_run {
+            true => c.check.stretch().map_or(0, |(_, length)| length),
+            false => checkpoint.check_stretch(job.key(c.wanted), c.file, c.check, &options.control)?,
+        };
         tally.read(bytes, bytes.div_ceil(LOCAL_REQUEST));
         tally.verified.fetch_add(1, Ordering::Relaxed);
         Ok(())
     })?;
-    for copy in &plan.copies {
+    for copy in plan.copies.iter().filter(|_| !dry_run) {
         job.copy(copy.from, copy.to)?;
     }
     Ok(Done { bytes_read: tally.bytes_read.into_inner(), reads: tally.reads.into_inner(), verified: tally.verified.into_inner() })
@@ -91,6 +109,8 @@ pub(super) struct Job<'j, 'a> {
     pub(super) request: u64,
     /// Unwanted bytes between neighbours that are cheaper to read than to skip.
     pub(super) max_gap: u64,
+    /// Whether reads are only counted.
+    dry_run: bool,
 }
 
 impl<'a> Job<'_, 'a> {
@@ -112,13 +132,18 @@ impl<'a> Job<'_, 'a> {
         let Some(first) = batch.first() else { return Ok(()) };
         self.options.control.check("loading")?;
         if first.located.file == StoredChunk::NO_FILE {
-            return batch.iter().try_for_each(|planned| self.fill(planned));
+            return batch.iter().filter(|_| !self.dry_run).try_for_each(|planned| self.fill(planned));
         }
-        let reader = self.checkpoint.reader(first.located.file)?.as_ref();
+        // Where reads are only counted there is no reader, and nothing to verify or to put anywhere.
+        let reader = match self.dry_run {
+            true => None,
+            false => Some(self.checkpoint.reader(first.located.file)?.as_ref()),
+        };
         let mut direct = Direct::new(self, reader, batch);
         for (i, planned) in batch.iter().enumerate() {
             let (piece, dtype) = self.piece(planned.wanted, planned.piece)?;
-            let verify = self.options.verify != Verify::Never && planned.whole && planned.located.check_is_layout();
+            let verify =
+                reader.is_some() && self.options.verify != Verify::Never && planned.whole && planned.located.check_is_layout();
             if planned.decodes() || dtype != planned.located.dtype || piece.memory.away().is_some() {
                 self.by_boxes(reader, planned, piece, dtype, verify)?;
                 continue;
@@ -141,7 +166,14 @@ impl<'a> Job<'_, 'a> {
     }
 
     /// Short runs: whole spans into a buffer, from there to their places.
-    fn tiny(&self, reader: &dyn Reader, planned: &PlannedMove, piece: &LoadPiece<'_>, all: Runs, verify: bool) -> Result<()> {
+    fn tiny(
+        &self,
+        reader: Option<&dyn Reader>,
+        planned: &PlannedMove,
+        piece: &LoadPiece<'_>,
+        all: Runs,
+        verify: bool,
+    ) -> Result<()> {
         let mut hasher = verify.then(|| Checker::new(planned.located.check));
         let done = self.spans(reader, planned.wanted, all, |bytes, runs, base| {
             if let Some(hasher) = &mut hasher {
@@ -164,7 +196,7 @@ impl<'a> Job<'_, 'a> {
     /// Reads runs in ascending order as spans of at most one buffer, and gives each span with its runs.
     fn spans(
         &self,
-        reader: &dyn Reader,
+        reader: Option<&dyn Reader>,
         wanted: u32,
         all: Runs,
         mut each: impl FnMut(&[u8], &[Run], u64) -> Result<()>,
@@ -177,10 +209,12 @@ impl<'a> Job<'_, 'a> {
         let mut flush = |group: &mut Vec<Run>, end: u64| -> Result<()> {
             let Some(start) = group.first().map(|r| r.src) else { return Ok(()) };
             let length = end - start;
-            buffer.resize(length as usize, 0);
-            reader.read_at(start, &mut buffer).doing(|| self.reading(wanted, reader))?;
+            if let Some(reader) = reader {
+                buffer.resize(length as usize, 0);
+                reader.read_at(start, &mut buffer).doing(|| self.reading(wanted, reader))?;
+                each(&buffer, group, start)?;
+            }
             self.tally.read(length, 1);
-            each(&buffer, group, start)?;
             group.clear();
             Ok(())
         };
@@ -207,7 +241,7 @@ impl<'a> Job<'_, 'a> {
     /// by box through a buffer.
     fn by_boxes(
         &self,
-        reader: &dyn Reader,
+        reader: Option<&dyn Reader>,
         planned: &PlannedMove,
         piece: &LoadPiece<'_>,
         dtype: reshard_formats::DType,
@@ -226,6 +260,9 @@ impl<'a> Job<'_, 'a> {
             let mut content = vec![0u8; bytes as usize];
             let all = self.runs(planned, part.sizes(), from.offsets(), &filed, &zero)?;
             self.gather(reader, planned.wanted, all, &mut content)?;
+            if reader.is_none() {
+                continue;
+            }
             if !order.is_own() {
                 let mut turned = vec![0u8; bytes as usize];
                 let packed = ByteLayout::contiguous(part.sizes(), element)?;
@@ -269,11 +306,13 @@ impl<'a> Job<'_, 'a> {
     }
 
     /// Reads runs into one buffer; one long run straight, many through spans.
-    fn gather(&self, reader: &dyn Reader, wanted: u32, mut all: Runs, into: &mut [u8]) -> Result<()> {
+    fn gather(&self, reader: Option<&dyn Reader>, wanted: u32, mut all: Runs, into: &mut [u8]) -> Result<()> {
         if all.count_runs() == 1
             && let Some(run) = all.next()
         {
-            reader.read_at(run.src, into).doing(|| self.reading(wanted, reader))?;
+            if let Some(reader) = reader {
+                reader.read_at(run.src, into).doing(|| self.reading(wanted, reader))?;
+            }
             self.tally.read(run.len, 1);
             return Ok(());
         }

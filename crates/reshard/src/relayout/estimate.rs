@@ -1,24 +1,18 @@
 //! What a load on a layout would read, without reading: bytes, files and requests of each rank, over-read, imbalance, memory.
-
-use std::collections::BTreeSet;
+//! Every rank's load is planned and carried out as ever, up to the reading.
 
 use rayon::prelude::*;
-use reshard_formats::DType;
-use reshard_layout::{ByteLayout, local_regions, local_shape, moves, runs};
 use serde::Serialize;
 
-use crate::checkpoint::{CatalogKind, CatalogTensor, Checkpoint, ChunkPlace};
-use crate::error::{Error, Result};
-use crate::load::LoadOptions;
+use crate::checkpoint::{CatalogKind, CatalogTensor, Checkpoint};
+use crate::error::Result;
+use crate::leaf::{LoadLeaf, LoadPiece, LoadState, LoadTensor, Scope};
+use crate::load::{LoadOptions, dry_run};
+use crate::memory::Target;
 use crate::mesh::Layout;
 use crate::select::Selection;
+use crate::typed::shard_pieces;
 use crate::workers::Workers;
-
-/// Requests are cut at this many bytes, as a load cuts them.
-const REQUEST: u64 = 1 << 20;
-/// Unwanted bytes between neighbours that are read rather than skipped, on a local disk and on an object store.
-const LOCAL_GAP: u64 = 4 << 10;
-const REMOTE_GAP: u64 = 256 << 10;
 
 /// What one rank would do.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -69,13 +63,17 @@ pub fn estimate_load(checkpoint: &Checkpoint, layout: &Layout, selection: &Selec
             tensors.push((item.stored, item.key.clone(), tensor));
         }
     }
-    let gap = if checkpoint.store().capabilities().remote { REMOTE_GAP } else { LOCAL_GAP };
-    let buffers = LoadOptions::default().buffer * Workers::reading(checkpoint.store().as_ref()).threads() as u64;
-    let numbers = layout.mesh().ranks().to_vec();
-    let mut ranks = Workers::normal().run(|| {
-        numbers.par_iter().with_max_len(1).map(|&rank| one_rank(rank, &tensors, layout, gap, buffers)).collect::<Result<Vec<_>>>()
+    let options = LoadOptions { expected: Some(std::sync::Arc::new(|_| false)), ..LoadOptions::default() };
+    let readers = Workers::reading(checkpoint.store().as_ref());
+    let buffers = options.buffer * readers.threads() as u64;
+    let mut ranks = readers.run(|| {
+        let one = |&rank: &u64| one_rank(rank, checkpoint, &tensors, layout, &options);
+        layout.mesh().ranks().par_iter().with_max_len(1).map(one).collect::<Result<Vec<_>>>()
     })??;
     ranks.sort_by_key(|r| r.rank);
+    for rank in &mut ranks {
+        rank.peak_memory = rank.bytes + buffers;
+    }
     let bytes: u64 = ranks.iter().map(|r| r.bytes).sum();
     let bytes_read: u64 = ranks.iter().map(|r| r.bytes_read).sum();
     let mean = bytes as f64 / ranks.len().max(1) as f64;
@@ -93,76 +91,32 @@ pub fn estimate_load(checkpoint: &Checkpoint, layout: &Layout, selection: &Selec
 
 fn one_rank(
     rank: u64,
+    checkpoint: &Checkpoint,
     tensors: &[(&str, String, &CatalogTensor)],
     layout: &Layout,
-    gap: u64,
-    buffers: u64,
+    options: &LoadOptions,
 ) -> Result<RankEstimate> {
-    let mut estimate = RankEstimate { rank, ..RankEstimate::default() };
-    let mut files: BTreeSet<u32> = BTreeSet::new();
-    for (stored, key, tensor) in tensors {
-        let named = |e: reshard_layout::LayoutError| Error::invalid(format!("{stored:?}: {e}"));
+    let mut state = LoadState::new();
+    for (number, (stored, key, tensor)) in tensors.iter().enumerate() {
         let placements = layout.placements(key, tensor.shape.len())?;
-        let regions = local_regions(layout.mesh(), &placements, &tensor.shape, rank).map_err(named)?;
-        let shape = local_shape(layout.mesh(), &placements, &tensor.shape, rank).map_err(named)?;
-        let index = tensor.index().map_err(named)?;
-        let before = estimate.bytes;
-        for local in regions.iter().filter(|l| !l.global.is_empty()) {
-            estimate.bytes += local.global.volume() * tensor.dtype.size();
-            for found in moves(index, std::slice::from_ref(&local.global)) {
-                let chunk = &tensor.chunks[found.chunk];
-                let Some(source) = stored_layout(&chunk.place, chunk.region.sizes(), tensor.dtype)? else { continue };
-                files.insert(chunk.file);
-                let inside = found.region.within(&local.global).map_err(named)?;
-                let to: reshard_layout::Dims = inside.offsets().iter().zip(&local.local).map(|(a, b)| a + b).collect();
-                let from = found.region.within(&chunk.region).map_err(named)?;
-                let target = ByteLayout::contiguous(&shape, source.element_size()).map_err(named)?;
-                let all = runs(found.region.sizes(), &source, from.offsets(), &target, &to).map_err(named)?;
-                let (read, requests) = requests(all, gap);
-                estimate.bytes_read += read;
-                estimate.reads += requests;
-            }
+        let (pieces, local) = shard_pieces(stored, (layout.mesh(), &placements, &tensor.shape), rank, tensor.dtype)?;
+        if pieces.is_empty() {
+            continue;
         }
-        estimate.tensors += u64::from(estimate.bytes > before);
+        let length = (local.iter().product::<u64>() * tensor.dtype.size()) as usize;
+        let piece = |(region, memory)| LoadPiece::new(region, memory, Target::absent(length, number));
+        let pieces = pieces.into_iter().map(piece).collect::<Result<_>>()?;
+        let wanted = LoadTensor { dtype: tensor.dtype, shape: tensor.shape.clone(), pieces };
+        state.insert(*stored, Scope::Shared, LoadLeaf::Tensor(wanted))?;
     }
-    estimate.files = files.len() as u64;
-    estimate.peak_memory = estimate.bytes + buffers;
-    Ok(estimate)
-}
-
-/// How a chunk lies in its file, up to a constant: a record's tensor is packed. `None` for one that lies in no file.
-fn stored_layout(place: &ChunkPlace, sizes: &[u64], dtype: DType) -> Result<Option<ByteLayout>> {
-    Ok(match place {
-        ChunkPlace::Data(data) => Some(data.layout.clone()),
-        ChunkPlace::Record { .. } => Some(ByteLayout::contiguous(sizes, dtype.size())?),
-        ChunkPlace::Seen(seen) => match stored_layout(&seen.stored, seen.region.sizes(), seen.dtype)? {
-            Some(stored) => Some(stored.through(&seen.window)?),
-            None => None,
-        },
-        ChunkPlace::Fill(_) | ChunkPlace::Live => None,
+    let report = dry_run(checkpoint, &state, options)?;
+    Ok(RankEstimate {
+        rank,
+        tensors: report.tensors,
+        bytes: report.bytes_wanted,
+        bytes_read: report.bytes_read,
+        reads: report.reads,
+        files: report.files,
+        peak_memory: 0,
     })
-}
-
-/// Bytes and requests of reading runs, neighbours merged.
-fn requests(all: reshard_layout::Runs, gap: u64) -> (u64, u64) {
-    let (mut read, mut count) = (0u64, 0u64);
-    let mut stretch: Option<(u64, u64)> = None;
-    let mut close = |(start, end): (u64, u64)| {
-        read += end - start;
-        count += (end - start).div_ceil(REQUEST);
-    };
-    for run in all {
-        stretch = Some(match stretch {
-            Some((start, end)) if run.src >= end && run.src - end <= gap => (start, run.src + run.len),
-            Some(done) => {
-                close(done);
-                (run.src, run.src + run.len)
-            }
-            None => (run.src, run.src + run.len),
-        });
-    }
-    if let Some(done) = stretch {
-        close(done);
-    }
-    (read, count)
 }
