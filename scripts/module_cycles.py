@@ -1,7 +1,7 @@
-"""The modules of a crate that need each other in a circle.
+"""The modules of a crate that depend on each other in a cycle.
 
 `cycles(source)` gives, for the folder of a crate's sources, every strongly connected component of more than one top-level
-module, with a line of the sources for each step of a circle through it. Tests do not count: they may look anywhere.
+module, with a line of the sources for each step of a cycle through it. Tests do not count: they may look anywhere.
 """
 
 import itertools
@@ -19,7 +19,7 @@ def cycles(source):
     found = []
     for component in components(edges):
         if len(component) > 1:
-            found.append((sorted(component), circle(edges, component)))
+            found.append((sorted(component), cycle(edges, component)))
     return sorted(found)
 
 
@@ -131,8 +131,8 @@ def components(edges):
     return found
 
 
-def circle(edges, component):
-    """The lines of a shortest circle through the first module of a component."""
+def cycle(edges, component):
+    """The lines of a shortest cycle through the first module of a component."""
     start = min(component)
     ways, seen = [[start]], {start}
     for way in ways:

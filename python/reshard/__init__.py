@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         TrendStep,
         TrendTensor,
         VerifyReport,
+        ViewReport,
     )
     from ._tools import (
         convert,
@@ -69,12 +70,12 @@ if TYPE_CHECKING:
         stats,
         trend,
     )
-    from ._view import View, ViewReport, recipes
+    from ._view import View, recipes
     from .torch._switch import Installed, install, installed, uninstall
 
 # What takes a moment to import and is not always needed comes when it is asked for.
 _LATER = {
-    "_view": ("View", "ViewReport", "recipes"),
+    "_view": ("View", "recipes"),
     "torch._switch": ("Installed", "install", "installed", "uninstall"),
     "_reports": (
         "Cast",
@@ -97,6 +98,7 @@ _LATER = {
         "TrendStep",
         "TrendTensor",
         "VerifyReport",
+        "ViewReport",
     ),
     "_tools": (
         "convert",

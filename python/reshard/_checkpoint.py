@@ -356,4 +356,4 @@ def verify(
         view: see it through rules; what it is made from is verified, and that the rules leave no holes.
         storage_options: settings of the store by name.
     """
-    return _reshard.verify(path_text(path), data, _reshard.Control(), storage_options, inner_views(view))
+    return _reshard.verify(path_text(path), data, storage_options, inner_views(view))

@@ -665,6 +665,41 @@ class Trend:
     bad: tuple[FirstBad, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class MadeKey:
+    """A key that a rule makes.
+
+    Attributes:
+        key: the new key.
+        shape, dtype: of a tensor; None for a value.
+        from_: the keys that it is made from.
+    """
+
+    key: str
+    shape: tuple[int, ...] | None
+    dtype: str | None
+    from_: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ViewReport:
+    """What a view makes of a checkpoint.
+
+    Attributes:
+        made: what each rule makes, by the rule's name.
+        kept: how many keys stay as they are.
+        dropped: keys that are left out.
+    """
+
+    made: dict[str, tuple[MadeKey, ...]]
+    kept: int
+    dropped: tuple[str, ...]
+
+    @staticmethod
+    def _adapted(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**fields, "made": {rule["rule"]: rule["made"] for rule in fields["rules"]}}
+
+
 def built(name: str, fields: Mapping[str, Any]) -> Any:
     """The report of a class by its name, from what the engine gives; called by the extension."""
     return _built(globals()[name], fields)

@@ -1,6 +1,7 @@
 """The extension module. The package around it is what people use; nothing here is stable.
 
-What goes in as a named tuple of the package is described by a protocol with its attributes; what comes out are frozen classes.
+What goes in is a named tuple of the package, described by a protocol with its attributes, or a typed dict; what comes out are
+frozen classes.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +22,9 @@ from ._reports import (
     TensorStats,
     Trend,
     VerifyReport,
+    ViewReport,
 )
+from ._tools import Editing, Keeping, Recovering, Selecting, Writing
 from ._types import CastPolicy, StorageOptions, VerifyPolicy
 
 __version__: str
@@ -376,9 +379,6 @@ class View:
     def reversed(self) -> View:
         """The rules that undo these."""
 
-    def check(self, checkpoint: Checkpoint) -> str:
-        """What the rules would make of a checkpoint, as JSON."""
-
 def recipes() -> list[tuple[str, str, list[str]]]:
     """The recipes: name, what it is for, parameters."""
 
@@ -432,6 +432,9 @@ class Checkpoint:
 
     def entries(self) -> list[Entry]:
         """Every key's, in the order of the file."""
+
+    def check_view(self, view: View) -> ViewReport:
+        """What a view would make of it, from metadata alone."""
 
     def check_region(self, key: str, offsets: _Dims, sizes: _Dims) -> None:
         """Refuses to read a region that would take far more than what is stored of its tensor."""
@@ -672,7 +675,6 @@ def publish_records(target: _RecordTarget, save: _Begun, begun: str, checksums: 
 def verify(
     path: str,
     data: bool,
-    control: Control,
     storage_options: StorageOptions | None = None,
     views: Sequence[View] | None = None,
 ) -> VerifyReport:
@@ -690,8 +692,8 @@ def run_command(program: str, arguments: Sequence[str]) -> int:
 def convert(
     source: str,
     destination: str,
-    options: Mapping[str, object],
-    control: Control,
+    selecting: Selecting,
+    writing: Writing,
     storage_options: StorageOptions | None = None,
 ) -> ConvertReport:
     """Writes a checkpoint in another format."""
@@ -699,20 +701,19 @@ def convert(
 def relayout(
     source: str,
     destination: str,
-    mesh: str,
-    rules: list[str],
-    options: Mapping[str, object],
-    control: Control,
+    layout: tuple[str, list[str]],
+    selecting: Selecting,
+    writing: Writing,
     storage_options: StorageOptions | None = None,
 ) -> ConvertReport:
-    """Cuts a checkpoint for other ranks."""
+    """Reshards a checkpoint for a device mesh, with rules for placements."""
 
 def merge(
     sources: list[str],
     destination: str,
     weights: list[float],
-    options: Mapping[str, object],
-    control: Control,
+    selecting: Selecting,
+    writing: Writing,
     storage_options: StorageOptions | None = None,
 ) -> MergeReport:
     """Averages checkpoints."""
@@ -720,9 +721,7 @@ def merge(
 def edit(
     source: str,
     destination: str,
-    options: Mapping[str, object],
-    values: dict[str, _Value],
-    control: Control,
+    editing: Editing,
     storage_options: StorageOptions | None = None,
 ) -> EditReport:
     """Drops and renames keys and sets values, without touching data."""
@@ -730,80 +729,52 @@ def edit(
 def diff(
     first: str,
     second: str,
-    options: Mapping[str, object],
-    absolute: float,
-    relative: float,
-    elements: bool,
-    control: Control,
+    selecting: Selecting,
+    tolerance: tuple[float, float] | None,
     storage_options: StorageOptions | None = None,
 ) -> DiffReport:
-    """What differs between two checkpoints."""
+    """What differs between two checkpoints. The tolerance is absolute and relative; None compares no elements."""
 
 def digest(
     path: str,
-    options: Mapping[str, object],
+    selecting: Selecting,
     verify: bool,
-    control: Control,
     storage_options: StorageOptions | None = None,
 ) -> dict[str, DigestEntry]:
     """What a checkpoint holds, independent of how."""
 
-def stats(path: str, key: str, bins: int, control: Control, storage_options: StorageOptions | None = None) -> TensorStats:
+def stats(path: str, key: str, bins: int, storage_options: StorageOptions | None = None) -> TensorStats:
     """Numbers about a tensor."""
 
 def scan(
     path: str,
-    options: Mapping[str, object],
+    selecting: Selecting,
     bins: int,
     verify: bool,
-    control: Control,
     storage_options: StorageOptions | None = None,
 ) -> dict[str, TensorStats]:
     """Numbers about every selected tensor."""
 
 def health(
     path: str,
-    options: Mapping[str, object],
+    selecting: Selecting,
     limits: list[str],
     verify: bool,
-    control: Control,
     storage_options: StorageOptions | None = None,
 ) -> HealthReport:
     """Numbers about every selected tensor, judged by rules."""
 
-def trend(
-    folder: str,
-    options: Mapping[str, object],
-    numbers: bool,
-    control: Control,
-    storage_options: StorageOptions | None = None,
-) -> Trend:
+def trend(folder: str, selecting: Selecting, numbers: bool, storage_options: StorageOptions | None = None) -> Trend:
     """A run's steps side by side."""
 
-def recover(
-    path: str,
-    replace: bool,
-    accept_absent_ranks: bool,
-    undo_edits: bool,
-    dry_run: bool,
-    control: Control,
-    storage_options: StorageOptions | None = None,
-) -> RecoverReport:
+def recover(path: str, recovering: Recovering, storage_options: StorageOptions | None = None) -> RecoverReport:
     """`.metadata` from data files."""
 
 def prune(
     folder: str,
-    keep_last: int | None,
-    keep_every: int | None,
-    keep_best: tuple[str, bool, int] | None,
-    keep_younger: float | None,
-    budget: int | None,
-    fallback: bool,
-    grace: float,
-    abandoned: bool,
+    keeping: Keeping,
     deep: bool,
     dry_run: bool,
-    control: Control,
     storage_options: StorageOptions | None = None,
 ) -> PruneReport:
     """Removes old steps of a folder."""

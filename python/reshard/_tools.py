@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 from . import _reshard
+from ._errors import as_raised
 from ._paths import path_text
 from ._types import Format, Part, StorageOptions, StrPath
 from ._view import Views, inner_views
@@ -26,7 +26,66 @@ if TYPE_CHECKING:
     )
 
 _Storage = StorageOptions | None
-_T = TypeVar("_T")
+_Texts = str | Sequence[str]
+
+
+# What crosses into the engine, by the names that its structs have. What is left out is for the engine to decide.
+
+
+class Selecting(TypedDict, total=False):
+    """Which keys, under which names, seen through which rules."""
+
+    include: _Texts | None
+    exclude: _Texts | None
+    keys: Iterable[str] | None
+    part: Part | None
+    prefix: str | None
+    add_prefix: str | None
+    rename: Mapping[str, str] | None
+    view: list[_reshard.View] | None
+
+
+class Writing(TypedDict, total=False):
+    """What to write, and how."""
+
+    to: Format | None
+    ranks: int
+    max_shard_size: int | None
+    cast: _Texts | None
+    overwrite: bool
+    verify: bool
+    sync: bool
+    skip_opaque: bool
+
+
+class Editing(TypedDict, total=False):
+    """What an edit changes."""
+
+    drop: _Texts
+    rename: Mapping[str, str] | None
+    set: Mapping[str, Any] | None
+
+
+class Recovering(TypedDict, total=False):
+    """How to rebuild a `.metadata`."""
+
+    replace: bool
+    accept_absent_ranks: bool
+    undo_edits: bool
+    dry_run: bool
+
+
+class Keeping(TypedDict, total=False):
+    """Which steps to keep."""
+
+    keep_last: int | None
+    keep_every: int | None
+    keep_best: str | None
+    keep_younger: float | None
+    budget: int | None
+    fallback: bool
+    grace: float
+    abandoned: bool
 
 
 def convert(
@@ -73,11 +132,28 @@ def convert(
         view: see the source through rules (:class:`reshard.View`, a file, a recipe), before all else.
         storage_options: settings of the stores by name.
     """
-    options: dict[str, Any] = {"to": to, "ranks": ranks, "max_shard_size": max_shard_size}
-    options |= _selection(include, exclude, keys, part, prefix, add_prefix, rename)
-    options |= _writing(cast, overwrite, verify, sync, skip_opaque)
-    options["view"] = inner_views(view)
-    return _call(_reshard.convert, path_text(source), path_text(destination), options, storage=storage_options)
+    selecting: Selecting = {
+        "include": include,
+        "exclude": exclude,
+        "keys": keys,
+        "part": part,
+        "prefix": prefix,
+        "add_prefix": add_prefix,
+        "rename": rename,
+        "view": inner_views(view),
+    }
+    writing: Writing = {
+        "to": to,
+        "ranks": ranks,
+        "max_shard_size": max_shard_size,
+        "cast": cast,
+        "overwrite": overwrite,
+        "verify": verify,
+        "sync": sync,
+        "skip_opaque": skip_opaque,
+    }
+    with as_raised():
+        return _reshard.convert(path_text(source), path_text(destination), selecting, writing, storage_options)
 
 
 def relayout(
@@ -104,10 +180,11 @@ def relayout(
         rules: placements by pattern, such as "*.weight=shard(0)"; the rest is as the command does it.
         include, exclude, cast, overwrite, verify, sync, view, storage_options: see :func:`convert`.
     """
-    options = _selection(include, exclude) | _writing(cast, overwrite, verify, sync, False)
-    options["view"] = inner_views(view)
-    arguments = (path_text(source), path_text(destination), mesh, list(rules), options)
-    return _call(_reshard.relayout, *arguments, storage=storage_options)
+    selecting: Selecting = {"include": include, "exclude": exclude, "view": inner_views(view)}
+    writing: Writing = {"cast": cast, "overwrite": overwrite, "verify": verify, "sync": sync}
+    with as_raised():
+        layout = (mesh, list(rules))
+        return _reshard.relayout(path_text(source), path_text(destination), layout, selecting, writing, storage_options)
 
 
 def merge(
@@ -133,9 +210,11 @@ def merge(
         to: the format; the first one's by default.
         include, exclude, ranks, overwrite, verify, sync, storage_options: see :func:`convert`.
     """
-    options = {"to": to, "ranks": ranks} | _selection(include, exclude) | _writing(None, overwrite, verify, sync, False)
-    arguments = ([path_text(source) for source in sources], path_text(destination), [float(w) for w in weights], options)
-    return _call(_reshard.merge, *arguments, storage=storage_options)
+    selecting: Selecting = {"include": include, "exclude": exclude}
+    writing: Writing = {"to": to, "ranks": ranks, "overwrite": overwrite, "verify": verify, "sync": sync}
+    paths = [path_text(source) for source in sources]
+    with as_raised():
+        return _reshard.merge(paths, path_text(destination), list(weights), selecting, writing, storage_options)
 
 
 def edit(
@@ -157,9 +236,9 @@ def edit(
         set: plain values by key.
         storage_options: settings of the stores by name.
     """
-    options = {"drop": list(drop), "rename": _pairs(rename)}
-    arguments = (path_text(source), path_text(destination), options, dict(set or {}))
-    return _call(_reshard.edit, *arguments, storage=storage_options)
+    editing: Editing = {"drop": drop, "rename": rename, "set": set}
+    with as_raised():
+        return _reshard.edit(path_text(source), path_text(destination), editing, storage_options)
 
 
 def diff(
@@ -187,11 +266,10 @@ def diff(
         view: rules through which to see the first one.
         storage_options: settings of the stores by name.
     """
-    options = _selection(include, exclude, rename=rename)
-    options["view"] = inner_views(view)
-    distances = (tolerance if absolute is None else absolute, tolerance if relative is None else relative)
-    arguments = (path_text(first), path_text(second), options, *map(float, distances), elements)
-    return _call(_reshard.diff, *arguments, storage=storage_options)
+    selecting: Selecting = {"include": include, "exclude": exclude, "rename": rename, "view": inner_views(view)}
+    within = (tolerance if absolute is None else absolute, tolerance if relative is None else relative)
+    with as_raised():
+        return _reshard.diff(path_text(first), path_text(second), selecting, within if elements else None, storage_options)
 
 
 def digest(
@@ -203,9 +281,8 @@ def digest(
     storage_options: _Storage = None,
 ) -> dict[str, DigestEntry]:
     """What each key holds, independent of format and layout: two checkpoints hold the same where digests are equal."""
-    options = _selection(include)
-    options["view"] = inner_views(view)
-    return _call(_reshard.digest, path_text(path), options, verify, storage=storage_options)
+    with as_raised():
+        return _reshard.digest(path_text(path), {"include": include, "view": inner_views(view)}, verify, storage_options)
 
 
 @overload
@@ -241,9 +318,10 @@ def stats(
         verify: compare stored checksums on the way; those of one tensor always are.
         storage_options: settings of the store by name.
     """
-    if key is not None:
-        return _call(_reshard.stats, path_text(path), key, bins, storage=storage_options)
-    return _call(_reshard.scan, path_text(path), _selection(include, exclude), bins, verify, storage=storage_options)
+    with as_raised():
+        if key is not None:
+            return _reshard.stats(path_text(path), key, bins, storage_options)
+        return _reshard.scan(path_text(path), {"include": include, "exclude": exclude}, bins, verify, storage_options)
 
 
 def health(
@@ -265,7 +343,8 @@ def health(
         storage_options: settings of the store by name.
     """
     texts = [f"{name}={'off' if limit is None else repr(float(limit))}" for name, limit in (limits or {}).items()]
-    return _call(_reshard.health, path_text(path), _selection(include, exclude), texts, verify, storage=storage_options)
+    with as_raised():
+        return _reshard.health(path_text(path), {"include": include, "exclude": exclude}, texts, verify, storage_options)
 
 
 def trend(
@@ -284,7 +363,8 @@ def trend(
         numbers: read every step; otherwise only the newest, and of others what the search for a bad step needs.
         storage_options: settings of the store by name.
     """
-    return _call(_reshard.trend, path_text(folder), _selection(include, exclude), numbers, storage=storage_options)
+    with as_raised():
+        return _reshard.trend(path_text(folder), {"include": include, "exclude": exclude}, numbers, storage_options)
 
 
 def recover(
@@ -306,8 +386,14 @@ def recover(
         dry_run: look, and write nothing.
         storage_options: settings of the store by name.
     """
-    arguments = (path_text(path), replace, accept_absent_ranks, undo_edits, dry_run)
-    return _call(_reshard.recover, *arguments, storage=storage_options)
+    recovering: Recovering = {
+        "replace": replace,
+        "accept_absent_ranks": accept_absent_ranks,
+        "undo_edits": undo_edits,
+        "dry_run": dry_run,
+    }
+    with as_raised():
+        return _reshard.recover(path_text(path), recovering, storage_options)
 
 
 def prune(
@@ -341,50 +427,15 @@ def prune(
         dry_run: look, and remove nothing.
         storage_options: settings of the store by name.
     """
-    rules = (keep_last, keep_every, _best(keep_best), keep_younger, budget, fallback)
-    arguments = (path_text(folder), *rules, float(grace), abandoned, deep, dry_run)
-    return _call(_reshard.prune, *arguments, storage=storage_options)
-
-
-def _best(text: str | None) -> tuple[str, bool, int] | None:
-    if text is None:
-        return None
-    found = re.fullmatch(r"(.+):(min|max)(?::(\d+))?", text)
-    if found is None:
-        from ._errors import InvalidInput
-
-        raise InvalidInput(f"{text!r} does not say what is best: write it like metrics.loss:min or metrics.accuracy:max:3")
-    return found[1], found[2] == "max", int(found[3] or 1)
-
-
-def _selection(
-    include: Sequence[str] | None = None,
-    exclude: Sequence[str] | None = None,
-    keys: Iterable[str] | None = None,
-    part: Part | None = None,
-    prefix: str | None = None,
-    add_prefix: str | None = None,
-    rename: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
-    return {
-        "include": None if include is None else [include] if isinstance(include, str) else list(include),
-        "exclude": None if exclude is None else [exclude] if isinstance(exclude, str) else list(exclude),
-        "keys": None if keys is None else list(keys),
-        "part": part,
-        "prefix": prefix,
-        "add_prefix": add_prefix,
-        "rename": _pairs(rename),
+    keeping: Keeping = {
+        "keep_last": keep_last,
+        "keep_every": keep_every,
+        "keep_best": keep_best,
+        "keep_younger": keep_younger,
+        "budget": budget,
+        "fallback": fallback,
+        "grace": grace,
+        "abandoned": abandoned,
     }
-
-
-def _writing(cast: str | Sequence[str] | None, overwrite: bool, verify: bool, sync: bool, skip_opaque: bool) -> dict[str, Any]:
-    casts = [cast] if isinstance(cast, str) else None if cast is None else list(cast)
-    return {"cast": casts, "overwrite": overwrite, "verify": verify, "sync": sync, "skip_opaque": skip_opaque}
-
-
-def _pairs(rename: Mapping[str, str] | None) -> list[tuple[str, str]] | None:
-    return None if rename is None else list(rename.items())
-
-
-def _call(tool: Callable[..., _T], *arguments: Any, storage: _Storage) -> _T:
-    return tool(*arguments, _reshard.Control(), storage)
+    with as_raised():
+        return _reshard.prune(path_text(folder), keeping, deep, dry_run, storage_options)

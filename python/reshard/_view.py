@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -11,38 +10,8 @@ from typing import Any
 from . import _reshard
 from ._errors import InvalidInput
 from ._paths import path_text
+from ._reports import ViewReport
 from ._types import StorageOptions, StrPath
-
-
-@dataclasses.dataclass(frozen=True)
-class MadeKey:
-    """A key that a rule makes.
-
-    Attributes:
-        key: the new key.
-        shape, dtype: of a tensor; None for a value.
-        from_: the keys that it is made from.
-    """
-
-    key: str
-    shape: tuple[int, ...] | None
-    dtype: str | None
-    from_: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class ViewReport:
-    """What a view makes of a checkpoint.
-
-    Attributes:
-        made: what each rule makes, by the rule's name.
-        kept: how many keys stay as they are.
-        dropped: keys that are left out.
-    """
-
-    made: dict[str, tuple[MadeKey, ...]]
-    kept: int
-    dropped: tuple[str, ...]
 
 
 class View:
@@ -88,20 +57,7 @@ class View:
 
     def check(self, path: StrPath, *, storage_options: StorageOptions | None = None) -> ViewReport:
         """What the rules would make of a checkpoint, from metadata alone; a rule that does not fit is an error."""
-        found = json.loads(self._inner.check(_reshard.Checkpoint(path_text(path), storage_options)))
-        made = {
-            rule["rule"]: tuple(
-                MadeKey(
-                    entry["key"],
-                    None if entry["shape"] is None else tuple(entry["shape"]),
-                    entry["dtype"],
-                    tuple(entry["from"]),
-                )
-                for entry in rule["made"]
-            )
-            for rule in found["rules"]
-        }
-        return ViewReport(made, found["kept"], tuple(found["dropped"]))
+        return _reshard.Checkpoint(path_text(path), storage_options).check_view(self._inner)
 
 
 #: A view, what one is made from, or several to be applied one after the other.

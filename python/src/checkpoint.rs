@@ -15,6 +15,7 @@ use crate::group::group_of;
 
 use crate::leaves::{Filled, Numbers};
 use crate::options::{Storage, storage, store_with};
+use crate::reports::report;
 use crate::run::run;
 use crate::tree::path_tuple;
 use crate::value::to_python;
@@ -81,6 +82,12 @@ impl Checkpoint {
         };
         let inner = run(py, &control, move || together(group.as_ref(), open().map(Arc::new)))?.or_raise(py)?;
         Ok(Checkpoint { inner })
+    }
+
+    /// What a view would make of it, from metadata alone.
+    fn check_view<'py>(&self, py: Python<'py>, view: &View) -> PyResult<Bound<'py, PyAny>> {
+        let found = py.detach(|| view.inner.check(&self.inner)).or_raise(py)?;
+        report(py, "ViewReport", &found)
     }
 
     #[getter]

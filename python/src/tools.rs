@@ -1,6 +1,7 @@
 //! Verifying checkpoints and finding them in folders of steps; the tools that write and compare are below.
 
 pub(crate) mod looking;
+mod options;
 pub(crate) mod writing;
 
 use pyo3::prelude::*;
@@ -9,19 +10,18 @@ use reshard::steps::{Step, StepState, StepsOptions};
 use reshard::verify::{VerifyOptions, verify_path};
 
 use crate::errors::Raise;
-use crate::options::{Control, Storage};
+use crate::options::Storage;
 use crate::reports::verify_report;
 use crate::run::run;
 use crate::view::{View, views_of};
 
 /// Checks a checkpoint; returns what was checked and found.
 #[pyfunction]
-#[pyo3(signature = (path, data, control, storage_options=None, views=None))]
+#[pyo3(signature = (path, data, storage_options=None, views=None))]
 pub(crate) fn verify<'py>(
     py: Python<'py>,
     path: String,
     data: bool,
-    control: &Control,
     storage_options: Option<Storage>,
     views: Option<Vec<Py<View>>>,
 ) -> PyResult<Bound<'py, PyAny>> {
@@ -30,8 +30,7 @@ pub(crate) fn verify<'py>(
     open.views = views_of(views);
     let mut options = VerifyOptions::default();
     options.data = data;
-    options.control = control.inner.clone();
-    let report = run(py, &control.inner, move || verify_path(&path, &open, &options))?.or_raise(py)?;
+    let report = run(py, &options.control.clone(), move || verify_path(&path, &open, &options))?.or_raise(py)?;
     verify_report(py, &report)
 }
 

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use pyo3::prelude::*;
 
-use crate::checkpoint::Checkpoint;
-use crate::errors::{Raise, invalid};
+use crate::errors::Raise;
 
 /// Rules for a view.
 #[pyclass(module = "reshard._reshard", frozen)]
@@ -30,13 +29,6 @@ impl View {
     /// The rules that undo these.
     fn reversed(&self, py: Python<'_>) -> PyResult<View> {
         Ok(View { inner: self.inner.reversed().or_raise(py)? })
-    }
-
-    /// What the rules would make of a checkpoint, as JSON.
-    fn check(&self, py: Python<'_>, checkpoint: &Checkpoint) -> PyResult<String> {
-        let opened = checkpoint.inner.clone();
-        let report = py.detach(|| self.inner.check(&opened)).or_raise(py)?;
-        serde_json::to_string(&report).map_err(|error| invalid(py, format!("a report cannot be written as JSON: {error}")))
     }
 }
 

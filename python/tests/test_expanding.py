@@ -183,7 +183,7 @@ def test_verifying_many_tensors_is_not_quadratic(tmp_path):
         file = tmp_path / f"{count}.pt"
         torch.save({f"t{number}": torch.empty(1) for number in range(count)}, file)
         start = time.monotonic()
-        report = _reshard.verify(str(file), True, _reshard.Control())
+        report = _reshard.verify(str(file), True)
         assert report.sound and report.keys == count
         return time.monotonic() - start
 
@@ -198,7 +198,7 @@ def test_damage_in_many_tensors_is_named_in_linear_time(tmp_path):
         torch.save({f"t{number}": torch.ones(16) for number in range(count)}, file)
         file.write_bytes(file.read_bytes().replace(b"\x00\x00\x80\x3f" * 16, b"\x00\x00\x80\x3e" * 16))
         start = time.monotonic()
-        report = _reshard.verify(str(file), True, _reshard.Control())
+        report = _reshard.verify(str(file), True)
         assert not report.sound and sum(finding.key is not None for finding in report.findings) == count
         return time.monotonic() - start
 

@@ -54,33 +54,11 @@ fn retention(args: &PruneArgs) -> Result<Retention> {
     retention.fallback = args.fallback;
     retention.grace = meaning::age(&args.grace)?;
     retention.abandoned = args.abandoned;
-    retention.best = args.keep_best.as_deref().map(best).transpose()?;
+    retention.best = args.keep_best.as_deref().map(Best::parse).transpose()?;
     if args.keep_every == Some(0) {
         return Err(Failure::new("no number is a multiple of 0: --keep-every needs at least 1"));
     }
     Ok(retention)
-}
-
-/// `metrics.loss:min:3`.
-fn best(text: &str) -> Result<Best> {
-    let wrong = || {
-        Failure::new(format!("{text:?} does not say what is best"))
-            .hint("write it like metrics.loss:min or metrics.accuracy:max:3")
-    };
-    let (rest, last) = text.rsplit_once(':').ok_or_else(wrong)?;
-    let (key, order, count) = match last.parse::<usize>() {
-        Ok(count) => rest.rsplit_once(':').map(|(key, order)| (key, order, count)).ok_or_else(wrong)?,
-        Err(_) => (rest, last, 1),
-    };
-    let largest = match order {
-        "max" => true,
-        "min" => false,
-        _ => return Err(wrong()),
-    };
-    if key.is_empty() {
-        return Err(wrong());
-    }
-    Ok(Best::new(key, largest, count))
 }
 
 fn print(printer: &mut Printer, report: &PruneReport) -> Result<()> {
@@ -111,19 +89,4 @@ fn print(printer: &mut Printer, report: &PruneReport) -> Result<()> {
     let verb = if report.dry_run { "would be set free" } else { "set free" };
     printer.note(format!("{} {verb}", human::bytes(report.bytes)));
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_best_have_a_key_and_an_order() {
-        let found = best("metrics.loss:min:3").unwrap();
-        assert_eq!((found.key.as_str(), found.largest, found.count), ("metrics.loss", false, 3));
-        assert!(best("accuracy:max").unwrap().largest);
-        for text in ["loss", "loss:most", ":min", "loss:3"] {
-            assert!(best(text).is_err(), "{text}");
-        }
-    }
 }

@@ -30,6 +30,25 @@ impl Best {
     pub fn new(key: impl Into<String>, largest: bool, count: usize) -> Best {
         Best { key: key.into(), largest, count }
     }
+
+    /// Parses `metrics.loss:min` or `metrics.accuracy:max:3`.
+    pub fn parse(text: &str) -> Result<Best> {
+        let parsed = || {
+            let (rest, last) = text.rsplit_once(':')?;
+            let (key, order, count) = match last.parse::<usize>() {
+                Ok(count) => rest.rsplit_once(':').map(|(key, order)| (key, order, count))?,
+                Err(_) => (rest, last, 1),
+            };
+            let largest = match order {
+                "max" => true,
+                "min" => false,
+                _ => return None,
+            };
+            (!key.is_empty()).then(|| Best::new(key, largest, count))
+        };
+        let wrong = || format!("invalid rule {text:?} for the best steps: write it like metrics.loss:min or metrics.accuracy:max:3");
+        parsed().ok_or_else(|| Error::invalid(wrong()))
+    }
 }
 
 /// Which steps to keep. A step that any rule keeps stays; without a rule nothing is removed.
@@ -327,6 +346,16 @@ fn metric(step: &Step, best: &Best, options: &StepsOptions) -> Result<Option<f64
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_best_have_a_key_and_an_order() {
+        let found = Best::parse("metrics.loss:min:3").unwrap();
+        assert_eq!((found.key.as_str(), found.largest, found.count), ("metrics.loss", false, 3));
+        assert!(Best::parse("accuracy:max").unwrap().largest);
+        for text in ["loss", "loss:most", ":min", "loss:3"] {
+            assert!(Best::parse(text).is_err(), "{text}");
+        }
+    }
 
     fn step(number: u64, valid: bool, modified: u64) -> Step {
         let state = if valid { StepState::Valid } else { StepState::Incomplete { why: "cut".into() } };
