@@ -1,30 +1,18 @@
-"""Slots that wait for a checkpoint: what lets PyTorch's own ``load`` fill the state dict of an optimizer that has not run.
-
-``reshard.torch.load`` and ``StorageReader`` take the slots from the checkpoint, but PyTorch's ``load`` fills only what a dict
-lists. PyTorch lists them by stepping the optimizer. Here the dict of an optimizer without any state lists the slots that its
-class will have (``_known``), in memory that belongs to no optimizer. Such a slot counts only once something has been written
-into it: setting, saving and broadcasting leave out those that nobody filled, so presence stays that of the checkpoint.
-Whether memory was written is what its version counter says, which every write of PyTorch's advances.
-"""
+"""Optimizer state dicts with slots that wait for a checkpoint: which are listed, and which count when the dict is used."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torch.distributed.tensor import DTensor
 
-from .._leaf import ShardView
-from .._tensor import FlatView
 from ._errors import StateError
 from ._known import Slot, is_known, slots_to_come
+from ._memory import SlotMemory, leaves_in, memory_of
 from ._template import OptimizerStateDict, Slots
 
 Path = tuple[str, ...]
-
-_MARK = "_reshard_awaits"
 
 
 def add_slots_to_come(state: OptimizerStateDict, live: Any, optimizers: Sequence[Any], flattened: bool) -> list[Path]:
@@ -76,57 +64,21 @@ def _made(maker: Slots, name: str, slot: str, rule: Slot, param: torch.Tensor) -
 
 
 def wait_for(state: Any, places: Sequence[Path]) -> None:
-    """Marks the slots at these places as waiting."""
+    """The slots at these places wait from now on."""
     for place in places:
         leaf = state
         for key in place:
             leaf = leaf.get(key) if isinstance(leaf, dict) else None
-        for tensor in memory_of(leaf):
-            setattr(tensor, _MARK, tensor._version)
-
-
-def memory_of(leaf: Any) -> list[torch.Tensor]:
-    """The tensors of this rank that a leaf's content lies in."""
-    if isinstance(leaf, FlatView):
-        return [leaf.base]
-    if isinstance(leaf, ShardView):
-        return [tensor for _, tensor in leaf.pieces]
-    if isinstance(leaf, DTensor):
-        return [leaf._local_tensor]
-    if isinstance(leaf, ShardedTensor):
-        return [shard.tensor for shard in leaf.local_shards()]
-    return [leaf] if isinstance(leaf, torch.Tensor) else []
-
-
-def waits(leaf: Any) -> bool:
-    """Whether a slot is still without content."""
-    memory = memory_of(leaf)
-    return bool(memory) and all(getattr(tensor, _MARK, None) == tensor._version for tensor in memory)
-
-
-def arrived(tree: Any) -> None:
-    """What lies in a tree has been loaded, by something that does not advance version counters."""
-    for leaf in _leaves(tree):
-        for tensor in memory_of(leaf):
-            if hasattr(tensor, _MARK):
-                delattr(tensor, _MARK)
-
-
-def _leaves(tree: Any) -> Iterator[Any]:
-    if isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from _leaves(value)
-    else:
-        yield tree
+        SlotMemory.wait(leaf)
 
 
 def without_waiting(given: Mapping[Any, Any]) -> Mapping[Any, Any]:
     """An optimizer's state without the slots that still wait. The same object if there are none."""
     nested = "state" in given
     state = given["state"] if nested else given
-    if not isinstance(state, Mapping) or not any(waits(leaf) for leaf in _leaves(state)):
+    if not isinstance(state, Mapping) or not any(SlotMemory.waits(leaf) for leaf in leaves_in(state)):
         return given
-    some = any(not waits(leaf) for leaf in _leaves(state) if _numel(leaf))
+    some = any(not SlotMemory.waits(leaf) for leaf in leaves_in(state) if _numel(leaf))
     if not nested:
         # The slots of one parameter go together, here as there.
         each: dict[str, dict[Any, Any]] = {}
@@ -146,9 +98,9 @@ def without_waiting(given: Mapping[Any, Any]) -> Mapping[Any, Any]:
 def _settled(slots: Mapping[Any, Any], some: bool = False) -> dict[Any, Any]:
     """The slots of a parameter that do not wait. Where a rank holds nothing of a slot, nothing is ever written into it:
     it is as the others are."""
-    held = {key: leaf for key, leaf in slots.items() if _numel(leaf) or not waits(leaf)}
-    here = any(not waits(leaf) for leaf in held.values()) if held else some
-    return {key: leaf for key, leaf in slots.items() if not waits(leaf) or (here and not _numel(leaf))}
+    held = {key: leaf for key, leaf in slots.items() if _numel(leaf) or not SlotMemory.waits(leaf)}
+    here = any(not SlotMemory.waits(leaf) for leaf in held.values()) if held else some
+    return {key: leaf for key, leaf in slots.items() if not SlotMemory.waits(leaf) or (here and not _numel(leaf))}
 
 
 def _numel(leaf: Any) -> int:

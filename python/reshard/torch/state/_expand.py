@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ... import _reshard
-from ._await import arrived, waits
+from ._memory import SlotMemory
 from ._template import SLOT_KEYS, Entry, OptimizerStateDict, _at
 
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
@@ -105,7 +105,7 @@ def _renamed(
     for path in wanted:
         key = rename(".".join(map(str, (*prefix, *path))))
         there = _at(template, path)
-        if key is None and there is not None and not waits(there):
+        if key is None and there is not None and not SlotMemory.waits(there):
             # Left alone, and so as it is.
             below.append(Entry(path, None, ()))
         elif key is not None and key in stored:
@@ -130,7 +130,7 @@ def expand(state: Any, checkpoint: Any, rename: Rename | None = None) -> list[Op
         template.clear()
         template.update(nested)
         template.unknown = ()
-        arrived(template)
+        SlotMemory.loaded(template)
         expanded.append(template)
     return expanded
 

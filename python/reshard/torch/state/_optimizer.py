@@ -17,11 +17,12 @@ from .._leaf import ShardView
 from .._tensor import DTYPES, FlatPiece, FlatView, describe, is_sharded, is_tensor, layout_of, local_of, pieces_of
 from ._copy import box_of, copy_into, copy_overlap
 from ._errors import StateMismatch
+from ._memory import SlotMemory
 from ._model import LiveModel
 from ._nested import below, nested, readable, shown, unnested, unnested_state
 from ._options import StateDictOptions
 from ._stream import full_tensor
-from ._template import OptimizerStateDict, Slots, fresh_base, is_fresh, taken
+from ._template import OptimizerStateDict, Slots
 
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer]
 
@@ -342,7 +343,7 @@ class Applied:
                 return now
         if like is not None:
             if isinstance(value, DTensor) and same_layout(value, like):
-                return taken(value) if is_fresh(value) else value.detach().clone()
+                return _own(value)
             target = _like(like, value.dtype)
             fill(slot, target, value)
             return target
@@ -353,7 +354,7 @@ class Applied:
             whole = torch.empty(shape, dtype=value.dtype, device=device)
             fill(slot, whole, value)
             return whole
-        return taken(value) if is_fresh(value) else value.detach().clone()
+        return _own(value)
 
 
 def _adoptable(copies: list[_reshard.BoxCopy], dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
@@ -361,7 +362,8 @@ def _adoptable(copies: list[_reshard.BoxCopy], dtype: torch.dtype, shape: tuple[
     base: torch.Tensor | None = None
     for copy in copies:
         source = copy.source
-        owner = fresh_base(source)
+        memory = SlotMemory.of(source)
+        owner = memory.whole if memory is not None else None
         if base is None:
             base = owner
         if owner is None or owner is not base or copy.source_start or any(copy.source_at) or any(copy.target_at):
@@ -370,9 +372,15 @@ def _adoptable(copies: list[_reshard.BoxCopy], dtype: torch.dtype, shape: tuple[
             return None
         if not source.is_contiguous() or source.storage_offset() - base.storage_offset() != copy.target_start:
             return None
-    if base is None or not is_fresh(base) or tuple(base.shape) != shape or not base.is_contiguous():
+    if base is None or tuple(base.shape) != shape or not base.is_contiguous():
         return None
-    return taken(base)
+    return SlotMemory.take(base)
+
+
+def _own(value: torch.Tensor) -> torch.Tensor:
+    """A given tensor as an optimizer's own: the memory that was made for it, or a copy."""
+    taken = SlotMemory.take(value)
+    return taken if taken is not None else value.detach().clone()
 
 
 def same_layout(a: DTensor, b: DTensor) -> bool:

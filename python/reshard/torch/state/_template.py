@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from ... import _reshard
 from .._leaf import ShardView
 from .._tensor import DTYPES, FlatPiece, FlatView, device_of, is_tensor
+from ._memory import SlotMemory
 
 
 class Entry(NamedTuple):
@@ -140,14 +141,14 @@ class Slots:
         """A new slot of zeros: laid out as its parameter, or whole."""
         layout = self.layouts.get(name) if name is not None else None
         if layout is None:
-            return fresh(torch.zeros(tuple(shape), dtype=dtype))
+            return SlotMemory.made(torch.zeros(tuple(shape), dtype=dtype))
         if isinstance(layout, FlatView):
             base = self._base(layout, slot, dtype)
             offset = 0 if base.numel() == layout.base.numel() else _first(layout)
             places = [FlatPiece(begin, tensor.shape, _start(layout, tensor) - offset) for begin, tensor in layout.pieces]
             view = FlatView(base, shape, places, layout.home)
             for _, tensor in view.pieces:
-                tensor._reshard_base = base  # type: ignore[attr-defined]
+                SlotMemory.part(tensor, base)
             return view
         if isinstance(layout, ShardView):
             pieces = [
@@ -156,14 +157,14 @@ class Slots:
             return ShardView(dtype, shape, pieces)
         if isinstance(layout, DTensor):
             local = torch.zeros(layout._local_tensor.shape, dtype=dtype, device=device_of(layout))
-            return fresh(
+            return SlotMemory.made(
                 DTensor.from_local(
                     local, layout.device_mesh, layout.placements, run_check=False, shape=layout.shape, stride=layout.stride()
                 )
             )
         if isinstance(layout, ShardedTensor):
             return _sharded_like(layout, dtype)
-        return fresh(torch.zeros(tuple(shape), dtype=dtype, device=device_of(layout)))
+        return SlotMemory.made(torch.zeros(tuple(shape), dtype=dtype, device=device_of(layout)))
 
     def _base(self, layout: FlatView, slot: str, dtype: torch.dtype) -> torch.Tensor:
         """The memory of a flat slot: one for the whole flat parameter, or one for an original parameter's part."""
@@ -173,10 +174,10 @@ class Slots:
             shape: tuple[int, ...] = (length,)
             if home is not None and not home.sharded and len(layout.pieces) == 1:
                 shape = tuple(layout.pieces[0][1].shape)
-            return fresh(torch.zeros(shape, dtype=dtype, device=layout.base.device))
+            return SlotMemory.made(torch.zeros(shape, dtype=dtype, device=layout.base.device))
         key = (id(home), slot, dtype)
         if key not in self._flat:
-            self._flat[key] = fresh(torch.zeros(home.shard.shape, dtype=dtype, device=layout.base.device))
+            self._flat[key] = SlotMemory.made(torch.zeros(home.shard.shape, dtype=dtype, device=layout.base.device))
         return self._flat[key]
 
 
@@ -197,29 +198,6 @@ def _start(layout: FlatView, tensor: torch.Tensor) -> int:
 def _first(layout: FlatView) -> int:
     """Where the first piece starts in its memory."""
     return min((_start(layout, tensor) for _, tensor in layout.pieces), default=0)
-
-
-def fresh(tensor: torch.Tensor) -> torch.Tensor:
-    """Marks memory that was made for a slot and that nobody else uses: an optimizer may take it as its own."""
-    tensor._reshard_fresh = True  # type: ignore[attr-defined]
-    return tensor
-
-
-def fresh_base(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The memory made for a slot that a tensor is a part of."""
-    base: torch.Tensor | None = getattr(tensor, "_reshard_base", None)
-    return base
-
-
-def is_fresh(tensor: torch.Tensor) -> bool:
-    """Whether an optimizer may take the memory as its own."""
-    return getattr(tensor, "_reshard_fresh", False)
-
-
-def taken(tensor: torch.Tensor) -> torch.Tensor:
-    """Memory that an optimizer takes as its own: no second one may."""
-    tensor._reshard_fresh = False  # type: ignore[attr-defined]
-    return tensor
 
 
 def _sharded_like(layout: ShardedTensor, dtype: torch.dtype) -> ShardedTensor:
