@@ -285,6 +285,29 @@ fn all_faults(case: &Case, stores: &[Kind]) {
     }
 }
 
+/// An edit takes no path that holds something: whatever fails on the way to that answer, the old checkpoint stays.
+#[test]
+fn an_edit_over_a_checkpoint_is_refused_and_leaves_it_alone() {
+    for (kind, make) in STORES {
+        let case = case(editing, Some(saving));
+        let ((store, _keep), _) = start(&case, make);
+        let (files, counting) = (store.list("").unwrap(), Faults::new());
+        let refused = editing(NEW, &counting.wrap(Arc::clone(&store))).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::AlreadyExists, "{kind}: {refused}");
+        assert_eq!(store.list("").unwrap(), files, "{kind}");
+        let steps = counting.log();
+        assert!(!steps.is_empty());
+        for (number, step) in steps.into_iter().enumerate() {
+            for fault in [Fault::Crash, Fault::Fail(Failure::Device), Fault::FailLate(Failure::Device)] {
+                let ((store, _keep), _) = start(&case, make);
+                editing(NEW, &Faults::at(number as u64, fault).wrap(Arc::clone(&store))).unwrap_err();
+                let when = format!("{kind}, {fault:?} at {step:?}");
+                assert_eq!(found(&store, &when), Some(OLD), "{when}");
+            }
+        }
+    }
+}
+
 macro_rules! matrix {
     ($($name:ident: $case:expr, $stores:expr;)*) => {
         $(#[test]
