@@ -56,7 +56,7 @@ def _rebuild(cls: type[ReshardError], message: str, details: dict[str, Any]) -> 
 
 
 class NotFound(ReshardError, FileNotFoundError):
-    """There is no checkpoint, file or key of that name."""
+    """A checkpoint, file or key does not exist."""
 
 
 class NoSuchKey(NotFound, KeyError):

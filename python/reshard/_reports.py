@@ -34,7 +34,7 @@ class Difference(TypedDict):
     stored: NotRequired[Any]
     wanted: NotRequired[Any]
     narrowing: NotRequired[bool]
-    #: Where the scales lie without which a cast would make no sense.
+    #: The key of the scales without which the stored codes cannot be cast.
     scales: NotRequired[Any]
     detail: NotRequired[str]
 

@@ -171,7 +171,7 @@ def relayout(
     view: Views | None = None,
     storage_options: _Storage = None,
 ) -> ConvertReport:
-    """Cuts a checkpoint for other ranks.
+    """Reshards a checkpoint for a device mesh.
 
     Args:
         source: a checkpoint of any format.

@@ -46,7 +46,7 @@ impl<'py> FromPyObject<'_, 'py> for Code {
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Code> {
         let code: usize = object.extract()?;
         let dtype = DType::ALL.get(code).copied();
-        dtype.map(Code).ok_or_else(|| invalid(object.py(), format!("{code} is no dtype code")))
+        dtype.map(Code).ok_or_else(|| invalid(object.py(), format!("invalid dtype code {code}")))
     }
 }
 

@@ -54,7 +54,7 @@ pub fn merge(
     options: &ConvertOptions,
 ) -> Result<MergeReport> {
     let start = Instant::now();
-    let Some((first, others)) = sources.split_first() else { return Err(Error::invalid("there is nothing to merge")) };
+    let Some((first, others)) = sources.split_first() else { return Err(Error::invalid("no checkpoint was given to merge")) };
     let weights = checked_weights(weights, sources.len())?;
     if !options.casts.is_empty() {
         return Err(Error::invalid("a merge does not cast; convert its result"));

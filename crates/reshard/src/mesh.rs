@@ -1,4 +1,4 @@
-//! A mesh of ranks, the rules by which tensors are cut for it (`dp=4,tp=2` and `GLOB=S(0),S(1)`), and who then writes what.
+//! A device mesh, the rules by which tensors are sharded over it (`dp=4,tp=2` and `GLOB=S(0),S(1)`), and who then writes what.
 //!
 //! ```
 //! let layout = reshard::mesh::Layout::parse("dp=4,tp=2", &["*.weight=R,S(0)"])?;

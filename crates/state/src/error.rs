@@ -29,7 +29,7 @@ pub enum StateError {
         reason: String,
     },
     /// A flattened key came without a path.
-    #[error("there is no path for the flattened key '{key}'")]
+    #[error("the flattened key '{key}' has no path")]
     MissingPath {
         /// The key in question.
         key: String,

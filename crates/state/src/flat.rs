@@ -258,13 +258,6 @@ impl FlatParameter {
         }
     }
 
-    /// The same flat parameter seen from another rank of its group.
-    #[must_use]
-    pub fn at_rank(mut self, rank: u64) -> FlatParameter {
-        self.sharding.rank = rank.min(self.sharding.world.saturating_sub(1));
-        self
-    }
-
     /// The same flat parameter with other names for its members.
     #[must_use]
     pub(crate) fn renamed(mut self, rename: impl Fn(&str) -> String) -> FlatParameter {

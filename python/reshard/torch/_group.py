@@ -290,7 +290,7 @@ def group_for(
 
 
 def _check_group(process_group: Any) -> None:
-    """Refuses what is no process group, before it is taken for none."""
+    """Refuses what is not a process group, before it is taken for none."""
     if (
         process_group is None
         or process_group is dist.GroupMember.NON_GROUP_MEMBER

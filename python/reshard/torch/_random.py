@@ -42,7 +42,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 def derive_random_state(saved: dict[int, Any], rank: int, size: int) -> None:
     """Seeds this process from the states of another number of ranks: the same for the same states, ranks and number of ranks."""
     if not saved:
-        raise InvalidInput("there is no random state to derive one from")
+        raise InvalidInput("no random state to derive one from")
     digest = hashlib.sha256(f"{rank} of {size}".encode())
     for number in sorted(saved):
         digest.update(saved[number]["torch"].numpy().tobytes())

@@ -47,7 +47,7 @@ class ResumableSampler(Sampler[int]):
         """
         self.length = data if isinstance(data, int) else len(data)
         if self.length < 1:
-            raise InvalidInput("there are no samples to take")
+            raise InvalidInput("the dataset is empty")
         self.seed = seed
         self.shuffle = shuffle
         self._rank = rank

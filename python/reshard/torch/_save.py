@@ -235,7 +235,7 @@ class SavedObjects:
         if not names:
             return
         if self._strict:
-            message = f"{key!r} is a {names[0]}, which is no plain data: loading it would execute code"
+            message = f"{key!r} is a {names[0]}, which is not plain data: loading it would execute code"
             raise InvalidInput(message, keys=[key], hint="save what it is made of, or leave strict_values out")
         self._found[key] = names[0]
 

@@ -107,7 +107,7 @@ impl<'py> FromPyObject<'_, 'py> for WrapperDescription {
             "fsdp2" => Wrapper::Fsdp2,
             "compiled" => Wrapper::Compiled,
             "checkpoint" => Wrapper::ActivationCheckpoint,
-            other => return Err(invalid(object.py(), format!("{other:?} is no wrapper that reshard knows"))),
+            other => return Err(invalid(object.py(), format!("unknown wrapper {other:?}"))),
         }))
     }
 }
@@ -300,7 +300,7 @@ fn flat(py: Python<'_>, described: FlatDescription) -> PyResult<FlatParameter> {
         "HYBRID_SHARD" => ShardingStrategy::HybridShard,
         "_HYBRID_SHARD_ZERO2" => ShardingStrategy::HybridShardZero2,
         other => {
-            let reason = format!("{other} is no sharding strategy that reshard knows");
+            let reason = format!("unknown sharding strategy {other}");
             return Err(raised(py, &StateError::InvalidFlatParameter { name, reason }));
         }
     };

@@ -63,9 +63,8 @@ pub(crate) fn digest<'py>(
     chosen.selection = selecting.selection(py)?;
     chosen.verify = verify;
     let open = selecting.open(storage_options);
-    let found = run(py, &chosen.control.clone(), move || {
-        reshard::digest::digest(&Checkpoint::open_with(&path, &open)?, &chosen)
-    })?;
+    let found =
+        run(py, &chosen.control.clone(), move || reshard::digest::digest(&Checkpoint::open_with(&path, &open)?, &chosen))?;
     reports(py, "DigestEntry", &found.or_raise(py)?.entries)
 }
 
@@ -82,9 +81,8 @@ pub(crate) fn stats<'py>(
     let mut chosen = StatsOptions::default();
     chosen.bins = bins;
     let open = open_options(storage_options);
-    let found = run(py, &chosen.control.clone(), move || {
-        reshard::numbers::stats(&Checkpoint::open_with(&path, &open)?, &key, &chosen)
-    })?;
+    let found =
+        run(py, &chosen.control.clone(), move || reshard::numbers::stats(&Checkpoint::open_with(&path, &open)?, &key, &chosen))?;
     report(py, "TensorStats", &found.or_raise(py)?)
 }
 
@@ -103,9 +101,7 @@ pub(crate) fn scan<'py>(
     chosen.selection = selecting.selection(py)?;
     (chosen.bins, chosen.verify) = (bins, verify);
     let open = selecting.open(storage_options);
-    let found = run(py, &chosen.control.clone(), move || {
-        reshard::numbers::scan(&Checkpoint::open_with(&path, &open)?, &chosen)
-    })?;
+    let found = run(py, &chosen.control.clone(), move || reshard::numbers::scan(&Checkpoint::open_with(&path, &open)?, &chosen))?;
     reports(py, "TensorStats", &found.or_raise(py)?)
 }
 
@@ -127,9 +123,8 @@ pub(crate) fn health<'py>(
         chosen.limits.parse(limit).or_raise(py)?;
     }
     let open = selecting.open(storage_options);
-    let found = run(py, &chosen.control.clone(), move || {
-        reshard::health::health(&Checkpoint::open_with(&path, &open)?, &chosen)
-    })?;
+    let found =
+        run(py, &chosen.control.clone(), move || reshard::health::health(&Checkpoint::open_with(&path, &open)?, &chosen))?;
     report(py, "HealthReport", &found.or_raise(py)?)
 }
 
@@ -166,8 +161,7 @@ pub(crate) fn recover<'py>(
     chosen.undo_edits = recovering.undo_edits;
     chosen.dry_run = recovering.dry_run;
     let store = storage_options.unwrap_or_default().0;
-    let found =
-        run(py, &chosen.control.clone(), move || reshard::recover::recover(&store_with(&path, &store)?, &chosen))?;
+    let found = run(py, &chosen.control.clone(), move || reshard::recover::recover(&store_with(&path, &store)?, &chosen))?;
     report(py, "RecoverReport", &found.or_raise(py)?)
 }
 
@@ -186,7 +180,6 @@ pub(crate) fn prune<'py>(
     let mut options = StepsOptions::default();
     options.store = storage_options.unwrap_or_default().0;
     options.deep = deep;
-    let found =
-        run(py, &options.control.clone(), move || reshard::steps::prune(&folder, &retention, dry_run, &options))?;
+    let found = run(py, &options.control.clone(), move || reshard::steps::prune(&folder, &retention, dry_run, &options))?;
     report(py, "PruneReport", &found.or_raise(py)?)
 }

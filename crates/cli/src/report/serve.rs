@@ -262,7 +262,7 @@ mod tests {
     impl LiveSource for Echo {
         fn tensor(&self, key: &str) -> Result<TensorDetail, String> {
             match key {
-                "missing" => Err(format!("there is no {key}")),
+                "missing" => Err(format!("{key} does not exist")),
                 "panic" => panic!("a source may fail badly"),
                 "slow" => {
                     std::thread::sleep(Duration::from_millis(300));
@@ -305,7 +305,7 @@ mod tests {
             let tensor = get(port, "/api/tensor?a=1&key=model.%C3%A9+%2B%26%3D");
             assert!(tensor.ends_with("\r\n\r\n{\"key\":\"model.é +&=\"}"), "{tensor}");
             assert!(get(port, "/api/tensor?key=missing").contains("404 Not Found"));
-            assert!(get(port, "/api/tensor?key=missing").ends_with("{\"error\":\"there is no missing\"}"));
+            assert!(get(port, "/api/tensor?key=missing").ends_with("{\"error\":\"missing does not exist\"}"));
             assert!(get(port, "/api/tensor").contains(" 400 "));
             assert!(get(port, "/api/tensor?key=%zz").contains(" 400 "));
             assert!(get(port, "/api/tensor?key=%ff").contains(" 400 "));

@@ -65,7 +65,7 @@ pub(crate) fn run(context: &mut Context, args: &EditArgs) -> Result<Outcome> {
 /// `KEY=VALUE`: JSON where it is that, text otherwise.
 fn setting(text: &str) -> Result<(String, Value)> {
     let wrong =
-        || Failure::new(format!("{text:?} sets nothing")).hint("write it like step=100, name=\"run 7\" or betas=[0.9,0.95]");
+        || Failure::new(format!("invalid setting {text:?}")).hint("write it like step=100, name=\"run 7\" or betas=[0.9,0.95]");
     let (key, value) = text.split_once('=').ok_or_else(wrong)?;
     if key.is_empty() {
         return Err(wrong());

@@ -56,7 +56,7 @@ fn retention(args: &PruneArgs) -> Result<Retention> {
     retention.abandoned = args.abandoned;
     retention.best = args.keep_best.as_deref().map(Best::parse).transpose()?;
     if args.keep_every == Some(0) {
-        return Err(Failure::new("no number is a multiple of 0: --keep-every needs at least 1"));
+        return Err(Failure::new("invalid --keep-every 0: it needs at least 1"));
     }
     Ok(retention)
 }

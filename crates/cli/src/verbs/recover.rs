@@ -25,10 +25,8 @@ pub(crate) fn run(context: &mut Context, args: &RecoverArgs) -> Result<Outcome> 
     options.undo_edits = args.undo_edits;
     let store = context.store(&args.path)?;
     let report = recover(&store, &options).map_err(|error| match error.kind() {
-        ErrorKind::AlreadyExists => {
-            Failure::new(format!("the .metadata of {} can be read: there is nothing to recover", args.path))
-                .hint("`reshard verify` checks the checkpoint; --replace rebuilds its .metadata all the same")
-        }
+        ErrorKind::AlreadyExists => Failure::new(format!("the .metadata of {} is readable: nothing to recover", args.path))
+            .hint("`reshard verify` checks the checkpoint; --replace rebuilds its .metadata all the same"),
         ErrorKind::Incomplete => {
             Failure::from(error).hint("only data files that reshard wrote, whole, carry what it takes to rebuild .metadata")
         }

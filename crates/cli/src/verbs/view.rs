@@ -65,7 +65,7 @@ pub(crate) fn run(context: &mut Context, args: &ViewVerbArgs) -> Result<Outcome>
         }
         ViewAction::Show { recipe } => match recipes().iter().find(|r| r.name == *recipe) {
             Some(recipe) => context.printer.line(recipe.text.trim_end())?,
-            None => return Err(Failure::new(format!("there is no recipe {recipe:?}")).hint("`reshard view list` lists them")),
+            None => return Err(Failure::new(format!("unknown recipe {recipe:?}")).hint("`reshard view list` lists them")),
         },
     }
     Ok(Outcome::Fine)

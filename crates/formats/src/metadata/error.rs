@@ -121,7 +121,7 @@ pub enum MetadataError {
         length: u64,
     },
     /// A storage info refers to a file that the metadata doesn't list.
-    #[error("`{key}`: there is no file number {file}")]
+    #[error("`{key}`: file number {file} does not exist")]
     File {
         /// The key.
         key: String,

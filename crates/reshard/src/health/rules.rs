@@ -101,7 +101,7 @@ impl HealthLimits {
 fn find(name: &str) -> Result<&'static HealthRule> {
     HEALTH_RULES.iter().find(|rule| rule.name == name).ok_or_else(|| {
         let names: Vec<&str> = HEALTH_RULES.iter().map(|rule| rule.name).collect();
-        Error::invalid(format!("there is no rule {name:?}; there are {}", names.join(", ")))
+        Error::invalid(format!("unknown rule {name:?}; rules: {}", names.join(", ")))
     })
 }
 

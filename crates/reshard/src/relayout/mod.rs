@@ -1,5 +1,5 @@
-//! Offline re-layout: the same checkpoint cut for another mesh of ranks, so that a later load reads whole files; and the
-//! same as a dry run.
+//! Offline resharding: the same checkpoint written for another device mesh, so that a later load reads whole files; and a dry
+//! run of a load.
 //!
 //! ```
 //! # let path = "../formats/tests/corpus/torch-2.13/fsdp2_w4/checkpoint";

@@ -46,7 +46,8 @@ impl Best {
             };
             (!key.is_empty()).then(|| Best::new(key, largest, count))
         };
-        let wrong = || format!("invalid rule {text:?} for the best steps: write it like metrics.loss:min or metrics.accuracy:max:3");
+        let wrong =
+            || format!("invalid rule {text:?} for the best steps: write it like metrics.loss:min or metrics.accuracy:max:3");
         parsed().ok_or_else(|| Error::invalid(wrong()))
     }
 }
@@ -291,7 +292,7 @@ fn decide(steps: &[Step], metrics: &[Option<f64>], retention: &Retention, fallba
                 } else if age.is_none_or(|age| age < retention.grace.as_secs()) {
                     why.push("incomplete, but changed lately: a save may be under way".into());
                 } else if valid.is_empty() {
-                    why.push("incomplete, but there is no valid checkpoint; it may be recovered".into());
+                    why.push("incomplete, but the only one; it may be recoverable".into());
                 } else if !retention.abandoned && valid.last().is_some_and(|&newest| newest < i) {
                     why.push("incomplete, but newer than the newest valid checkpoint: a save may be under way".into());
                 }
@@ -336,7 +337,7 @@ fn metric(step: &Step, best: &Best, options: &StepsOptions) -> Result<Option<f64
         Ok(Value::Float(number)) => number,
         Ok(value) => match value.to_json().as_f64() {
             Some(number) => number,
-            None => return Err(Error::invalid(format!("{:?} of {} is no number", best.key, step.name))),
+            None => return Err(Error::invalid(format!("{:?} of {} is not a number", best.key, step.name))),
         },
         Err(error) => return Err(error),
     };

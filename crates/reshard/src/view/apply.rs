@@ -293,7 +293,7 @@ impl Maker<'_> {
         for (captures, parts) in there {
             for (part, pattern) in self.rule.from.iter().enumerate() {
                 if !parts.contains(&part) {
-                    return Err(format!("there is no {:?}", family.key(&pattern.name(captures)?)));
+                    return Err(format!("{:?} does not exist", family.key(&pattern.name(captures)?)));
                 }
             }
         }
@@ -369,7 +369,7 @@ impl Maker<'_> {
         let mut named = Vec::with_capacity(pieces.len());
         for piece in pieces {
             let Some(pattern) = self.rule.to.get(piece.part) else {
-                return Err(format!("there is no name for tensor {} of what it makes", piece.part));
+                return Err(format!("tensor {} of what it makes has no name", piece.part));
             };
             named.push((pattern.name(&piece.captures)?, piece));
         }

@@ -60,7 +60,7 @@ impl View {
             Some(recipe) => View::parse(recipe.text, &format!("recipe {name}"), parameters),
             None => {
                 let known: Vec<&str> = recipes().iter().map(|recipe| recipe.name).collect();
-                Err(Error::invalid(format!("there is no file and no recipe {name:?}; recipes: {}", known.join(", "))))
+                Err(Error::invalid(format!("{name:?} is neither a file nor a recipe; recipes: {}", known.join(", "))))
             }
         }
     }

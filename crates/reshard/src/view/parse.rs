@@ -141,7 +141,7 @@ impl Reader<'_> {
         if let Some(unknown) = self.given.keys().find(|name| !parameters.contains_key(*name)) {
             let known: Vec<&str> = parameters.keys().map(String::as_str).collect();
             let known = if known.is_empty() { "there are none".to_owned() } else { known.join(", ") };
-            return wrong(None, format!("there is no parameter {unknown:?}; parameters: {known}"));
+            return wrong(None, format!("unknown parameter {unknown:?}; parameters: {known}"));
         }
         Ok(parameters)
     }
@@ -355,7 +355,7 @@ fn evaluated(text: &str, given: &Parameters) -> std::result::Result<i64, String>
         for factor in factors {
             let by = value(factor.trim_end_matches(['*', '/']))?;
             total = match operator {
-                Some('/') if by == 0 || total % by != 0 => return Err(format!("{text:?} is no whole number")),
+                Some('/') if by == 0 || total % by != 0 => return Err(format!("{text:?} is not an integer")),
                 Some('/') => total / by,
                 _ => total.checked_mul(by).ok_or_else(overflow)?,
             };

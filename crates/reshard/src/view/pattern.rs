@@ -171,7 +171,7 @@ impl Pattern {
             |capture: &str| captures.get(capture).ok_or_else(|| format!("nothing says what {{{capture}}} of {:?} is", self.text));
         let number = |capture: &str| {
             let text = value(capture)?;
-            text.parse::<u64>().map_err(|_| format!("{{{capture}}} of {:?} is {text:?}, which is no whole number", self.text))
+            text.parse::<u64>().map_err(|_| format!("{{{capture}}} of {:?} is {text:?}, which is not an integer", self.text))
         };
         for piece in &self.pieces {
             match piece {
@@ -228,7 +228,7 @@ fn piece(text: &str, parameters: &BTreeMap<String, i64>) -> Result<Piece, String
     };
     let named = |name: &str| match is_name(name) {
         true => Ok(name.to_owned()),
-        false => Err(format!("{name:?} is no name of a capture; names are letters, digits and _")),
+        false => Err(format!("invalid name of a capture {name:?}: names are letters, digits and _")),
     };
     if let Some(name) = text.strip_suffix("...") {
         return Ok(Piece::Capture { name: named(name)?, kind: Kind::Rest });
@@ -237,7 +237,7 @@ fn piece(text: &str, parameters: &BTreeMap<String, i64>) -> Result<Piece, String
         let kind = match kind {
             "int" => Kind::Int,
             words if words.split('|').all(|word| !word.is_empty()) => Kind::Words(words.split('|').map(str::to_owned).collect()),
-            _ => return Err(format!("{kind:?} is no kind of capture; int and a|b|… are")),
+            _ => return Err(format!("invalid kind of capture {kind:?}: use int or a|b|…")),
         };
         return Ok(Piece::Capture { name: named(name)?, kind });
     }

@@ -101,7 +101,7 @@ fn changed(action: &Action, tensor: CatalogTensor) -> Outcome<CatalogTensor> {
         Action::Slice { dim, start, stop } => {
             let dim = dim_of(dim)?;
             let stop = stop.unwrap_or(tensor.shape[dim]);
-            let length = stop.checked_sub(*start).ok_or_else(|| format!("{start}:{stop} is no range"))?;
+            let length = stop.checked_sub(*start).ok_or_else(|| format!("invalid range {start}:{stop}"))?;
             tensor::sliced(&tensor, dim, *start, length)
         }
         Action::Truncate { dim, size } => tensor::sliced(&tensor, dim_of(dim)?, 0, *size),
@@ -184,13 +184,13 @@ fn stacked(capture: &str, dim: i64, pieces: Vec<Piece>) -> Outcome<Vec<Piece>> {
         let mut numbered = Vec::with_capacity(group.len());
         for piece in group {
             let text = piece.captures.get(capture).cloned().unwrap_or_default();
-            let number: u64 = text.parse().map_err(|_| format!("{{{capture}}} is {text:?}, which is no whole number"))?;
+            let number: u64 = text.parse().map_err(|_| format!("{{{capture}}} is {text:?}, which is not an integer"))?;
             numbered.push((number, piece));
         }
         numbered.sort_by_key(|(number, _)| *number);
         if let Some((expected, _)) = (0u64..).zip(&numbered).find(|(expected, (number, _))| expected != number) {
             let last = numbered.last().map_or(0, |(number, _)| *number);
-            return Err(format!("there is no {{{capture}}} = {expected}, though there is one up to {last}"));
+            return Err(format!("{{{capture}}} = {expected} is missing, though numbers go up to {last}"));
         }
         made.push(together(part, captures, numbered.into_iter().map(|(_, piece)| piece).collect(), |tensors| {
             let ndim = tensors.first().map_or(0, |tensor| tensor.shape.len()) + 1;

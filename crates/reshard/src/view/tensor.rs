@@ -64,7 +64,7 @@ pub(super) fn dimension(dim: i64, ndim: usize) -> Outcome<usize> {
     let found = if dim < 0 { dim + ndim as i64 } else { dim };
     match usize::try_from(found).ok().filter(|&dim| dim < ndim) {
         Some(dim) => Ok(dim),
-        None => Err(format!("there is no dimension {dim} in a tensor of {ndim} dimensions")),
+        None => Err(format!("dimension {dim} does not exist in a tensor of {ndim} dimensions")),
     }
 }
 
@@ -113,7 +113,7 @@ pub(super) fn reshaped(tensor: &CatalogTensor, shape: &[u64]) -> Outcome<Catalog
 
 /// Tensors of one type beside each other along a dimension.
 pub(super) fn concatenated(tensors: Vec<CatalogTensor>, dim: usize) -> Outcome<CatalogTensor> {
-    let Some(first) = tensors.first() else { return Err("there is nothing to join".to_owned()) };
+    let Some(first) = tensors.first() else { return Err("no tensors to join".to_owned()) };
     let (dtype, requires_grad) = (first.dtype, first.requires_grad);
     let mut shape = first.shape.clone();
     shape[dim] = 0;
@@ -149,7 +149,7 @@ pub(super) fn concatenated(tensors: Vec<CatalogTensor>, dim: usize) -> Outcome<C
 pub(super) fn with_dim(tensor: &CatalogTensor, dim: usize) -> Outcome<CatalogTensor> {
     let mut shape = tensor.shape.clone();
     if dim > shape.len() {
-        return Err(format!("there is no dimension {dim} in a tensor of {} dimensions", shape.len() + 1));
+        return Err(format!("dimension {dim} does not exist in a tensor of {} dimensions", shape.len() + 1));
     }
     shape.insert(dim, 1);
     let more = |seen: SeenBox, into: &mut Vec<SeenBox>| {

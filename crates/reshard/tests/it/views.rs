@@ -335,10 +335,10 @@ fn rules_that_match_nothing_or_twice_or_leave_holes_name_rule_and_key() {
     assert!(text.contains("\"a\" is taken twice, by rule \"a\" (line 1) and rule \"{x}\" (line 4)"), "{text}");
     let (_folder, found) = open(&["e.0", "e.1", "e.3"]);
     let text = refused(found, "[[rule]]\nfrom = \"e.{i}\"\nto = \"e\"\nsteps = [{ stack = \"i\" }]");
-    assert!(text.contains("there is no {i} = 2") && text.contains("\"e.0\""), "{text}");
+    assert!(text.contains("{i} = 2 is missing") && text.contains("\"e.0\""), "{text}");
     let (_folder, found) = open(&["l.0.q", "l.0.k", "l.1.q"]);
     let text = refused(found, "[[rule]]\nfrom = [\"l.{i}.q\", \"l.{i}.k\"]\nto = \"l.{i}.qk\"\nsteps = [{ concat = 0 }]");
-    assert!(text.contains("there is no \"l.1.k\""), "{text}");
+    assert!(text.contains("\"l.1.k\" does not exist"), "{text}");
     let (_folder, found) = open(&["a", "b"]);
     let text = refused(found, "[[rule]]\nfrom = \"a\"\nto = \"b\"");
     assert!(text.contains("\"a\" and \"b\" would both become \"b\""), "{text}");
@@ -350,7 +350,7 @@ fn rules_that_match_nothing_or_twice_or_leave_holes_name_rule_and_key() {
     assert!(text.contains("[1, 2] share a dimension between 2, and there are 1"), "{text}");
     let (_folder, found) = open(&["a"]);
     let text = refused(found, "[[rule]]\nfrom = \"a\"\nto = \"c\"\nsteps = [{ transpose = [0, 2] }]\n");
-    assert!(text.contains("transpose (line 4): there is no dimension 2") && text.contains("\"a\""), "{text}");
+    assert!(text.contains("transpose (line 4): dimension 2 does not exist") && text.contains("\"a\""), "{text}");
 }
 
 #[test]

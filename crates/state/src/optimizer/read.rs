@@ -29,7 +29,7 @@ fn owner<'a>(
         None => Owner::Plain(name.to_owned()),
     };
     if let (true, Some(id)) = (by_id, id_of(key)) {
-        let unknown = || StateError::InvalidOptimizerState { reason: format!("there is no parameter with the id {id}") };
+        let unknown = || StateError::InvalidOptimizerState { reason: format!("unknown parameter id {id}") };
         let identity = *members.get(id).ok_or_else(unknown)?;
         if let Some(flat) = flats.of_identity(identity) {
             return Ok(Owner::Flat(flat));

@@ -90,7 +90,7 @@ impl<T> RawOptimizer<T> {
         let state = match dict.shift_remove(&Key::from(STATE)) {
             Some(Tree::Dict(state)) => state,
             None if dict.contains_key(&Key::from(PARAM_GROUPS)) => Dict::new(),
-            None => return Err(invalid("there is no 'state'")),
+            None => return Err(invalid("'state' is missing")),
             Some(other) => return Err(invalid(format!("'state' is {}, not a dict", other.kind()))),
         };
         let groups = match dict.shift_remove(&Key::from(PARAM_GROUPS)) {
@@ -257,8 +257,7 @@ pub(crate) fn by_given_ids<T>(
     raw: RawOptimizer<T>,
     name_of: &dyn Fn(usize) -> Option<String>,
 ) -> Result<OptimizerState<T>, StateError> {
-    let resolve =
-        |key: &Key| id_of(key).and_then(name_of).ok_or_else(|| invalid(format!("there is no parameter with the id {key}")));
+    let resolve = |key: &Key| id_of(key).and_then(name_of).ok_or_else(|| invalid(format!("unknown parameter id {key}")));
     let mut result = OptimizerState { owned_state: raw.owned_state, ..OptimizerState::default() };
     for (key, value) in raw.state {
         match (id_of(&key), value) {

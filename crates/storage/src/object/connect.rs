@@ -102,7 +102,7 @@ fn setting<K: std::str::FromStr>(address: &Address, name: &str) -> Result<K> {
     name.to_ascii_lowercase().parse().map_err(|_| StorageError::Unsupported {
         path: address.to_string(),
         operation: Operation::Open,
-        reason: format!("there is no setting {name:?}"),
+        reason: format!("unknown setting {name:?}"),
     })
 }
 

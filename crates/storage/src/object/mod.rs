@@ -57,7 +57,7 @@ impl ObjectBackend {
     fn key(&self, path: &str) -> Result<Key> {
         check_relative(path)?;
         Key::parse(crate::path::join(self.address.key(), path))
-            .map_err(|_| StorageError::BadPath { path: path.to_owned(), reason: "it is no valid object key" })
+            .map_err(|_| StorageError::BadPath { path: path.to_owned(), reason: "it is not a valid object key" })
     }
 
     fn shown(&self, path: &str) -> String {
@@ -73,7 +73,7 @@ impl ObjectBackend {
         };
         Key::parse(text)
             .map(Some)
-            .map_err(|_| StorageError::BadPath { path: folder.to_owned(), reason: "it is no valid object key" })
+            .map_err(|_| StorageError::BadPath { path: folder.to_owned(), reason: "it is not a valid object key" })
     }
 
     /// The path below the root of a key of a listing.
@@ -328,7 +328,7 @@ impl Store for ObjectBackend {
         let (task_path, key) = (shown.clone(), key.clone());
         wait(operation, &shown, async move {
             let source =
-                Key::parse(&key).map_err(|_| StorageError::BadPath { path: key, reason: "it is no valid object key" })?;
+                Key::parse(&key).map_err(|_| StorageError::BadPath { path: key, reason: "it is not a valid object key" })?;
             let failed = |error| classify(operation, &task_path, error);
             if client.head(&source).await.map_err(failed)?.size > MAX_SERVER_COPY {
                 return Ok(None);

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-from torch.distributed.tensor import DTensor
 from torch.distributed.utils import _free_storage
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -465,8 +464,3 @@ def check_model(model: Any) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"the model is a {type(model).__name__}, not an nn.Module")
     return model
-
-
-def is_dtensor(tensor: Any) -> bool:
-    """Whether it is spread over a mesh."""
-    return isinstance(tensor, DTensor)

@@ -106,7 +106,7 @@ impl Rules {
                 Value::Str(text) => Regex::new(&format!("^(?:{text})")).map_err(|e| {
                     disagree(folder, "universal_checkpoint_info", format!("invalid pattern {text:?} in {key}: {e}"))
                 }),
-                _ => Err(disagree(folder, "universal_checkpoint_info", format!("a pattern in {key} is no text"))),
+                _ => Err(disagree(folder, "universal_checkpoint_info", format!("a pattern in {key} is not a string"))),
             };
             patterns.iter().map(regex).collect()
         };

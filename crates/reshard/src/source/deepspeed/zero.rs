@@ -234,7 +234,7 @@ impl Rank<'_> {
                 Some(Tree::List(items)) => items.iter().map(|item| item.as_tensor().and_then(Parts::flat)).collect(),
                 _ => None,
             };
-            let missing = || disagree(self.folder, self.file(rank), format!("{key} is no list of flat tensors"));
+            let missing = || disagree(self.folder, self.file(rank), format!("{key} is not a list of flat tensors"));
             all.push(flat.ok_or_else(missing)?);
         }
         Ok(all)
@@ -371,7 +371,7 @@ impl Rank<'_> {
                 let of_rank = groups.map(|g| states.get(g)?.get(slot)?.as_tensor()?.flat()).collect::<Option<Vec<_>>>();
                 let unknown = || {
                     let detail = format!(
-                        "the optimizer's {slot:?} of group {group} is no flat tensor: an optimizer layout that is not known; convert \
+                        "the optimizer's {slot:?} of group {group} is not a flat tensor: an unknown optimizer layout; convert \
                          the checkpoint with DeepSpeed's ds_to_universal and open the result"
                     );
                     disagree(self.folder, self.file(rank), detail)
