@@ -178,6 +178,9 @@ pub enum Error {
         /// What is wrong and what to do.
         detail: String,
     },
+    /// A shape, region, mesh or placement of the caller's that is not valid.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
     /// Nothing is wrong, but it cannot be done with what is stored: a type without numbers, a cast that there is not.
     #[error("{detail}")]
     Unsupported {
@@ -243,9 +246,11 @@ impl Error {
             Error::Storage { .. } | Error::Conflict { .. } => ErrorKind::Storage,
             Error::Group { .. } => ErrorKind::Group,
             Error::Remote { failures } => failures.first().map_or(ErrorKind::Group, |f| f.kind),
-            Error::Invalid { .. } | Error::Several { .. } | Error::Unsupported { .. } | Error::UnsupportedDType { .. } => {
-                ErrorKind::Invalid
-            }
+            Error::Invalid { .. }
+            | Error::Layout(_)
+            | Error::Several { .. }
+            | Error::Unsupported { .. }
+            | Error::UnsupportedDType { .. } => ErrorKind::Invalid,
             Error::Exhausted { .. } | Error::Expands { .. } => ErrorKind::Exhausted,
             Error::Internal { .. } => ErrorKind::Internal,
             Error::Cancelled { .. } => ErrorKind::Cancelled,
@@ -311,7 +316,7 @@ impl Error {
             Error::NoSuchKey { .. } => keys_hint(caller),
             Error::Expands { .. } => return Some(expanded_hint(caller)),
             Error::UnsupportedDType { .. } => match caller {
-                Caller::Rust => "leave it out, cast it with `CastRules`, or write `ConvertTarget::Torch`",
+                Caller::Rust => "leave it out, cast it with `CastRules`, or write `convert::Target::Torch`",
                 Caller::Python => "leave it out with exclude=, cast it with cast=, or write a .pt file",
                 Caller::Command => "leave it out with --exclude, cast it with --cast KEY=DTYPE, or write --to torch",
             },
@@ -359,9 +364,14 @@ impl Error {
     }
 }
 
-impl From<LayoutError> for Error {
-    fn from(error: LayoutError) -> Error {
-        Error::invalid(error.to_string())
+/// Geometry of what was checked before, where an error is a bug of ours and not the caller's mistake.
+pub(crate) trait Proven<T> {
+    fn proven(self) -> Result<T>;
+}
+
+impl<T> Proven<T> for std::result::Result<T, LayoutError> {
+    fn proven(self) -> Result<T> {
+        self.map_err(|error| Error::internal(error.to_string()))
     }
 }
 
@@ -426,11 +436,19 @@ fn kind_hint(kind: ErrorKind, caller: Caller) -> Option<&'static str> {
         (ErrorKind::AlreadyExists, Caller::Command) => {
             "pass --overwrite to replace it; the old checkpoint stays until the new one is complete"
         }
-        (ErrorKind::Incomplete, _) => {
+        (ErrorKind::Incomplete, Caller::Rust) => {
+            "`recover::recover` rebuilds `.metadata` from data files; `steps::latest` finds the newest complete one"
+        }
+        (ErrorKind::Incomplete, Caller::Python) => {
+            "`reshard.recover(path)` rebuilds `.metadata` from data files; `reshard.latest(folder)` finds the newest complete one"
+        }
+        (ErrorKind::Incomplete, Caller::Command) => {
             "`reshard recover` rebuilds `.metadata` from data files; `reshard latest` finds the newest complete one"
         }
-        (ErrorKind::Corrupt, _) => "`reshard verify` lists everything that is damaged",
-        (ErrorKind::Mismatch, Caller::Rust) => "load without strictness for a report instead, or map names with a `KeyMap`",
+        (ErrorKind::Corrupt, Caller::Rust) => "`verify::verify_path` lists everything that is damaged",
+        (ErrorKind::Corrupt, Caller::Python) => "`reshard.verify(path)` lists everything that is damaged",
+        (ErrorKind::Corrupt, Caller::Command) => "`reshard verify` lists everything that is damaged",
+        (ErrorKind::Mismatch, Caller::Rust) => "set `Strictness::Lenient` for a report instead, `CastPolicy::Any` for other dtypes, or a `KeyMap` for other names",
         (ErrorKind::Mismatch, Caller::Python) => {
             "pass strict=False for a report instead, cast=\"any\" for other dtypes, or rename= for other names"
         }

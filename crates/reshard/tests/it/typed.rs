@@ -129,3 +129,18 @@ fn shards_of_one_mesh_load_as_shards_of_another() {
     let error = SaveState::new().shard("matrix", &mesh, &[Shard(0)], &SHAPE, &[1.0f32]).unwrap_err();
     assert!(error.to_string().contains("\"matrix\"") && error.to_string().contains("10 elements"), "{error}");
 }
+
+#[test]
+fn arrays_come_back_as_they_were() {
+    let path = "memory://typed-arrays";
+    let array = ndarray::arr2(&[[1.0f32, 2.0, 3.0], [4.0, 5.0, 6.0]]);
+    let transposed = array.t();
+    let mut state = SaveState::new();
+    state.array("a", &array).unwrap();
+    let error = state.array("c", &transposed).unwrap_err();
+    assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("\"c\""), "{error}");
+    reshard::save(&Solo, path, &state).unwrap();
+    let checkpoint = Checkpoint::open(path).unwrap();
+    assert_eq!(checkpoint.read_array::<f32>("a").unwrap(), array.clone().into_dyn());
+    assert_eq!(checkpoint.read_array::<f64>("a").unwrap_err().kind(), ErrorKind::Mismatch);
+}
