@@ -177,7 +177,7 @@ def relayout(
         source: a checkpoint of any format.
         destination: a folder.
         mesh: the device mesh, such as "4" or "dp=2,tp=4".
-        rules: placements by pattern, such as "*.weight=shard(0)"; the rest is as the command does it.
+        rules: placements by pattern, such as "*.weight=S(0)", one for each dimension of the mesh; the first that matches counts.
         include, exclude, cast, overwrite, verify, sync, view, storage_options: see :func:`convert`.
     """
     selecting: Selecting = {"include": include, "exclude": exclude, "view": inner_views(view)}

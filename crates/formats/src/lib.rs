@@ -13,6 +13,7 @@ mod read_at;
 pub mod record;
 pub mod safetensors;
 pub mod torch_file;
+mod tree;
 mod value;
 
 pub use dtype::{DType, ElementForm, swap_bytes};
@@ -23,10 +24,11 @@ pub use metadata::{
 pub use path::{KeyPath, PathSegment};
 pub use read_at::ReadAt;
 pub use record::{
-    Content, RecordError, RecordFrame, RecordSpec, StorageEntry, StoredTensor, TorchArchive, Tree, pickle_record, value_record,
+    Content, RecordError, RecordFrame, RecordSpec, StorageEntry, StoredTensor, TorchArchive, pickle_record, value_record,
 };
 pub use safetensors::{SafetensorsError, SafetensorsFile, SafetensorsHeader, SafetensorsIndex, SafetensorsSpec};
 pub use torch_file::{FileTensor, TorchFileWriter};
+pub use tree::{Dict, Key, Opaque, Tree, TreeLeaf, key_of};
 pub use value::{
     BUILTIN_CLASSES, Instance, Int, LAYOUTS, MEMORY_FORMATS, NumpyArray, NumpyScalar, PathClass, PathValue, PlainClass, Value,
 };

@@ -448,7 +448,9 @@ fn kind_hint(kind: ErrorKind, caller: Caller) -> Option<&'static str> {
         (ErrorKind::Corrupt, Caller::Rust) => "`verify::verify_path` lists everything that is damaged",
         (ErrorKind::Corrupt, Caller::Python) => "`reshard.verify(path)` lists everything that is damaged",
         (ErrorKind::Corrupt, Caller::Command) => "`reshard verify` lists everything that is damaged",
-        (ErrorKind::Mismatch, Caller::Rust) => "set `Strictness::Lenient` for a report instead, `CastPolicy::Any` for other dtypes, or a `KeyMap` for other names",
+        (ErrorKind::Mismatch, Caller::Rust) => {
+            "set `Strictness::Lenient` for a report instead, `CastPolicy::Any` for other dtypes, or a `KeyMap` for other names"
+        }
         (ErrorKind::Mismatch, Caller::Python) => {
             "pass strict=False for a report instead, cast=\"any\" for other dtypes, or rename= for other names"
         }

@@ -9,11 +9,10 @@ use std::collections::{HashMap, HashSet};
 use super::archive::TorchArchive;
 use super::error::RecordError;
 use super::tensor::{Rebuilder, StoredTensor, TensorKind};
-use super::tree::Tree;
-use crate::Value;
 use crate::pickle::{
     Document, GlobalId, MAX_DEPTH, Node, PickleError, Policy, TREE_BYTES_FLOOR, Unknown, View, decode, key_token,
 };
+use crate::{Dict, Key, Tree, Value, key_of};
 
 /// Bytes of tree that are made for each byte of pickle at most, past the floor: a node of a tree is larger than
 /// a plain value, so this is more than for plain values.
@@ -76,7 +75,7 @@ impl TorchArchive<'_> {
         let opaque = match &content {
             Content::Opaque { class } => Some((self.root().to_owned(), class.clone())),
             Content::Tree(tree) => tree.leaves().into_iter().find_map(|(path, leaf)| match leaf {
-                Tree::Opaque { class } => Some((key_text(&path), class.clone())),
+                Tree::Opaque(opaque) => Some((key_text(&path), opaque.class.clone())),
                 _ => None,
             }),
             _ => None,
@@ -97,7 +96,7 @@ impl TorchArchive<'_> {
             decoded => decoded,
         };
         match self.measured(&document.map_err(RecordError::Pickle)?, bytes.len())? {
-            Err(class) => Ok(Tree::Opaque { class }),
+            Err(class) => Ok(Tree::opaque(class)),
             Ok((mut builder, root, _)) => builder.tree(root),
         }
     }
@@ -114,7 +113,7 @@ impl TorchArchive<'_> {
         Ok(match builder.tree(root)? {
             Tree::Tensor(tensor) => Content::Tensor(tensor),
             Tree::Value(value) => Content::Value(value),
-            Tree::Opaque { class } => Content::Opaque { class },
+            Tree::Opaque(opaque) => Content::Opaque { class: opaque.class },
             tree => Content::Tree(tree),
         })
     }
@@ -162,7 +161,8 @@ impl Measure {
     /// Bytes that the tree takes at most.
     fn cost(&self) -> u64 {
         let node = match self.below {
-            Below::Tensor => size_of::<(Value, Tree<StoredTensor>)>(),
+            // With its hash, and its position in the table of hashes.
+            Below::Tensor => size_of::<(u64, Key, Tree<StoredTensor>)>() + 2 * size_of::<usize>(),
             Below::Plain | Below::Opaque => size_of::<Value>(),
         };
         self.values.saturating_mul(node as u64).saturating_add(self.bytes)
@@ -261,7 +261,7 @@ impl<'r> Builder<'r, '_> {
         if measure.below == Below::Plain {
             return match self.value(node) {
                 Ok(value) => Ok(Tree::Value(value)),
-                Err(RecordError::Pickle(PickleError::NotPlain { what, .. })) => Ok(Tree::Opaque { class: class_in(&what) }),
+                Err(RecordError::Pickle(PickleError::NotPlain { what, .. })) => Ok(Tree::opaque(class_in(&what))),
                 Err(error) => Err(error),
             };
         }
@@ -271,7 +271,7 @@ impl<'r> Builder<'r, '_> {
                 match self.rebuilder.tensor(node, &|| path_text(path)) {
                     Ok(tensor) => Ok(Tree::Tensor(tensor)),
                     // One odd tensor does not hide the others.
-                    Err(RecordError::Unsupported { what, .. }) => Ok(Tree::Opaque { class: what }),
+                    Err(RecordError::Unsupported { what, .. }) => Ok(Tree::opaque(what)),
                     Err(error) => Err(error),
                 }
             }
@@ -282,15 +282,15 @@ impl<'r> Builder<'r, '_> {
                 let attributes = object.state.is_none_or(|state| self.value(state).is_ok());
                 let filled = attributes && object.items.is_empty() && document.as_dict(node).is_some();
                 match (class.name(), document.as_tuple(object.args)) {
-                    ("OrderedDict", Some([])) if filled => Ok(Tree::OrderedDict(self.pairs(object.pairs)?)),
+                    ("OrderedDict", Some([])) if filled => Ok(Tree::Dict(self.pairs(object.pairs)?)),
                     ("defaultdict", Some([] | [_])) if filled => Ok(Tree::Dict(self.pairs(object.pairs)?)),
-                    _ => Ok(Tree::Opaque { class: class.path() }),
+                    _ => Ok(Tree::opaque(class.path())),
                 }
             }
             View::List(items) => Ok(Tree::List(self.items(items)?)),
             View::Tuple(items) => Ok(Tree::Tuple(self.items(items)?)),
-            View::Persistent(_) => Ok(Tree::Opaque { class: "a storage without a tensor".to_owned() }),
-            other => Ok(Tree::Opaque { class: self.first_opaque(node).unwrap_or_else(|| other.kind().to_owned()) }),
+            View::Persistent(_) => Ok(Tree::opaque("a storage without a tensor")),
+            other => Ok(Tree::opaque(self.first_opaque(node).unwrap_or_else(|| other.kind().to_owned()))),
         }
     }
 
@@ -304,10 +304,10 @@ impl<'r> Builder<'r, '_> {
         Ok(trees)
     }
 
-    fn pairs(&mut self, pairs: &'r [[Node; 2]]) -> Result<Vec<(Value, Tree<StoredTensor>)>, RecordError> {
+    fn pairs(&mut self, pairs: &'r [[Node; 2]]) -> Result<Dict<StoredTensor>, RecordError> {
         let document = self.document;
         let mut seen = HashSet::with_capacity(pairs.len());
-        let mut trees = Vec::with_capacity(pairs.len());
+        let mut trees = Dict::with_capacity(pairs.len());
         for &[key, below] in pairs {
             self.path.push(Segment::Key(document, key));
             let value = self.value(key)?;
@@ -315,7 +315,8 @@ impl<'r> Builder<'r, '_> {
             if !key_token(&value, &mut token) || !seen.insert(token) {
                 return Err(RecordError::BadTensor { key: path_text(&self.path), reason: "this key occurs twice".to_owned() });
             }
-            trees.push((value, self.tree(below)?));
+            let below = self.tree(below)?;
+            trees.insert(key_of(value), below);
             self.path.pop();
         }
         Ok(trees)

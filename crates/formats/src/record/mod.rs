@@ -11,7 +11,6 @@ mod error;
 pub(crate) mod frame;
 mod tensor;
 mod tensor_pickle;
-mod tree;
 mod zip_read;
 pub(crate) mod zip_write;
 
@@ -21,5 +20,4 @@ pub use dtensor::TensorSharding;
 pub use error::RecordError;
 pub use frame::{RecordFrame, RecordSpec, pickle_record, value_record};
 pub use tensor::{StorageEntry, StoredTensor};
-pub use tree::{Tree, TreeLeaf};
 pub use zip_read::{ArchiveEntry, MAX_DIRECTORY_LEN};

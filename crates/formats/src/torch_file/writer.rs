@@ -7,13 +7,12 @@ use std::collections::HashMap;
 
 use reshard_layout::Dims;
 
-use crate::DType;
 use crate::pickle::{Encoder, MAX_DEPTH, PickleError};
 use crate::record::RecordError;
-use crate::record::Tree;
 use crate::record::envelope::{Closing, PREAMBLE, combine, push_preamble};
 use crate::record::frame::data_len;
 use crate::record::zip_write::{Align, ZipEntry};
+use crate::{DType, Dict, Tree};
 
 /// Elements that one instruction adds to a container at most, as in Python's own pickler.
 const BATCH: usize = 1000;
@@ -158,13 +157,9 @@ impl Pickler {
         match tree {
             Tree::Tensor(tensor) => self.tensor(tensor),
             Tree::Value(value) => self.encoder.value(value).map_err(RecordError::Pickle),
-            Tree::Dict(pairs) => {
+            Tree::Dict(dict) => {
                 self.encoder.empty_dict();
-                self.pairs(pairs, depth)
-            }
-            Tree::OrderedDict(pairs) => {
-                self.ordered_dict();
-                self.pairs(pairs, depth)
+                self.pairs(dict, depth)
             }
             Tree::List(items) => {
                 self.encoder.empty_list();
@@ -187,29 +182,23 @@ impl Pickler {
                 self.encoder.tuple(items.len());
                 Ok(())
             }
-            Tree::Opaque { class } => Err(RecordError::Unsupported {
-                key: class.clone(),
+            Tree::Opaque(opaque) => Err(RecordError::Unsupported {
+                key: opaque.class.clone(),
                 what: "an object of a class that is not known to be data".to_owned(),
             }),
         }
     }
 
-    fn pairs(&mut self, pairs: &[(crate::Value, Tree<FileTensor>)], depth: usize) -> Result<(), RecordError> {
-        for batch in pairs.chunks(BATCH) {
+    fn pairs(&mut self, dict: &Dict<FileTensor>, depth: usize) -> Result<(), RecordError> {
+        for batch in dict.iter().collect::<Vec<_>>().chunks(BATCH) {
             self.encoder.mark();
             for (key, below) in batch {
-                self.encoder.value(key).map_err(RecordError::Pickle)?;
+                self.encoder.value(&key.to_value()).map_err(RecordError::Pickle)?;
                 self.tree(below, depth + 1)?;
             }
             self.encoder.set_items();
         }
         Ok(())
-    }
-
-    fn ordered_dict(&mut self) {
-        self.encoder.global("collections", "OrderedDict");
-        self.encoder.tuple(0);
-        self.encoder.reduce();
     }
 
     fn tensor(&mut self, tensor: &FileTensor) -> Result<(), RecordError> {

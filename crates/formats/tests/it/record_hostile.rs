@@ -118,10 +118,10 @@ fn a_class_that_is_not_data_is_carried_by_name_and_never_run() {
     };
     let leaves = tree.leaves();
     assert!(matches!(leaves[0], (_, Tree::Tensor(_))));
-    let (path, Tree::Opaque { class }) = &leaves[1] else {
+    let (path, Tree::Opaque(opaque)) = &leaves[1] else {
         panic!("{leaves:?}");
     };
-    assert_eq!((path.as_slice(), class.as_str()), (&[Value::from("b")][..], "posix.system"));
+    assert_eq!((path.as_slice(), opaque.class.as_str()), (&[Value::from("b")][..], "posix.system"));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use reshard_formats::{Content, DType, FileTensor, StoredTensor, TorchArchive, TorchFileWriter, Tree, Value};
+use reshard_formats::{Content, DType, FileTensor, Key, StoredTensor, TorchArchive, TorchFileWriter, Tree, Value};
 use reshard_layout::Dims;
 
 use crate::support::{gather, run_python, torch_python};
@@ -44,19 +44,19 @@ fn write(tree: &Tree<FileTensor>, note: Option<&[u8]>) -> Vec<u8> {
 }
 
 fn example() -> Tree<FileTensor> {
-    let key = |text: &str| Value::from(text);
+    let key = |text: &str| Key::from(text);
     let every = DType::ALL
         .iter()
         .enumerate()
         .map(|(index, &dtype)| (key(dtype.name()), Tree::Tensor(tensor(dtype, &[2, 3], index as u64))));
     let parameter = FileTensor { parameter: true, requires_grad: true, ..tensor(DType::Float32, &[4], 100) };
     let tied = FileTensor { requires_grad: true, ..tensor(DType::Float32, &[2, 2], 100) };
-    Tree::Dict(vec![
-        (key("model"), Tree::OrderedDict(every.collect())),
+    Tree::dict_of([
+        (key("model"), Tree::Dict(every.collect())),
         (key("p"), Tree::Tensor(parameter)),
         (key("tied"), Tree::Tensor(tied)),
         (
-            Value::from(7i64),
+            Key::Int(7),
             Tree::List(vec![
                 Tree::Tensor(tensor(DType::Int64, &[], 101)),
                 Tree::Tuple(vec![Tree::Tensor(tensor(DType::Int16, &[0, 3], 102)), Tree::Value(Value::from(2.5))]),
@@ -76,7 +76,7 @@ fn same(written: &Tree<FileTensor>, read: &Tree<StoredTensor>, file: &[u8]) {
             assert_eq!(data, data_of(written.storage, data.len() as u64));
         }
         (Tree::Value(written), Tree::Value(read)) => assert_eq!(written, read),
-        (Tree::Dict(written), Tree::Dict(read)) | (Tree::OrderedDict(written), Tree::OrderedDict(read)) => {
+        (Tree::Dict(written), Tree::Dict(read)) => {
             assert_eq!(written.len(), read.len());
             for ((key, written), (found, read)) in written.iter().zip(read) {
                 assert_eq!(key, found);
@@ -108,7 +108,7 @@ fn a_tree_of_tensors_reads_back_as_it_was() {
 fn many_tensors_read_back_and_stay_small() {
     let pairs = (0..5000u64).map(|index| {
         let key = format!("layers.{index}.weight");
-        (Value::from(key), Tree::Tensor(tensor(DType::BFloat16, &[4], index)))
+        (Key::from(key), Tree::Tensor(tensor(DType::BFloat16, &[4], index)))
     });
     let tree = Tree::Dict(pairs.collect());
     let file = write(&tree, None);
@@ -125,7 +125,7 @@ fn storages_of_different_size_cannot_be_one() {
     let tree = Tree::List(vec![Tree::Tensor(tensor(DType::Int8, &[4], 1)), Tree::Tensor(tensor(DType::Int8, &[5], 1))]);
     let error = TorchFileWriter::new(&tree, None).unwrap_err();
     assert!(error.to_string().contains("share a storage"), "{error}");
-    let opaque = Tree::Opaque { class: "posix.system".to_owned() };
+    let opaque = Tree::opaque("posix.system");
     let error = TorchFileWriter::new(&opaque, None).unwrap_err();
     assert!(error.to_string().contains("posix.system"), "{error}");
 }
@@ -137,7 +137,7 @@ fn torch_loads_our_files_and_maps_them() {
     let path = folder.path().join("model.pt");
     fs::write(&path, write(&example(), Some(b"note"))).unwrap();
     let program = r#"
-import collections, sys, torch, warnings
+import sys, torch, warnings
 warnings.simplefilter("ignore")
 def check(tensor, storage):
     if tensor.numel():
@@ -146,7 +146,7 @@ def check(tensor, storage):
 for options in ({}, {"mmap": True}):
     state = torch.load(sys.argv[1], weights_only=True, **options)
     assert list(state) == ["model", "p", "tied", 7, "lr"]
-    assert type(state["model"]) is collections.OrderedDict
+    assert type(state["model"]) is dict
     for index, (name, tensor) in enumerate(state["model"].items()):
         assert str(tensor.dtype) == "torch." + name and list(tensor.shape) == [2, 3]
         check(tensor, index)

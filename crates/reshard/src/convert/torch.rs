@@ -92,7 +92,7 @@ impl Framing for TorchFraming<'_> {
 }
 
 /// The nested state dict, by the paths of the keys.
-fn tree(plan: &Plan<'_>) -> Result<reshard_formats::Tree<FileTensor>> {
+fn tree(plan: &Plan<'_>) -> Result<Tree<FileTensor>> {
     let tensors = plan.tensors.iter().enumerate().map(|(i, tensor)| {
         let leaf = FileTensor {
             dtype: tensor.dtype,
@@ -110,24 +110,5 @@ fn tree(plan: &Plan<'_>) -> Result<reshard_formats::Tree<FileTensor>> {
     let entries = tensors.chain(values).collect::<Result<Vec<_>>>()?;
     let dict =
         unflatten_entries(entries).map_err(|e| Error::unsupported(format!("the keys do not form a tree: {}", chain(&e))))?;
-    converted(Tree::Dict(dict))
-}
-
-fn converted(tree: Tree<FileTensor>) -> Result<reshard_formats::Tree<FileTensor>> {
-    type Stored = reshard_formats::Tree<FileTensor>;
-    if !tree.has_tensor()
-        && let Some(value) = tree.to_value()
-    {
-        return Ok(Stored::Value(value));
-    }
-    Ok(match tree {
-        Tree::Tensor(tensor) => Stored::Tensor(tensor),
-        Tree::Dict(dict) => {
-            let pairs = dict.into_iter().map(|(key, below)| Ok((key.to_value(), converted(below)?)));
-            Stored::Dict(pairs.collect::<Result<_>>()?)
-        }
-        Tree::List(items) => Stored::List(items.into_iter().map(converted).collect::<Result<_>>()?),
-        Tree::Tuple(items) => Stored::Tuple(items.into_iter().map(converted).collect::<Result<_>>()?),
-        other => return Err(Error::unsupported(format!("{} cannot be written to a torch.save file", other.kind()))),
-    })
+    Ok(Tree::Dict(dict))
 }

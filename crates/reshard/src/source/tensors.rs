@@ -2,11 +2,10 @@
 //! such trees.
 
 use indexmap::IndexMap;
-use reshard_formats::Tree as StoredTree;
 use reshard_formats::record::{Content, StoredTensor};
 use reshard_formats::{DType, ElementForm, TorchArchive, Value};
 use reshard_layout::{ByteLayout, Dims, Mesh, Region, flat_pieces, local_regions, local_shape};
-use reshard_state::{Dict, Key, Opaque, Tree, flatten, key_of};
+use reshard_state::{Dict, Key, Tree, flatten, key_of};
 use reshard_storage::Store;
 
 use crate::checkpoint::{CatalogEntry, CatalogTensor, ChunkPlace, DataPlace, StoredChunk, StoredCrc, StoredFile, ValuePlace};
@@ -171,7 +170,7 @@ pub(super) fn read_file(store: &dyn Store, path: &str, name: &str, number: u32) 
     let file = StoredFile(reader.as_ref());
     let archive = TorchArchive::open_file(&file).map_err(invalid)?;
     match archive.tree().map_err(invalid)? {
-        StoredTree::Opaque { class } => Err(Error::Untrusted { path: path.to_owned(), key: name.to_owned(), class }),
+        Tree::Opaque(opaque) => Err(Error::Untrusted { path: path.to_owned(), key: name.to_owned(), class: opaque.class }),
         tree => converted(tree, number),
     }
 }
@@ -187,7 +186,7 @@ pub(super) fn read_whole(store: &dyn Store, path: &str, name: &str) -> Result<Tr
         Content::Tensor(tensor) => Tree::Tensor(Parts::stored(tensor, 0)?),
         Content::Value(value) => opened(value),
         Content::Tree(tree) => converted(tree, 0)?,
-        Content::Opaque { class } => Tree::Opaque(Opaque { class, handle: 0 }),
+        Content::Opaque { class } => Tree::opaque(class),
         _ => return Err(Error::unsupported(format!("{name} in {path} holds something this version does not know"))),
     })
 }
@@ -241,22 +240,20 @@ fn opaque_in(tree: &Tree<Parts>) -> Option<&str> {
     }
 }
 
-/// Stored trees keep plain parts as one value; flattening looks into dicts, so they are opened here.
-fn converted(tree: StoredTree<StoredTensor>, number: u32) -> Result<Tree<Parts>> {
-    let all = |items: Vec<StoredTree<StoredTensor>>| {
-        items.into_iter().map(|below| converted(below, number)).collect::<Result<Vec<_>>>()
-    };
+/// Files keep plain parts as one value; flattening looks into dicts, so they are opened here.
+fn converted(tree: Tree<StoredTensor>, number: u32) -> Result<Tree<Parts>> {
+    let all =
+        |items: Vec<Tree<StoredTensor>>| items.into_iter().map(|below| converted(below, number)).collect::<Result<Vec<_>>>();
     Ok(match tree {
-        StoredTree::Tensor(tensor) => Tree::Tensor(Parts::stored(tensor, number)?),
-        StoredTree::Value(value) => opened(value),
-        StoredTree::Dict(pairs) | StoredTree::OrderedDict(pairs) => {
-            let pairs = pairs.into_iter().map(|(key, below)| Ok((key_of(key), converted(below, number)?)));
+        Tree::Tensor(tensor) => Tree::Tensor(Parts::stored(tensor, number)?),
+        Tree::Value(value) => opened(value),
+        Tree::Dict(dict) => {
+            let pairs = dict.into_iter().map(|(key, below)| Ok((key, converted(below, number)?)));
             Tree::Dict(pairs.collect::<Result<_>>()?)
         }
-        StoredTree::List(items) => Tree::List(all(items)?),
-        StoredTree::Tuple(items) => Tree::Tuple(all(items)?),
-        StoredTree::Opaque { class } => Tree::Opaque(Opaque { class, handle: 0 }),
-        _ => Tree::Opaque(Opaque { class: "unknown".into(), handle: 0 }),
+        Tree::List(items) => Tree::List(all(items)?),
+        Tree::Tuple(items) => Tree::Tuple(all(items)?),
+        Tree::Opaque(opaque) => Tree::Opaque(opaque),
     })
 }
 

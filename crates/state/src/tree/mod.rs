@@ -2,11 +2,13 @@
 
 mod flatten;
 mod key_types;
-mod node;
 mod paths;
 
 pub use flatten::{Flattened, FlattenedLeaf, flatten};
 pub use key_types::KeyTypes;
-pub use node::{Dict, Key, MAX_DEPTH, Opaque, Tree, key_of};
 pub(crate) use paths::{below, join};
 pub use paths::{dotted, unflatten_entries};
+pub use reshard_formats::{Dict, Key, Opaque, Tree, key_of};
+
+/// The most levels a tree may have; deeper ones are refused rather than risking the stack.
+pub const MAX_DEPTH: usize = 256;

@@ -1,13 +1,11 @@
-//! The tree of a state dict: dicts, lists and tuples over tensors, plain values and opaque ones, in order.
+//! Nested state: dicts, lists and tuples over tensors, plain values and opaque ones, in order. What a `torch.save` file holds,
+//! what a checkpoint's keys and paths stand for, and what a program has in its hands.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
+use crate::Value;
 use indexmap::IndexMap;
-use reshard_formats::Value;
-
-/// The most levels a tree may have; deeper ones are refused rather than risking the stack.
-pub const MAX_DEPTH: usize = 256;
 
 /// A key of a dict. Optimizers use names and numbers; what else Python allows is kept as a value.
 #[derive(Clone, Debug)]
@@ -104,10 +102,10 @@ pub struct Opaque {
     pub handle: u64,
 }
 
-/// A state dict or a part of one.
-#[derive(Clone, Debug)]
+/// A state dict or a part of one. `T` is what is known of a tensor: where it is stored when reading, what it is when writing.
+#[derive(Clone, Debug, PartialEq)]
 pub enum Tree<T> {
-    /// A mapping.
+    /// A mapping: a dict, an ordered one, a `defaultdict`.
     Dict(Dict<T>),
     /// A list.
     List(Vec<Tree<T>>),
@@ -115,11 +113,14 @@ pub enum Tree<T> {
     Tuple(Vec<Tree<T>>),
     /// A tensor.
     Tensor(T),
-    /// A number, a string, None, bytes, …
+    /// A number, a string, None, bytes, …; in what a file holds also containers without tensors inside.
     Value(Value),
     /// Anything else.
     Opaque(Opaque),
 }
+
+/// A leaf of a [`Tree`] with the path of keys and indices that leads to it.
+pub type TreeLeaf<'t, T> = (Vec<Value>, &'t Tree<T>);
 
 impl<T> Tree<T> {
     /// An empty dict.
@@ -155,6 +156,39 @@ impl<T> Tree<T> {
             Tree::Value(value) => value.clone(),
             Tree::Tensor(_) | Tree::Opaque(_) => return None,
         })
+    }
+
+    /// An object of a class that is not known to be data.
+    pub fn opaque(class: impl Into<String>) -> Tree<T> {
+        Tree::Opaque(Opaque { class: class.into(), handle: 0 })
+    }
+
+    /// All tensors, plain values and opaque objects, in order, each with its path. A plain value is one leaf however much it
+    /// contains.
+    pub fn leaves(&self) -> Vec<TreeLeaf<'_, T>> {
+        let mut leaves = Vec::new();
+        self.collect(&mut Vec::new(), &mut leaves);
+        leaves
+    }
+
+    /// The tensors, in order.
+    pub fn tensors(&self) -> Vec<&T> {
+        self.leaves().into_iter().filter_map(|(_, leaf)| leaf.as_tensor()).collect()
+    }
+
+    fn collect<'t>(&'t self, path: &mut Vec<Value>, leaves: &mut Vec<TreeLeaf<'t, T>>) {
+        let mut visit = |key: Value, below: &'t Tree<T>| {
+            path.push(key);
+            below.collect(path, leaves);
+            path.pop();
+        };
+        match self {
+            Tree::Dict(dict) => dict.iter().for_each(|(key, below)| visit(key.to_value(), below)),
+            Tree::List(items) | Tree::Tuple(items) => {
+                items.iter().enumerate().for_each(|(index, below)| visit(Value::from(index as i64), below));
+            }
+            Tree::Tensor(_) | Tree::Value(_) | Tree::Opaque(_) => leaves.push((path.clone(), self)),
+        }
     }
 
     /// The dict, if it is one.
