@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Required, TypedDict, overload
 
 from . import _reshard
 from ._errors import as_raised
@@ -35,7 +35,7 @@ _Texts = str | Sequence[str]
 class Selecting(TypedDict, total=False):
     """Which keys, under which names, seen through which rules."""
 
-    include: _Texts | None
+    include: Required[_Texts | None]
     exclude: _Texts | None
     keys: Iterable[str] | None
     part: Part | None
@@ -52,7 +52,7 @@ class Writing(TypedDict, total=False):
     ranks: int
     max_shard_size: int | None
     cast: _Texts | None
-    overwrite: bool
+    overwrite: Required[bool]
     verify: bool
     sync: bool
     skip_opaque: bool
@@ -61,7 +61,7 @@ class Writing(TypedDict, total=False):
 class Editing(TypedDict, total=False):
     """What an edit changes."""
 
-    drop: _Texts
+    drop: Required[_Texts]
     rename: Mapping[str, str] | None
     set: Mapping[str, Any] | None
 
@@ -69,7 +69,7 @@ class Editing(TypedDict, total=False):
 class Recovering(TypedDict, total=False):
     """How to rebuild a `.metadata`."""
 
-    replace: bool
+    replace: Required[bool]
     accept_absent_ranks: bool
     undo_edits: bool
     dry_run: bool
@@ -78,7 +78,7 @@ class Recovering(TypedDict, total=False):
 class Keeping(TypedDict, total=False):
     """Which steps to keep."""
 
-    keep_last: int | None
+    keep_last: Required[int | None]
     keep_every: int | None
     keep_best: str | None
     keep_younger: float | None

@@ -51,7 +51,6 @@ impl Renames {
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct Selecting {
-    #[pyo3(default)]
     include: Option<Texts>,
     #[pyo3(default)]
     exclude: Option<Texts>,
@@ -122,7 +121,6 @@ pub(crate) struct Writing {
     max_shard_size: Option<u64>,
     #[pyo3(default)]
     cast: Option<Texts>,
-    #[pyo3(default)]
     overwrite: Option<bool>,
     #[pyo3(default)]
     verify: Option<bool>,
@@ -184,7 +182,6 @@ impl Writing {
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct Keeping {
-    #[pyo3(default)]
     keep_last: Option<usize>,
     #[pyo3(default)]
     keep_every: Option<u64>,
@@ -228,7 +225,6 @@ impl Keeping {
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct Recovering {
-    #[pyo3(default)]
     pub(crate) replace: bool,
     #[pyo3(default)]
     pub(crate) accept_absent_ranks: bool,

@@ -90,7 +90,6 @@ pub(crate) fn merge<'py>(
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct Editing<'py> {
-    #[pyo3(default)]
     drop: Option<Texts>,
     #[pyo3(default)]
     rename: Option<Renames>,

@@ -201,6 +201,12 @@ impl Pickler {
         Ok(())
     }
 
+    fn ordered_dict(&mut self) {
+        self.encoder.global("collections", "OrderedDict");
+        self.encoder.tuple(0);
+        self.encoder.reduce();
+    }
+
     fn tensor(&mut self, tensor: &FileTensor) -> Result<(), RecordError> {
         if tensor.parameter {
             self.encoder.global("torch._utils", "_rebuild_parameter");

@@ -120,7 +120,7 @@ fn what_decoding_refuses_is_not_written() {
     let mut metadata = Metadata::new();
     let storage = StorageInfo::new(FileId(0), 0, 1);
     metadata.entries.insert("v".into(), Entry { path: None, kind: EntryKind::Bytes(storage) });
-    assert!(metadata.encode().unwrap_err().to_string().contains("no file number 0"));
+    assert!(metadata.encode().unwrap_err().to_string().contains("file number 0 does not exist"));
     metadata.files.push("../x".into());
     assert!(metadata.encode().unwrap_err().to_string().contains("../x"));
     metadata.files[0] = "x".into();

@@ -3,7 +3,7 @@
 
 use reshard_layout::{ByteLayout, Dims, Region, runs};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Proven, Result};
 use crate::leaf::LoadPiece;
 use crate::memory::StridedBox;
 
@@ -24,7 +24,7 @@ pub(super) fn place(piece: &LoadPiece<'_>, at: u64, bytes: &[u8]) -> Result<()> 
 pub(super) fn put(piece: &LoadPiece<'_>, region: &Region, bytes: &[u8]) -> Result<()> {
     let Some(memory) = piece.memory.away() else {
         let (packed, zero) = packed(region, piece.layout.element_size())?;
-        for run in runs(region.sizes(), &packed, &zero, &piece.layout, region.offsets())? {
+        for run in runs(region.sizes(), &packed, &zero, &piece.layout, region.offsets()).proven()? {
             place(piece, run.dst, &bytes[run.src as usize..(run.src + run.len) as usize])?;
         }
         return Ok(());
@@ -41,7 +41,7 @@ pub(super) fn put(piece: &LoadPiece<'_>, region: &Region, bytes: &[u8]) -> Resul
 /// Packs elements of a piece, after all reads, into `into`; `region` is in the piece's own coordinates.
 pub(super) fn take(piece: &LoadPiece<'_>, region: &Region, into: &mut [u8]) -> Result<()> {
     let (packed, zero) = packed(region, piece.layout.element_size())?;
-    for run in runs(region.sizes(), &piece.layout, region.offsets(), &packed, &zero)? {
+    for run in runs(region.sizes(), &piece.layout, region.offsets(), &packed, &zero).proven()? {
         let part = &mut into[run.dst as usize..(run.dst + run.len) as usize];
         match piece.memory.away() {
             Some(memory) => memory
@@ -55,5 +55,5 @@ pub(super) fn take(piece: &LoadPiece<'_>, region: &Region, into: &mut [u8]) -> R
 }
 
 fn packed(region: &Region, element: u64) -> Result<(ByteLayout, Dims)> {
-    Ok((ByteLayout::contiguous(region.sizes(), element)?, Dims::from_elem(0, region.ndim())))
+    Ok((ByteLayout::contiguous(region.sizes(), element).proven()?, Dims::from_elem(0, region.ndim())))
 }

@@ -11,7 +11,7 @@ use reshard_layout::{Dims, Move, Region, moves};
 use super::options::{LoadOptions, Verify};
 use super::resolve::Resolved;
 use crate::checkpoint::{CatalogKind, CatalogTensor, Check, Checkpoint, ChunkPlace, Located, Precision, StoredChunk};
-use crate::error::Result;
+use crate::error::{Proven, Result};
 use crate::leaf::{LoadLeaf, LoadState};
 use crate::workers::Workers;
 
@@ -163,12 +163,12 @@ fn piece_moves(
             if options.verify == Verify::Always && !(whole && located.check_is_layout()) && located.check.stretch().is_some() {
                 checks.push(PlannedCheck { wanted: key, file: located.file, check: located.check });
             }
-            let chunk_offsets = Dims::from_slice(found.region.within(&chunk.region)?.offsets());
+            let chunk_offsets = Dims::from_slice(found.region.within(&chunk.region).proven()?.offsets());
             let start = located.layout.position(&chunk_offsets);
             planned.push(PlannedMove {
                 wanted: key,
                 piece,
-                piece_offsets: Dims::from_slice(found.region.within(&target.region)?.offsets()),
+                piece_offsets: Dims::from_slice(found.region.within(&target.region).proven()?.offsets()),
                 chunk_offsets,
                 sizes: Dims::from_slice(found.region.sizes()),
                 bytes: found.region.volume() * located.dtype.size(),

@@ -17,7 +17,7 @@ use super::order::FileOrder;
 use super::plan::{PlannedMove, ReadPlan};
 use crate::cast::cast;
 use crate::checkpoint::{Checker, Checkpoint, StoredChunk};
-use crate::error::{Error, Result, StorageContext};
+use crate::error::{Error, Proven, Result, StorageContext};
 use crate::leaf::{LoadLeaf, LoadPiece, LoadState};
 
 /// Runs shorter than this are not worth a vector of their own.
@@ -162,7 +162,7 @@ impl<'a> Job<'_, 'a> {
     }
 
     fn runs(&self, planned: &PlannedMove, sizes: &[u64], from: &[u64], to: &ByteLayout, to_offsets: &[u64]) -> Result<Runs> {
-        Ok(runs(sizes, &planned.located.layout, from, to, to_offsets)?)
+        runs(sizes, &planned.located.layout, from, to, to_offsets).proven()
     }
 
     /// Short runs: whole spans into a buffer, from there to their places.

@@ -6,7 +6,7 @@
 //! use reshard::mesh::Layout;
 //! use reshard::relayout::estimate_load;
 //!
-//! let layout = Layout::parse("dp=2,tp=2", &["model.*=R,S(0)"])?;
+//! let layout = Layout::parse("dp=2,tp=2", &["*.weight=R,S(0)"])?;
 //! let estimate = estimate_load(&reshard::Checkpoint::open(path)?, &layout, &Default::default())?;
 //! println!("rank 0 reads {} bytes", estimate.ranks[0].bytes);
 //! # Ok::<(), reshard::Error>(())
