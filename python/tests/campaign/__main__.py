@@ -9,6 +9,8 @@ import sys
 import time
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# DDP warns of every model, for each of its ranks.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))]
 
 #: Cases that run in the same processes, with the same numbers of ranks.

@@ -154,7 +154,8 @@ def _side(rng: random.Random, names: list[str], world: int, steps: tuple[int, ..
         wrapper=rng.choice(names),
         world=world,
         strategy=rng.choice(("full", "full", "grad_op", "no_shard", "hybrid", "hybrid_zero2")),
-        outer=rng.choice(("", "", "", "compiled")),
+        # Tracing takes seconds, so that it is done now and then.
+        outer=rng.choice(("", "", "", "compiled")) if rng.random() < 0.96 else "traced",
         steps=rng.choice(steps),
         after=rng.choice(("trained", "zeroed", "evaluated", "evaluated_with_gradients")),
         foreach=rng.random() < 0.5,
@@ -217,11 +218,9 @@ def possible(case: Case) -> Case:
     sharded = any(name in FSDP1 + FSDP2 for name in wrappers)
     whole = case.optimizer in WHOLE
     if whole and case.optimizer in ("LBFGS", "SparseAdam"):
-        source, target = (
-            replace(s, wrapper="ddp" if s.wrapper == "ddp" else "none", outer="", strategy="full") for s in (source, target)
-        )
+        source, target = (_for_whole(side, case.optimizer) for side in (source, target))
         wrappers = (source.wrapper, target.wrapper)
-        sharded = False
+        sharded = any(name in FSDP1 + FSDP2 for name in wrappers)
     parts = tuple(_possible_part(part, sharded, wrappers) for part in case.parts)
     if source.steps == 0:
         # Slots that a checkpoint does not have are missing, which is not what is asked here.
@@ -238,6 +237,12 @@ def possible(case: Case) -> Case:
     if any(road in THEIRS for road in (save, load)):
         # PyTorch steps optimizers to find their slots.
         source = replace(source, steps=max(source.steps, 1))
+    if load == "our_calls_storage" and target.wrapper in FSDP1 and case.optimizer == "SGD":
+        # PyTorch's load drops ShardedTensors of which a rank has nothing, and takes a state without tensors for one of torch 2.3 then.
+        load = "ours"
+    if (save in THEIRS) != (load in THEIRS):
+        # PyTorch's names of what is compiled inside of another wrapper are not those of the bare model.
+        parts = tuple(replace(part, inner="checkpointed" if "checkpointed" in part.inner else "") for part in parts)
     if load in ("by_hand", "broadcast"):
         options.pop("ignore_frozen_params", None)
         options.pop("flatten_optimizer_state_dict", None)
@@ -271,6 +276,16 @@ def _possible_side(side: Side) -> Side:
     if wrapper == "fsdp1_tp" and strategy == "no_shard":
         strategy = "full"
     return replace(side, wrapper=wrapper, strategy=strategy)
+
+
+def _for_whole(side: Side, optimizer: str) -> Side:
+    """Where such an optimizer can run. Sparse gradients are for FSDP1's original parameters alone, which are cut into plain tensors;
+    LBFGS goes over all parameters at once, which is no state of theirs on several ranks."""
+    if side.wrapper == "ddp" or (optimizer == "SparseAdam" and side.wrapper == "fsdp1_orig"):
+        return replace(side, outer="")
+    if optimizer == "LBFGS" and side.wrapper == "fsdp1_orig" and side.world == 1:
+        return replace(side, outer="", strategy="full")
+    return replace(side, wrapper="none", outer="", strategy="full")
 
 
 def _possible_part(part: Part, sharded: bool, wrappers: tuple[str, ...]) -> Part:

@@ -167,6 +167,8 @@ class Laid:
             self._fsdp2(net, dp)
         if side.outer == "compiled":
             model = compiled(model)
+        elif side.outer == "traced":
+            model = torch.compile(model, backend="eager")  # type: ignore[assignment]
         return model
 
     def _tensor_parallel(self, net: Net, mesh: Any, size: int) -> None:

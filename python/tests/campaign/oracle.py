@@ -47,7 +47,8 @@ def placed_index(tensor: Any) -> torch.Tensor:
 
 def content(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """A tensor's elements as rows of bytes."""
-    flat = tensor.detach().contiguous().reshape(-1)
+    # A copy, because NumPy would take the memory as its own: FSDP could not free it any more.
+    flat = tensor.detach().clone().contiguous().reshape(-1)
     return (
         flat.view(torch.uint8).reshape(len(flat), flat.element_size()).numpy().copy()
         if len(flat)
@@ -110,7 +111,8 @@ def _live_params(model: nn.Module) -> Iterator[tuple[str, Any]]:
     sharded = {(id(owner), name): param for (owner, name), param in _fsdp2_params(model).items()}
     for path, module in model.named_modules(remove_duplicate=False):
         for name, param in module._parameters.items():
-            if param is not None:
+            # FSDP1 puts views of the whole there for a forward: they are no parameters.
+            if isinstance(param, nn.Parameter):
                 yield f"{path}.{name}" if path else name, sharded.get((id(module), name), param)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from ranks import RankFailed, Ranks
+from torch.distributed.checkpoint.api import CheckpointException
 
 import reshard
 
@@ -88,7 +89,7 @@ def _each(cases: list[Any], one: Callable[..., tuple[str, Any]]) -> list[Any]:
             results.append(one(*given))
         except Impossible as error:
             results.append(("impossible", str(error)))
-        except Exception as error:
+        except (Exception, CheckpointException) as error:
             results.append(("failed", f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-6)}"))
     return results
 

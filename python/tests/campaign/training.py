@@ -94,7 +94,7 @@ def _closure(model: Any, optimizer: Any, case: Case, step: int) -> Any:
 
 def _gradients_by_hand(laid: Any, case: Case, step: int) -> None:
     """Gradients that depend on the element alone, on whatever rank it is."""
-    if laid.side.wrapper.startswith("fsdp1"):
+    if laid.side.wrapper in ("fsdp1_flat", "fsdp1_tp"):
         raise Impossible("gradients by hand for flat parameters")
     for holder in holders(laid):
         param = holder.param

@@ -325,7 +325,7 @@ def _set_optimizer(live: LiveModel, optimizers: Any, given: Mapping[Any, Any], o
         raise StateError("the optimizers' state dict is empty, although it is to be set")
     planned = plan(live, optimizers, given, options)
     for optimizer, load in zip(optimizers, planned.loads):
-        give(live, optimizer, load)
+        give(live, optimizer, load, planned.blocks)
     return planned.report
 
 

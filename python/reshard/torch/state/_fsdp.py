@@ -91,11 +91,12 @@ def optim_state_dict_to_load(
     given = optim_state_dict or {}
     if _from_rank0(live) if rank0_only is None else rank0_only:
         given = _received(live, (optim,), given)
-    (load,) = plan(live, (optim,), given, options_from(options), is_named_optimizer).loads
+    planned = plan(live, (optim,), given, options_from(options), is_named_optimizer)
+    (load,) = planned.loads
     if load_directly:
-        give(live, optim, load)
+        give(live, optim, load, planned.blocks)
         return optim.state_dict()
-    return Applied(live, optim, load).state_dict
+    return Applied(live, optim, load, planned.blocks).state_dict
 
 
 def _from_rank0(live: LiveModel) -> bool:

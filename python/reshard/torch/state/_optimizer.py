@@ -15,6 +15,7 @@ from ... import _reshard
 from ..._reports import OptimizerReport
 from .._leaf import ShardView
 from .._tensor import DTYPES, FlatPiece, FlatView, describe, is_sharded, is_tensor, layout_of, local_of, pieces_of
+from ._blocks import Blocks, given_parts, put_together
 from ._copy import box_of, copy_into, copy_overlap
 from ._errors import StateMismatch
 from ._memory import SlotMemory
@@ -79,8 +80,10 @@ def read(live: LiveModel, optimizers: Sequence[Any], options: StateDictOptions, 
     described = []
     owned = []
     deep = False
+    blocks = Blocks(live, options.flatten_optimizer_state_dict)
     for optimizer in optimizers:
         own = given if given is not None else type(optimizer).state_dict(optimizer)
+        own = blocks.taken_from(optimizer, own)
         groups = own["param_groups"] if "param_groups" in own else type(optimizer).state_dict(optimizer)["param_groups"]
         sharded = _sharded_keys(live, optimizer, groups)
         apart = unnested_state(own["state"], sharded.__contains__)
@@ -98,8 +101,9 @@ def read(live: LiveModel, optimizers: Sequence[Any], options: StateDictOptions, 
         result.pop("param_groups", None)
     if live.has_flats:
         _own_scalars(result)
+    blocks.put_into(result)
     result.slots = slots_of(live, optimizers)
-    result.unplaced = _unplaced(live, optimizers, owned)
+    result.unplaced = (*_unplaced(live, optimizers, owned), *blocks.tables)
     return result
 
 
@@ -219,12 +223,15 @@ class Planned(NamedTuple):
 
     loads: list[_reshard.OptimizerLoad]
     report: OptimizerReport
+    #: Slots that are made of other tensors, by parameter and slot.
+    blocks: dict[tuple[str, str], Mapping[str, Any]]
 
 
 def plan(
     live: LiveModel, optimizers: Sequence[Any], given: Mapping[Any, Any], options: StateDictOptions, by_names: bool = False
 ) -> Planned:
     """Plans what optimizers load."""
+    given, blocks = given_parts(given)
     if live.has_flats:
         given = _without_foreign(live, given)
     named = [by_names or goes_by_names(optimizer) for optimizer in optimizers]
@@ -235,7 +242,8 @@ def plan(
         plans = {
             by: _reshard.optimizer_to_load(live.inner, given, groups, describe, made, by, options) for by in sorted(set(named))
         }
-    return Planned([plans[by].loads[index] for index, by in enumerate(named)], next(iter(plans.values())).report)
+    loads = [plans[by].loads[index] for index, by in enumerate(named)]
+    return Planned(loads, next(iter(plans.values())).report, blocks)
 
 
 def _unnested_given(live: LiveModel, given: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -282,7 +290,7 @@ def _without_foreign(live: LiveModel, tree: Any) -> Any:
 class Applied:
     """What an optimizer was given: its state dict by its own ids, built in its own memory where that fits."""
 
-    def __init__(self, live: LiveModel, optimizer: Any, load: _reshard.OptimizerLoad) -> None:
+    def __init__(self, live: LiveModel, optimizer: Any, load: _reshard.OptimizerLoad, blocks: Mapping[Any, Any]) -> None:
         self._live = live
         params = [param for group in optimizer.param_groups for param in group["params"]]
         state: dict[Any, Any] = {}
@@ -291,8 +299,23 @@ class Applied:
             now = optimizer.state.get(param, {}) if param is not None else {}
             built = {slot: self._slot(shown(slot), param, below(now, slot), value) for slot, value in made.items()}
             state[key] = nested(built)
+        if blocks:
+            self._add_blocks(optimizer, params, state, blocks)
         state.update({key: nested(value) if isinstance(value, dict) else value for key, value in load.user_state.items()})
         self.state_dict: dict[str, Any] = {"state": state, "param_groups": load.groups}
+
+    def _add_blocks(self, optimizer: Any, params: list[Any], state: dict[Any, Any], blocks: Mapping[Any, Any]) -> None:
+        """Slots that are made of other tensors."""
+        places = {id(param): index for index, param in enumerate(params)}
+        for (name, slot), parts in blocks.items():
+            parameter = self._live.parameters.get(name)
+            index = places.get(parameter.identity or 0) if parameter is not None else None
+            if index is None:
+                continue
+            param = params[index]
+            now = optimizer.state.get(param, {}).get(slot)
+            made = put_together(f"state.{name}.{slot}", optimizer, param, now, parts)
+            state.setdefault(index, {})[slot] = made
 
     def _slot(self, slot: str, param: Any, now: Any, made: _reshard.BuiltSlot | _reshard.KeptSlot) -> Any:
         if isinstance(made, _reshard.KeptSlot):
@@ -414,9 +437,9 @@ def fill(key: str, target: Any, value: Any) -> None:
             )
 
 
-def give(live: LiveModel, optimizer: Any, load: _reshard.OptimizerLoad) -> None:
+def give(live: LiveModel, optimizer: Any, load: _reshard.OptimizerLoad, blocks: Mapping[Any, Any]) -> None:
     """Loads into an optimizer by its own ``load_state_dict``, so that its hooks run, without its casts."""
-    applied = Applied(live, optimizer, load).state_dict
+    applied = Applied(live, optimizer, load, blocks).state_dict
     rates = [group.get("lr") for group in optimizer.param_groups]
     groups = optimizer.param_groups
     type(optimizer).load_state_dict(optimizer, applied)
