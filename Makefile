@@ -1,7 +1,7 @@
 # Every step of CI is a target that a person can run. `make demo` and `make test` are the two to know.
 #
 #   make demo        a sharded training run, saved on four ranks and resumed on three
-#   make test        Rust tests, then Python tests against real PyTorch (makes .venv on first use)
+#   make test        Rust tests, then Python tests against real PyTorch and the real trainers (makes .venv on first use)
 #   make check       formatting, lints, documentation, dependencies and their licences, Python, spelling
 #   make bench       everything measured beside PyTorch; make bench-check compares with committed floors
 #   make fuzz        a short run of every fuzz target
@@ -46,7 +46,7 @@ build:
 
 # ---- tests ----------------------------------------------------------------------------------------------------------
 
-test: test-rust test-mpi test-python test-browser
+test: test-rust test-mpi test-python test-integrations test-browser
 
 test-rust: $(PY_READY)
 	$(CARGO) test --workspace --exclude reshard-python --features reshard-cli/cloud
@@ -153,7 +153,7 @@ fuzz:
 wheel: $(PY_READY)
 	rm -rf target/wheels
 	$(PY) -m maturin build --release --sdist --out target/wheels
-	PYTHON3=$(PYTHON3) scripts/check-wheel target/wheels/*
+	PYTHON3=$(PYTHON3) TORCH_PYTHON=$(PY) scripts/check-wheel target/wheels/*
 
 # The Rust API, and the Python API from its docstrings; nothing is fetched.
 doc: extension

@@ -17,6 +17,7 @@ _NAMES = {
     10: ("objects", "Object store on loopback"),
     11: ("others", "What one would pick instead"),
     12: ("numbers", "Numbers of every tensor"),
+    13: ("drop_in", "The drop-in module"),
 }
 
 NUMBERS = list(_NAMES)

@@ -10,30 +10,28 @@ This module needs neither torch nor, until an array is read, NumPy::
 ``reshard.torch`` saves and loads what PyTorch trains.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
-from ._checkpoint import Checkpoint, Chunk, Tensor, latest, open, steps, verify
-from ._errors import (
-    AlreadyExists,
-    Cancelled,
-    Corrupt,
-    GroupError,
-    Incomplete,
-    InternalError,
-    InvalidInput,
-    Mismatch,
-    NoSuchKey,
-    NotFound,
-    ReshardError,
-    ResourceExhausted,
-    StorageError,
-    UntrustedPickle,
-)
 from ._reshard import __version__
 
+# As typing has it, which takes longer to import than all the rest.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ._checkpoint import Checkpoint, Chunk, Tensor, latest, open, steps, verify
+    from ._errors import (
+        AlreadyExists,
+        Cancelled,
+        Corrupt,
+        GroupError,
+        Incomplete,
+        InternalError,
+        InvalidInput,
+        Mismatch,
+        NoSuchKey,
+        NotFound,
+        ReshardError,
+        ResourceExhausted,
+        StorageError,
+        UntrustedPickle,
+    )
     from ._reports import (
         Cast,
         ConvertReport,
@@ -50,6 +48,7 @@ if TYPE_CHECKING:
         Percentiles,
         PruneReport,
         RecoverReport,
+        Slowest,
         TensorStats,
         Trend,
         TrendStep,
@@ -57,24 +56,29 @@ if TYPE_CHECKING:
         VerifyReport,
         ViewReport,
     )
-    from ._tools import (
-        convert,
-        diff,
-        digest,
-        edit,
-        health,
-        merge,
-        prune,
-        recover,
-        relayout,
-        stats,
-        trend,
-    )
+    from ._tools import convert, diff, digest, edit, health, merge, prune, recover, relayout, stats, trend
     from ._view import View, recipes
     from .torch._switch import Installed, install, installed, uninstall
 
-# What takes a moment to import and is not always needed comes when it is asked for.
+# What takes a moment to import comes when it is asked for.
 _LATER = {
+    "_checkpoint": ("Checkpoint", "Chunk", "Tensor", "latest", "open", "steps", "verify"),
+    "_errors": (
+        "AlreadyExists",
+        "Cancelled",
+        "Corrupt",
+        "GroupError",
+        "Incomplete",
+        "InternalError",
+        "InvalidInput",
+        "Mismatch",
+        "NoSuchKey",
+        "NotFound",
+        "ReshardError",
+        "ResourceExhausted",
+        "StorageError",
+        "UntrustedPickle",
+    ),
     "_view": ("View", "recipes"),
     "torch._switch": ("Installed", "install", "installed", "uninstall"),
     "_reports": (
@@ -93,6 +97,7 @@ _LATER = {
         "Percentiles",
         "PruneReport",
         "RecoverReport",
+        "Slowest",
         "TensorStats",
         "Trend",
         "TrendStep",
@@ -100,28 +105,16 @@ _LATER = {
         "VerifyReport",
         "ViewReport",
     ),
-    "_tools": (
-        "convert",
-        "diff",
-        "digest",
-        "edit",
-        "health",
-        "merge",
-        "prune",
-        "recover",
-        "relayout",
-        "stats",
-        "trend",
-    ),
+    "_tools": ("convert", "diff", "digest", "edit", "health", "merge", "prune", "recover", "relayout", "stats", "trend"),
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     from importlib import import_module
 
     for module, names in _LATER.items():
         if name in names:
-            found = getattr(import_module(f"{__name__}.{module}"), name)
+            found: object = getattr(import_module(f"{__name__}.{module}"), name)
             globals()[name] = found
             return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -162,6 +155,7 @@ __all__ = [
     "RecoverReport",
     "ReshardError",
     "ResourceExhausted",
+    "Slowest",
     "StorageError",
     "Tensor",
     "TensorStats",

@@ -39,12 +39,22 @@ class Difference(TypedDict):
     detail: NotRequired[str]
 
 
+@dataclasses.dataclass(frozen=True)
+class Slowest:
+    """The rank whose own work, without any waiting for others, took longest, and what it was busy with most of that time."""
+
+    rank: int
+    phase: str
+    seconds: float
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Timed:
     """Common to saves and loads: where, and how long each phase took."""
 
     path: str
     phases: dict[str, float]
+    slowest: Slowest | None
 
     @property
     def seconds(self) -> float:
@@ -62,11 +72,13 @@ class _Timed:
         raise NotImplementedError
 
     def line(self, rank: int = 0) -> str:
-        """All in one line: what, how many bytes, how long, and the phase that took longest."""
+        """All in one line: what, how many bytes, how long, the phase that took longest, and the rank that did."""
         verb, count = self._amount()
         slowest, time = max(self.phases.items(), key=lambda phase: phase[1], default=("", 0.0))
         took = f"{self.seconds:.3f} s" + (f", most of it {slowest} ({time:.3f} s)" if slowest else "")
-        return f"{verb} {self.path}: {human_bytes(count)} on rank {rank} in {took}"
+        last = self.slowest
+        waited = f"; slowest: rank {last.rank}, {last.phase} ({last.seconds:.3f} s)" if last is not None else ""
+        return f"{verb} {self.path}: {human_bytes(count)} on rank {rank} in {took}{waited}"
 
     def _phases(self) -> tuple[str, str]:
         parts = [f"{name} {time * 1000:.1f} ms" for name, time in self.phases.items()]
@@ -92,6 +104,7 @@ class SaveReport(_Timed):
     Attributes:
         path: the address.
         phases: seconds of each phase on this rank.
+        slowest: the rank that took longest to write and sync its part.
         save_id: the id under which it was published.
         bytes: bytes of tensor data that this rank wrote.
         total_bytes: bytes of tensor data that all ranks wrote.
@@ -131,6 +144,7 @@ class LoadReport(_Timed):
     Attributes:
         path: the address.
         phases: seconds of each phase.
+        slowest: the rank that took longest to read its part.
         tensors: tensors loaded.
         bytes_wanted: bytes put into their places.
         bytes_read: bytes read from storage.

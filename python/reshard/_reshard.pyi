@@ -508,6 +508,10 @@ class _SaveRequest(Protocol):
     def storage_options(self) -> StorageOptions | None:
         """Settings of the store."""
 
+    @property
+    def trace(self) -> str | None:
+        """A file to which a trace of the call is added."""
+
 class _LoadRequest(Protocol):
     """What to load and how."""
 
@@ -546,6 +550,10 @@ class _LoadRequest(Protocol):
     @property
     def trusted(self) -> set[str] | None:
         """The classes that the caller would unpickle; None trusts all."""
+
+    @property
+    def trace(self) -> str | None:
+        """A file to which a trace of the call is added."""
 
     @property
     def failure(self) -> str | None:
@@ -1021,6 +1029,9 @@ class FlatPiece:
     def start(self) -> int:
         """The element of the shard."""
 
+def flat_pieces(shape: _Dims, start: int, end: int) -> list[FlatPiece]:
+    """The regions of the elements from `start` up to `end` of a flattened tensor, in order."""
+
 @final
 class FlatPart:
     """What this rank holds of a member of a flat parameter."""
@@ -1493,6 +1504,13 @@ def key_types(state: dict[_Key, _Value], values: dict[_Key, _Value] | None = Non
 
 def is_plain(object: _Value) -> bool:
     """Whether an object is plain: it is stored as data and comes back without running anything."""
+
+def publish_file(folder: str, name: str, content: bytes) -> None:
+    """Writes a file of a folder, in place of the one that is there: nobody ever finds a part of it, and it is on the disk when this
+    returns."""
+
+def rename_file(folder: str, name: str, to: str) -> None:
+    """Gives a file of a folder another name, over what is there, durably."""
 
 def forked() -> None:
     """Called in a child process after a fork."""

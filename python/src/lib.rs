@@ -5,6 +5,7 @@
 mod checkpoint;
 mod command;
 mod errors;
+mod files;
 mod geometry;
 mod group;
 mod layout;
@@ -37,6 +38,8 @@ mod _reshard {
     #[pymodule_export]
     use crate::command::run_command;
     #[pymodule_export]
+    use crate::files::{publish_file, rename_file};
+    #[pymodule_export]
     use crate::layout::{HeldRegion, Placement, ShardLayout};
     #[pymodule_export]
     use crate::leaves::{Leaf, Piece};
@@ -54,7 +57,7 @@ mod _reshard {
     use crate::state::{
         Assigned, BoxCopy, BuiltSlot, FlatPart, FlatPiece, GatherPlan, KeptSlot, ModelEntry, NamedParameter, OptimizerLoad,
         OptimizerPlan, PlannedSlot, SlotPart, SlotPlan, StateModel, TensorDescription, TransferPart, TransferStep, ValueSource,
-        broadcast_steps, gather_plan, optimizer_state, optimizer_to_load, plan_slots, rekey_optimizer,
+        broadcast_steps, flat_pieces, gather_plan, optimizer_state, optimizer_to_load, plan_slots, rekey_optimizer,
     };
     #[pymodule_export]
     use crate::steps::{Pruned, Step, StepFolder, is_address};

@@ -11,7 +11,7 @@ use crate::checkpoint::{Checkpoint, StoredValue};
 use crate::errors::Raise;
 use crate::group::group_of;
 use crate::leaves::load_state;
-use crate::options::{Control, LoadOptions};
+use crate::options::{Control, LoadOptions, Trace};
 use crate::reports::load_report;
 use crate::run::run;
 use crate::save::own_error;
@@ -35,6 +35,8 @@ pub(crate) struct LoadRequest<'py> {
     trusted: Option<HashSet<String>>,
     /// Says that this rank failed before it could describe anything, so that no other rank waits for it.
     failure: Option<String>,
+    /// A file to which a trace of the call is added.
+    trace: Option<String>,
 }
 
 /// What was loaded.
@@ -47,7 +49,8 @@ pub(crate) struct Loaded {
 }
 
 impl LoadRequest<'_> {
-    fn prepare(&mut self) -> PyResult<(reshard::LoadState<'static>, reshard::LoadOptions)> {
+    fn prepare(&mut self, py: Python<'_>, rank: usize) -> PyResult<(Trace, reshard::LoadState<'static>, reshard::LoadOptions)> {
+        let trace = Trace::open(self.trace.as_deref(), rank).or_raise(py)?;
         let mut options = self.options.0.clone();
         options.control = self.control.inner.clone();
         options.parts = std::mem::take(&mut self.parts);
@@ -59,7 +62,7 @@ impl LoadRequest<'_> {
                 None => Some(key.to_owned()),
             }));
         }
-        Ok((load_state(&self.leaves)?, options))
+        Ok((trace, load_state(&self.leaves)?, options))
     }
 }
 
@@ -67,12 +70,12 @@ impl LoadRequest<'_> {
 #[pyfunction]
 pub(crate) fn load<'py>(py: Python<'py>, mut request: LoadRequest<'py>) -> PyResult<Loaded> {
     let group = group_of(request.group.as_ref())?;
-    let prepared = request.prepare();
+    let prepared = request.prepare(py, group.rank());
     let (ready, own) = own_error(py, group.rank(), prepared, request.failure);
     let (checkpoint, owners) = (Arc::clone(&request.checkpoint.inner), request.owners);
     let result = run(py, &request.control.inner, move || {
-        let (mut state, options) = together(group.as_ref(), ready)?;
-        let loaded = reshard::load_with(group.as_ref(), &checkpoint, &mut state, &options);
+        let (trace, mut state, options) = together(group.as_ref(), ready)?;
+        let loaded = trace.around(|| reshard::load_with(group.as_ref(), &checkpoint, &mut state, &options));
         drop(owners);
         loaded
     })?;

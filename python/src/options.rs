@@ -1,5 +1,6 @@
 //! Options as they come from Python, and the object through which work is watched and cancelled.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use pyo3::exceptions::PyTypeError;
@@ -103,6 +104,27 @@ impl<'py> FromPyObject<'_, 'py> for Storage {
             }
         }
         Ok(Storage(options))
+    }
+}
+
+/// The file into which a call is traced, where one was given.
+pub(crate) struct Trace(Option<reshard::trace::TraceFile>);
+
+impl Trace {
+    pub(crate) fn open(path: Option<&str>, rank: usize) -> reshard::Result<Trace> {
+        let open = |path: &str| {
+            let opened = reshard::trace::TraceFile::open(rank, Path::new(path));
+            opened.map_err(|error| reshard::Error::Invalid { detail: format!("no trace can be written to {path:?}: {error}") })
+        };
+        path.map(open).transpose().map(Trace)
+    }
+
+    /// Does some work, traced or not.
+    pub(crate) fn around<T>(self, work: impl FnOnce() -> T) -> T {
+        match self.0 {
+            Some(trace) => trace.around(work),
+            None => work(),
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use reshard::{Group, SaveOptions, SaveState};
 use crate::errors::Raise;
 use crate::group::group_of;
 use crate::leaves::save_state;
-use crate::options::{Control, Storage, store_with};
+use crate::options::{Control, Storage, Trace, store_with};
 use crate::reports::save_report;
 use crate::run::run;
 
@@ -36,14 +36,17 @@ pub(crate) struct SaveRequest<'py> {
     /// Says that this rank failed before it could describe anything, so that no other rank waits for it.
     failure: Option<String>,
     storage_options: Option<Storage>,
+    /// A file to which a trace of the call is added.
+    trace: Option<String>,
 }
 
 type Ready = (SaveState<'static>, Arc<dyn Store>, SaveOptions);
 
 impl SaveRequest<'_> {
-    fn prepare(&mut self, py: Python<'_>) -> PyResult<Ready> {
+    fn prepare(&mut self, py: Python<'_>, rank: usize) -> PyResult<(Trace, Ready)> {
+        let trace = Trace::open(self.trace.as_deref(), rank).or_raise(py)?;
         let store = store_with(&self.path, &self.storage_options.take().unwrap_or_default().0).or_raise(py)?;
-        Ok((save_state(&self.leaves, &self.pickle)?, store, self.options.watched(&self.control)))
+        Ok((trace, (save_state(&self.leaves, &self.pickle)?, store, self.options.watched(&self.control))))
     }
 
     /// Runs `work` when every rank is ready for it. Every rank hears of one that is not.
@@ -53,11 +56,11 @@ impl SaveRequest<'_> {
         work: impl FnOnce(Arc<dyn Group>, Ready) -> reshard::Result<T> + Send + 'static,
     ) -> PyResult<T> {
         let group = group_of(self.group.as_ref())?;
-        let prepared = self.prepare(py);
+        let prepared = self.prepare(py, group.rank());
         let (ready, own) = own_error(py, group.rank(), prepared, self.failure);
         let owners = self.owners;
         let result = run(py, &self.control.inner, move || {
-            let done = together(group.as_ref(), ready).and_then(|ready| work(group, ready));
+            let done = together(group.as_ref(), ready).and_then(|(trace, ready)| trace.around(|| work(group, ready)));
             drop(owners);
             done
         })?;

@@ -251,3 +251,85 @@ def test_a_run_resumes_on_another_number_of_ranks(tmp_path, ranks):
     assert len({number for _, _, number, *_ in fewer}) == 2 and "derived" in fewer[0][3][0]
     assert [number for _, _, number, *_ in ranks(2, restore_on_ranks, path)] == [number for _, _, number, *_ in fewer]
     assert fewer[1][4] == {"error": True, "drop": (-1, 1), "function": ([0, 1, 2], 1)}
+
+
+class Stage(nn.Module):
+    """A part of a model, under the names of the whole."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = nn.ModuleDict({str(number): nn.Linear(4, 4) for number in layers})
+
+    def trained(self):
+        matrices = [parameter for parameter in self.parameters() if parameter.ndim > 1]
+        others = [parameter for parameter in self.parameters() if parameter.ndim == 1]
+        return torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=0.01)
+
+
+def staged(rank, size, root, resume):
+    """Six layers on a pipeline of as many stages as there are ranks."""
+    stage = Stage(range(rank * 6 // size, (rank + 1) * 6 // size))
+    optimizer = stage.trained()
+    ckpt = rt.Checkpointer(root, model=stage, optimizer=optimizer, signals=())
+    start = ckpt.restore()
+    if not resume:
+        for number, layer in stage.layers.items():
+            torch.nn.init.constant_(layer.weight, float(number))
+            layer(torch.ones(1, 4)).sum().backward()
+        for group in optimizer.param_groups:
+            group["lr"] = 0.5
+        optimizer.step()
+        ckpt.save(4)
+    ckpt.close()
+    names = {parameter: name for name, parameter in stage.named_parameters()}
+    slots = {names[parameter]: state["exp_avg"].tolist() for parameter, state in optimizer.state.items()}
+    options = [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
+    weights = {name: parameter.tolist() for name, parameter in stage.named_parameters()}
+    return start, weights, slots, options
+
+
+def test_stages_of_a_pipeline_resume_on_other_stages(tmp_path, ranks):
+    root = str(tmp_path / "run")
+
+    def together(results):
+        weights, slots = {}, {}
+        for _, own, moments, options in results:
+            weights.update(own)
+            slots.update(moments)
+            assert options == [(0.5, 0.1), (0.5, 0.0)]
+        assert len(weights) == len(slots) == 12
+        return weights, slots
+
+    saved = ranks(3, staged, root, False)
+    for size in (3, 2, 1):
+        resumed = ranks(size, staged, root, True)
+        assert {start for start, *_ in resumed} == {5} and together(resumed) == together(saved)
+
+
+def test_schedulers_scalers_and_compiled_models(tmp_path):
+    def parts():
+        model = nn.Linear(3, 3)
+        optimizer = torch.optim.AdamW(model.parameters())
+        return {
+            "model": torch.compile(model),
+            "optimizer": optimizer,
+            "scheduler": [torch.optim.lr_scheduler.StepLR(optimizer, 1), torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5)],
+            "scaler": torch.amp.GradScaler("cpu", init_scale=8.0),
+        }
+
+    first = parts()
+    first["optimizer"].step()
+    for scheduler in first["scheduler"]:
+        scheduler.step()
+    first["scaler"].scale(torch.ones(()))
+    first["scaler"].update(4.0)
+    with rt.Checkpointer(tmp_path, **first, async_=False) as ckpt:
+        ckpt.save(1)
+    with reshard.open(ckpt.manager.path(1)) as checkpoint:
+        assert "model.weight" in checkpoint, "a compiled model has its own names"
+    again = parts()
+    with rt.Checkpointer(tmp_path, **again) as ckpt:
+        assert ckpt.restore() == 2
+    assert [each.state_dict() for each in again["scheduler"]] == [each.state_dict() for each in first["scheduler"]]
+    assert again["scaler"].state_dict() == first["scaler"].state_dict()
+    assert same(again["model"].weight, first["model"].weight)

@@ -154,6 +154,24 @@ def test_a_planner_of_the_programs_own_uses_our_storage(path):
     assert state["a"].tolist() == [0, 2, 4, 6] and state["n"] == "skipped"
 
 
+def test_a_planner_that_cannot_be_served_is_one_clear_error_and_the_checkpoint_stays(path):
+    class Texts(theirs.DefaultSavePlanner):
+        def resolve_data(self, item):
+            return "no tensor"
+
+    class Longer(theirs.DefaultSavePlanner):
+        def resolve_data(self, item):
+            return torch.zeros(7)
+
+    ours.save({"a": torch.arange(4.0)}, checkpoint_id=path, **ALONE)
+    for planner, message in ((Texts(), "the planner gave a str for 'a', not a tensor"), (Longer(), r"shape \(7,\) for 'a'")):
+        with pytest.raises(CheckpointException, match=message):
+            ours.save({"a": torch.zeros(4)}, checkpoint_id=path, planner=planner, **ALONE)
+        assert reshard.verify(path).sound
+        with reshard.open(path) as checkpoint:
+            assert checkpoint["a"].numpy().tolist() == [0, 1, 2, 3]
+
+
 def test_a_storage_of_the_programs_own_is_used(path):
     used = []
 
@@ -462,7 +480,7 @@ def test_a_consolidation_over_another_is_old_or_new_whatever_stops_it(tmp_path, 
     beside = out / "config.json"
     beside.write_text("{}")
     assert same(old) and len(list(out.glob("*.safetensors"))) == 3
-    for name, owner, times in (("convert", _tools, 3), ("replace", consolidation.os, 1), ("fsync", consolidation.os, 2)):
+    for name, owner, times in (("convert", _tools, 3), ("publish_file", consolidation._reshard, 1)):
         for at in range(times):
             with monkeypatch.context() as patch:
                 patch.setattr(owner, name, stopping(at, getattr(owner, name)))

@@ -23,7 +23,7 @@ def test_importing_reshard_imports_neither_torch_nor_numpy():
     assert run_python(code).strip() == "[]"
 
 
-def test_importing_reshard_takes_less_than_50_ms():
+def test_importing_reshard_takes_less_than_20_ms():
     """Starts of an interpreter with the import, less those without: the best of each, as a start can be slower for any reason
     but faster for none. A busy machine is given more tries."""
 
@@ -36,7 +36,7 @@ def test_importing_reshard_takes_less_than_50_ms():
     for _ in range(40):
         alone.append(start("pass"))
         importing.append(start("import reshard"))
-        if len(alone) >= 3 and min(importing) - min(alone) < 0.05:
+        if len(alone) >= 3 and min(importing) - min(alone) < 0.02:
             return
     raise AssertionError(f"{(min(importing) - min(alone)) * 1e3:.0f} ms in the best of {len(alone)} starts")
 
@@ -59,7 +59,18 @@ def test_exceptions_form_a_tree_that_handlers_know():
             assert issubclass(value, reshard.ReshardError)
 
 
-@pytest.mark.parametrize("cls", [c for c in vars(reshard).values() if isinstance(c, type) and issubclass(c, Exception)])
+PUBLIC = [getattr(reshard, name) for name in reshard.__all__]
+
+
+def test_names_come_when_they_are_asked_for_and_only_those_that_are_promised():
+    names = run_python("import reshard; print(sorted(set(dir(reshard)) & set(reshard.__all__)) == sorted(reshard.__all__))")
+    assert names.strip() == "True"
+    assert run_python("from reshard import Mismatch, open, verify; print(open.__module__)").strip() == "reshard._checkpoint"
+    with pytest.raises(AttributeError, match="no attribute 'opened_by_nobody'"):
+        getattr(reshard, "opened_by_nobody")  # noqa: B009
+
+
+@pytest.mark.parametrize("cls", [c for c in PUBLIC if isinstance(c, type) and issubclass(c, Exception)])
 def test_exceptions_pickle_with_everything_they_know(cls):
     error = cls("what happened", keys=["a"], files=["f"], ranks=[1, 2], hint="do this")
     copy = pickle.loads(pickle.dumps(error))

@@ -1,11 +1,14 @@
 //! A trace of what happened when, for a browser's trace viewer (`chrome://tracing`, Perfetto).
 //!
 //! [`ChromeTrace`] is a layer for `tracing`: every span becomes an event of the Chrome trace format, with the rank as its
-//! process, so that the traces of all ranks lie under each other when their files are joined.
+//! process, so that the traces of all ranks lie under each other when their files are joined. [`TraceFile`] traces single
+//! calls into one file, which ranks and calls may share.
 
+use std::fs::File;
 use std::io::Write;
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime};
 
 use tracing::Subscriber;
 use tracing::field::{Field, Visit};
@@ -19,6 +22,8 @@ use tracing_subscriber::registry::LookupSpan;
 pub struct ChromeTrace {
     rank: usize,
     start: Instant,
+    /// What the time was then.
+    origin: Duration,
     out: Mutex<Box<dyn Write + Send>>,
 }
 
@@ -26,8 +31,12 @@ impl ChromeTrace {
     /// A trace of one rank.
     pub fn new(rank: usize, mut out: Box<dyn Write + Send>) -> std::io::Result<ChromeTrace> {
         writeln!(out, "[")?;
+        ChromeTrace::from(rank, Duration::ZERO, out)
+    }
+
+    fn from(rank: usize, origin: Duration, mut out: Box<dyn Write + Send>) -> std::io::Result<ChromeTrace> {
         writeln!(out, r#"{{"name":"process_name","ph":"M","pid":{rank},"args":{{"name":"rank {rank}"}}}},"#)?;
-        Ok(ChromeTrace { rank, start: Instant::now(), out: Mutex::new(out) })
+        Ok(ChromeTrace { rank, start: Instant::now(), origin, out: Mutex::new(out) })
     }
 
     fn write(&self, event: &serde_json::Value) {
@@ -73,10 +82,81 @@ impl<S: Subscriber + for<'l> LookupSpan<'l>> Layer<S> for ChromeTrace {
             "ph": "X",
             "pid": self.rank,
             "tid": thread_number(),
-            "ts": entered.duration_since(self.start).as_secs_f64() * 1e6,
+            "ts": (self.origin + entered.duration_since(self.start)).as_secs_f64() * 1e6,
             "dur": entered.elapsed().as_secs_f64() * 1e6,
             "args": open.fields,
         }));
+    }
+}
+
+/// Traces calls into a file to which every rank and every call adds: a save in the background until it has ended.
+///
+/// ```
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let file = folder.path().join("save.json");
+/// let mut state = reshard::SaveState::new();
+/// state.value("step", 100)?;
+/// # let path = folder.path().join("step-100").to_str().unwrap().to_owned();
+/// let trace = reshard::trace::TraceFile::open(0, &file).unwrap();
+/// trace.around(|| reshard::save(&reshard::Solo, &path, &state))?;
+/// drop(trace);
+/// assert!(std::fs::read_to_string(&file).unwrap().contains("commit"));
+/// # Ok::<(), reshard::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct TraceFile(tracing::Dispatch);
+
+impl TraceFile {
+    /// Opens the file, or makes it. What was traced is added to it when this and all its copies are gone.
+    pub fn open(rank: usize, path: &Path) -> std::io::Result<TraceFile> {
+        use tracing_subscriber::layer::SubscriberExt;
+        let file = File::options().create(true).append(true).open(path)?;
+        // All processes count from one moment, so that ranks stand beside each other.
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let trace = ChromeTrace::from(rank, now, Box::new(Appended { file, lines: Vec::new() }))?;
+        Ok(TraceFile(tracing::Dispatch::new(tracing_subscriber::registry().with(trace))))
+    }
+
+    /// Does some work, and traces it.
+    pub fn around<T>(&self, work: impl FnOnce() -> T) -> T {
+        tracing::dispatcher::with_default(&self.0, || {
+            // Spans that were met before anybody listened are asked for anew.
+            tracing::callsite::rebuild_interest_cache();
+            work()
+        })
+    }
+}
+
+/// Lines that are added to a file at once.
+struct Appended {
+    file: File,
+    lines: Vec<u8>,
+}
+
+impl Write for Appended {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.lines.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Appended {
+    fn drop(&mut self) {
+        // Other ranks add to the same file. A trace is never a reason to fail what it traces.
+        let added = self.file.lock().and_then(|()| {
+            if self.file.metadata()?.len() == 0 {
+                self.file.write_all(b"[\n")?;
+            }
+            self.file.write_all(&self.lines)?;
+            self.file.unlock()
+        });
+        if let Err(error) = added {
+            tracing::warn!(%error, "a trace could not be written");
+        }
     }
 }
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from lightning.fabric.strategies.fsdp import _METADATA_FILENAME
 
+from .. import _reshard
 from .. import open as open_checkpoint
 from .. import torch as rt
-from . import _files
 
 #: What is neither model nor optimizer is also part of the checkpoint: it is published with the rest, where `meta.pt` is a file of its own.
 _REST = "lightning_meta"
@@ -48,7 +48,7 @@ class Background:
             torch.save(rest, buffer)
             state = {**state, _REST: buffer.getvalue()}
             # Lightning takes a folder for a checkpoint when it has this file.
-            _files.publish(path / _METADATA_FILENAME, lambda file: file.write(buffer.getbuffer()))
+            _reshard.publish_file(str(path), _METADATA_FILENAME, buffer.getvalue())
         self.barrier()
         if self.background:
             self._pending = rt.async_save(state, path, overwrite=True)

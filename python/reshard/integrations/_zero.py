@@ -1,189 +1,135 @@
-"""Where ZeRO keeps each rank's part of parameters and moments, and the same state cut for another number of ranks.
-
-A parameter, flattened, is a sequence of fragments: each lies in one rank's flat partition of one group. Stages 1 and 2 say where in
-``param_slice_mappings``; stage 3 cuts each parameter by itself into equal parts, the last one padded.
-"""
+"""ZeRO's state of another number of ranks, as this rank would have saved it: DeepSpeed says which parts of which parameters this rank
+holds, the engine finds them in the checkpoint."""
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Callable, Iterator
-from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from .._errors import InvalidInput, Mismatch
+from .. import torch as rt
+from .._errors import Incomplete, InvalidInput
+from ..torch._group import group_for
+from ..torch._load import load_present
 
 
-class _Fragment(NamedTuple):
-    """A part of a flattened parameter, and where it lies."""
-
-    rank: int
-    group: int
-    start: int
-    numel: int
-
-
-class _Wanted(NamedTuple):
-    """A part of a flattened parameter, and where it goes in this rank's partition of its group."""
-
-    name: str
-    offset: int
-    start: int
-    numel: int
-
-
-def resized(engine: Any, folder: str, tag: str, shapes: list[dict[str, Any]]) -> dict[str, Any]:
+def resized(engine: Any, folder: str, tag: str, timeout: float) -> dict[str, Any]:
     """The optimizer's state as it would have been saved by this rank, had there been as many ranks as now."""
-    optimizer = engine.optimizer
-    if engine.has_moe_layers or engine.zero_nvme_offload_optimizer():
-        what = "experts" if engine.has_moe_layers else "optimizer states on NVMe"
-        raise InvalidInput(
-            f"a checkpoint of {engine.loaded_checkpoint_dp_world_size} ranks with {what} loads on as many ranks only",
-            hint="convert it with DeepSpeed's ds_to_universal",
-        )
-    states = [_read(path)["optimizer_state_dict"] for path in _optimizer_files(engine, folder, tag)]
+    first = _first(engine, folder, tag)
     third = engine.zero_optimization_partition_weights()
     flat, base = (
         ("fp32_flat_groups", "optimizer_state_dict") if third else ("single_partition_of_fp32_groups", "base_optimizer_state")
     )
-    if not isinstance(states[0][base], dict):
-        raise InvalidInput("an elastic checkpoint of DeepSpeed loads on as many ranks as there were only")
-    found = _cut(shapes, len(states)) if third else _mapped(states)
-    groups = _wanted_third(engine) if third else _wanted(engine)
-
-    def moved(group: int, size: int, values: Callable[[int, int], torch.Tensor]) -> torch.Tensor:
-        whole: torch.Tensor | None = None
-        for wanted in groups[group]:
-            for target, fragment, source in _overlaps(wanted, found):
-                values_there = values(fragment.rank, fragment.group).detach().view(-1)
-                if whole is None:
-                    whole = torch.zeros(size, dtype=values_there.dtype)
-                whole[target] = values_there[source]
-        return torch.zeros(size) if whole is None else whole
-
-    mine = dict(states[0])
+    unlike = {
+        "experts": engine.has_moe_layers,
+        "tensor parallelism": engine.mp_world_size > 1,
+        "optimizer states on NVMe": engine.zero_nvme_offload_optimizer(),
+        "elastic_checkpoint": not isinstance(first[base], dict),
+    }
+    if any(unlike.values()):
+        what = next(what for what, there in unlike.items() if there)
+        message = f"a checkpoint of {engine.loaded_checkpoint_dp_world_size} ranks with {what} loads on as many ranks only"
+        raise InvalidInput(message, hint="convert it with DeepSpeed's ds_to_universal")
+    optimizer = engine.optimizer
     current = (
         optimizer.fp32_partitioned_groups_flat if third else [group["params"][0] for group in optimizer.optimizer.param_groups]
     )
-    mine[flat] = [moved(g, part.numel(), lambda r, old: states[r][flat][old]) for g, part in enumerate(current)]
+    like: dict[str, Any] = next(iter(first[base]["state"].values()), {})
+    wanted: dict[str, Any] = {"model": {}, "optim": {"state": {}}}
+    weights: list[torch.Tensor] = []
     slots: dict[int, dict[str, Any]] = {}
-    for g, part in enumerate(current):
-        first = found[groups[g][0].name][0].group if groups[g] else g
-        for name, value in states[0][base]["state"].get(first, {}).items():
-            if torch.is_tensor(value) and value.dim() == 1:
-                value = moved(g, part.numel(), lambda r, old, name=name: states[r][base]["state"][old][name])  # type: ignore[misc]
-            slots.setdefault(g, {})[name] = value
-    mine[base] = {"state": slots, "param_groups": _groups(optimizer, states[0][base]["param_groups"], third)}
+    groups = _held(engine, third)
+    for number, (partition, held) in enumerate(zip(current, groups, strict=True)):
+        whole = torch.zeros(partition.numel(), dtype=partition.dtype)
+        weights.append(whole)
+        own = slots[number] = {
+            name: torch.zeros(partition.numel(), dtype=value.dtype) if _is_flat(value) else copy.deepcopy(value)
+            for name, value in like.items()
+        }
+        for position, (name, shape, at, start, numel) in enumerate(held):
+            parts = {slot: value[at : at + numel] for slot, value in own.items() if _is_flat(value)}
+            cut = {slot: rt.ShardView.of_range(part, shape, start) for slot, part in parts.items()}
+            wanted["model"][name] = rt.ShardView.of_range(whole[at : at + numel], shape, start)
+            wanted["optim"]["state"][name] = {**own, **cut} if position == 0 else cut
+    _load(wanted, folder, tag, timeout)
+    for number, held in enumerate(groups):
+        # What is no partition, such as the step, is the same in a whole group: its first parameter's.
+        loaded = wanted["optim"]["state"][held[0][0]]
+        slots[number].update({slot: value for slot, value in loaded.items() if not _is_flat(slots[number][slot])})
+    options = _groups(optimizer, first[base]["param_groups"], third)
+    mine = {**first, flat: weights, base: {"state": slots, "param_groups": options}}
     for key, attribute in (("group_paddings", "groups_padding"), ("param_alignment_paddings", "round_robin_bit16_padding")):
         if key in mine and hasattr(optimizer, attribute):
             mine[key] = getattr(optimizer, attribute)
     return mine
 
 
-def resized_frozen(engine: Any, folder: str, tag: str, checkpoint: dict[str, Any]) -> dict[str, Any]:
+def _first(engine: Any, folder: str, tag: str) -> dict[str, Any]:
+    """The optimizer's state of the first rank that saved; of its tensors only what is looked at is read."""
+    bf16 = engine.bfloat16_enabled()
+    paths = [engine._get_all_zero_checkpoint_names(folder, tag, each)[0] for each in (bf16, not bf16)]
+    for path in paths:
+        if os.path.exists(path):
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=False, mmap=True)["optimizer_state_dict"]
+            return state
+    raise Incomplete(f"{paths[0]} is missing, without which the checkpoint cannot be loaded", files=[paths[0]])
+
+
+def resized_frozen(engine: Any, folder: str, tag: str, checkpoint: dict[str, Any], timeout: float) -> dict[str, Any]:
     """A model file of stage 3, whose frozen parameters are cut as this rank holds them."""
     frozen, count = checkpoint.get("frozen_param_fragments"), checkpoint.get("dp_world_size")
     if not frozen or not engine.zero_optimization_partition_weights() or count in (None, engine.seq_dp_world_size):
         return checkpoint
-    files = [_read(engine._get_ckpt_name(folder, tag, pp_placeholder=str(rank))) for rank in range(count)]
-    found = _cut([{name: shape} for name, shape in checkpoint["frozen_param_shapes"].items()], count)
-    rank, size = torch.distributed.get_rank(engine.optimizer.dp_process_group), engine.seq_dp_world_size
-    cut = {}
-    for name, shape in checkpoint["frozen_param_shapes"].items():
-        part = _share(prod(shape), size)
-        cut[name] = frozen[name].new_zeros(part)
-        wanted = _Wanted(name, 0, rank * part, max(0, min(part, prod(shape) - rank * part)))
-        for target, fragment, source in _overlaps(wanted, found):
-            cut[name][target] = files[fragment.rank]["frozen_param_fragments"][name].view(-1)[source]
+    parameters = {name: each for each, name in engine.param_names.items() if name in frozen}
+    cut = {name: frozen[name].new_zeros(each.partition_numel()) for name, each in parameters.items()}
+    rank = torch.distributed.get_rank(engine.optimizer.dp_process_group)
+    wanted = {}
+    for name, each in parameters.items():
+        start, numel = _share(each, rank)
+        wanted[name] = rt.ShardView.of_range(cut[name][:numel], each.ds_shape, start)
+    _load({"model": wanted}, folder, tag, timeout)
     return {**checkpoint, "frozen_param_fragments": cut}
 
 
-def _optimizer_files(engine: Any, folder: str, tag: str) -> list[str]:
-    either = [
-        engine._get_all_zero_checkpoint_names(folder, tag, bf16)
-        for bf16 in (engine.bfloat16_enabled(), not engine.bfloat16_enabled())
-    ]
-    for names in either:
-        if all(os.path.exists(name) for name in names):
-            return list(names)
-    missing = [name for name in either[0] if not os.path.exists(name)]
-    raise Mismatch(f"files of the checkpoint are missing: {', '.join(missing)}", files=missing)
+def _load(wanted: dict[str, Any], folder: str, tag: str, timeout: float) -> None:
+    """Loads from DeepSpeed's files; what they hold besides does not matter."""
+    options: Any = {"partial": False, "ignore_unexpected": True, "cast": "never", "allow_pickle": False, "verify": "whole"}
+    load_present(wanted, f"{folder}/{tag}", group_for(None, timeout=timeout), **options)
 
 
-def _read(path: str) -> Any:
-    """One of DeepSpeed's files; of those that can be mapped only what is used is read."""
-    return torch.load(path, map_location="cpu", weights_only=False, mmap=torch.serialization._is_zipfile(open(path, "rb")))
-
-
-def _share(numel: int, ranks: int) -> int:
-    return -(-numel // ranks)
-
-
-def _mapped(states: list[dict[str, Any]]) -> dict[str, list[_Fragment]]:
-    found: dict[str, list[_Fragment]] = {}
-    for rank, state in enumerate(states):
-        for group, mapping in enumerate(state["param_slice_mappings"]):
-            for name, address in mapping.items():
-                found.setdefault(name, []).append(_Fragment(rank, group, address.start, address.numel))
-    return found
-
-
-def _cut(shapes: list[dict[str, Any]], ranks: int) -> dict[str, list[_Fragment]]:
-    found: dict[str, list[_Fragment]] = {}
-    for group, names in enumerate(shapes):
-        offset = 0
-        for name, shape in names.items():
-            part = _share(prod(shape), ranks)
-            sizes = [max(0, min(part, prod(shape) - rank * part)) for rank in range(ranks)]
-            found[name] = [_Fragment(rank, group, offset, size) for rank, size in enumerate(sizes)]
-            offset += part
-    return found
-
-
-def _wanted(engine: Any) -> list[list[_Wanted]]:
-    optimizer = engine.optimizer
-    groups = optimizer.bit16_groups if hasattr(optimizer, "bit16_groups") else optimizer.bf16_groups
-    wanted: list[list[_Wanted]] = []
-    for group in groups:
-        mapped = [(engine.param_names[each], each._hp_mapping) for each in group if each._hp_mapping is not None]
-        wanted.append(
-            [
-                _Wanted(name, at.hp_fragment_address.start, at.lp_fragment_address.start, at.lp_fragment_address.numel)
-                for name, at in mapped
-            ]
-        )
-    return wanted
-
-
-def _wanted_third(engine: Any) -> list[list[_Wanted]]:
-    rank, ranks = torch.distributed.get_rank(engine.optimizer.dp_process_group), engine.seq_dp_world_size
-    wanted: list[list[_Wanted]] = []
-    for group in engine.optimizer.fp16_groups:
-        offset, parts = 0, []
+def _held(engine: Any, third: bool) -> list[list[tuple[str, Any, int, int, int]]]:
+    """What this rank holds, by group: of each parameter the name, the shape, where its part lies in the rank's partition, and the part's
+    first element and length."""
+    groups: list[list[tuple[str, Any, int, int, int]]] = []
+    optimizer, rank = engine.optimizer, torch.distributed.get_rank(engine.optimizer.dp_process_group)
+    for group in optimizer.fp16_groups if third else getattr(optimizer, "bit16_groups", None) or optimizer.bf16_groups:
+        at, held = 0, []
         for each in group:
-            part = _share(each.ds_numel, ranks)
-            numel = max(0, min(part, each.ds_numel - rank * part))
-            parts.append(_Wanted(engine.param_names[each], offset, rank * part, numel))
-            offset += part
-        wanted.append(parts)
-    return wanted
+            if third:
+                held.append((engine.param_names[each], each.ds_shape, at, *_share(each, rank)))
+                at += each.partition_numel()
+            else:
+                mapped = each._hp_mapping
+                there = (
+                    (mapped.hp_fragment_address.start, mapped.lp_fragment_address.start, mapped.lp_fragment_address.numel)
+                    if mapped
+                    else (0, 0, 0)
+                )
+                held.append((engine.param_names[each], each.shape, *there))
+        groups.append(held)
+    return groups
 
 
-def _overlaps(wanted: _Wanted, found: dict[str, list[_Fragment]]) -> Iterator[tuple[slice, _Fragment, slice]]:
-    """Where what is wanted lies: a slice of the target, the fragment, and a slice of its partition."""
-    if wanted.name not in found:
-        raise Mismatch(f"the checkpoint has no parameter {wanted.name!r}", keys=[wanted.name])
-    at, end = 0, wanted.start + wanted.numel
-    for fragment in found[wanted.name]:
-        start, stop = max(at, wanted.start), min(at + fragment.numel, end)
-        if start < stop:
-            target, source = wanted.offset + start - wanted.start, fragment.start + start - at
-            yield slice(target, target + stop - start), fragment, slice(source, source + stop - start)
-        at += fragment.numel
-    if at < end:
-        raise Mismatch(f"{wanted.name!r} has {at} elements in the checkpoint and more in the model", keys=[wanted.name])
+def _share(parameter: Any, rank: int) -> tuple[int, int]:
+    """Stage 3 cuts each parameter by itself into equal parts, the last ones padded: a rank's first element, and how many it has."""
+    start = min(rank * parameter.partition_numel(), parameter.ds_numel)
+    return start, min(parameter.partition_numel(), parameter.ds_numel - start)
+
+
+def _is_flat(value: Any) -> bool:
+    return torch.is_tensor(value) and value.dim() == 1
 
 
 def _groups(optimizer: Any, saved: list[dict[str, Any]], third: bool) -> list[dict[str, Any]]:

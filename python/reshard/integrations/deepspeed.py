@@ -12,17 +12,17 @@ With ZeRO 1, 2 and 3 a checkpoint loads on any number of data-parallel ranks, wh
 from __future__ import annotations
 
 import io
+import os
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import torch
 from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine as _Theirs
 
-from .._errors import InvalidInput, StorageError
-from ..torch._group import DEFAULT_TIMEOUT, described_failure, group_for
-from . import _files
+from .. import _reshard
+from .._errors import InvalidInput
+from ..torch._group import DEFAULT_TIMEOUT, group_for, together
 from ._zero import resized, resized_frozen
 
 
@@ -38,15 +38,12 @@ class CheckpointEngine(_Theirs):  # type: ignore[misc]
         super().__init__(None)
         self.name = "reshard"
         self.background = background
+        self.timeout = timeout
         self.save_latest = True
-        #: The parameters of each group in the last model file that was loaded, by name and shape.
-        self.param_shapes: list[dict[str, Any]] = []
-        #: The folder and tag that are being loaded.
-        self.folder = ("", "")
         self._group = group_for(None, purpose="deepspeed", timeout=timeout)
         # One thread: files are written one after another, and published after the last. A program that ends waits for it.
         self._thread = ThreadPoolExecutor(1, "reshard-deepspeed")
-        self._writes: list[tuple[Path, Future[None]]] = []
+        self._writes: list[tuple[str, Future[None]]] = []
         self._pending: Future[None] | None = None
 
     def create(self, info: Any) -> None:
@@ -57,14 +54,14 @@ class CheckpointEngine(_Theirs):  # type: ignore[misc]
         """Takes a copy of what goes into a file now, and writes it later."""
         staged = io.BytesIO()
         torch.save(state_dict, staged)
-        written = self._thread.submit(_files.write, _partial(Path(path)), lambda file: file.write(staged.getbuffer()))
-        self._writes.append((Path(path), written))
+        folder, name = os.path.split(path)
+        write = lambda: _reshard.publish_file(folder, _partial(name), staged.getvalue())
+        self._writes.append((path, self._thread.submit(write)))
 
     def commit(self, info: Any) -> bool:
         """Publishes the files when all ranks have written theirs, and then the name of the checkpoint."""
         writes, self._writes = self._writes, []
-        latest = Path(info.save_dir) / "latest" if self.save_latest else None
-        self._pending = self._thread.submit(self._publish, writes, latest, str(info.tag))
+        self._pending = self._thread.submit(self._publish, writes, str(info.save_dir), str(info.tag), self.save_latest)
         if not self.background:
             self.settle()
         return True
@@ -78,47 +75,33 @@ class CheckpointEngine(_Theirs):  # type: ignore[misc]
     def load(self, path: str, map_location: Any = None) -> Any:
         """Loads one of DeepSpeed's files. As in DeepSpeed itself, objects in it are unpickled, which executes code from the file."""
         self.settle()
-        found = torch.load(path, map_location=map_location, weights_only=False)
-        if isinstance(found, dict) and found.get("param_shapes"):
-            self.param_shapes = found["param_shapes"]
-        return found
+        return torch.load(path, map_location=map_location, weights_only=False)
 
     def preserves_storage_sharing(self) -> bool:
         """Whether views would be saved with all that they are views of."""
         return True
 
-    def _publish(self, writes: list[tuple[Path, Future[None]]], latest: Path | None, tag: str) -> None:
+    def _publish(self, writes: list[tuple[str, Future[None]]], folder: str, tag: str, latest: bool) -> None:
         def written() -> None:
             for _, done in writes:
                 done.result()
 
         def renamed() -> None:
-            for path, _ in writes:
-                _files.rename(_partial(path), path)
+            for below, name in (os.path.split(path) for path, _ in writes):
+                _reshard.rename_file(below, _partial(name), name)
 
         def named() -> None:
-            if latest is not None and (self._group is None or self._group.rank == 0):
-                _files.publish(latest, lambda file: file.write(tag.encode()))
+            if latest and (self._group is None or self._group.rank == 0):
+                _reshard.publish_file(folder, "latest", tag.encode())
 
         try:
             for each in (written, renamed, named):
-                self._together(each)
+                together(self._group, f"writing the checkpoint {tag}", each)
         except BaseException:
-            for path, _ in writes:
-                _partial(path).unlink(missing_ok=True)
+            for below, name in (os.path.split(path) for path, _ in writes):
+                if os.path.exists(os.path.join(below, _partial(name))):
+                    os.unlink(os.path.join(below, _partial(name)))
             raise
-
-    def _together(self, work: Any) -> None:
-        """What one rank cannot do fails on all."""
-        failure, error = "", None
-        try:
-            work()
-        except Exception as caught:
-            failure, error = described_failure(caught), caught
-        failures = [failure.encode()] if self._group is None else self._group.all_gather(failure.encode())
-        for rank, each in enumerate(failures):
-            if each:
-                raise StorageError(f"the checkpoint was not written: rank {rank}: {each.decode()}") from error
 
 
 def attach(engine: Any, *, background: bool = True, timeout: float = DEFAULT_TIMEOUT) -> CheckpointEngine:
@@ -128,23 +111,26 @@ def attach(engine: Any, *, background: bool = True, timeout: float = DEFAULT_TIM
     ours = engine.checkpoint_engine = CheckpointEngine(background=background, timeout=timeout)
     save, load_zero, load_module = engine.save_checkpoint, engine._load_zero_checkpoint, engine.load_module_state_dict
     names = engine._get_all_ckpt_names
+    #: The folder and tag that are being loaded.
+    loading = ("", "")
 
     def save_checkpoint(save_dir: str, *args: Any, save_latest: bool = True, **kwargs: Any) -> Any:
         ours.save_latest = save_latest
         return save(save_dir, *args, save_latest=False, **kwargs)
 
     def get_all_ckpt_names(folder: str, tag: str) -> Any:
-        ours.folder = (folder, tag)
+        nonlocal loading
+        loading = folder, tag
         # A rank that was not there takes what is the same in all files from the first.
         return names(folder, tag) or [engine._get_ckpt_name(folder, tag, pp_placeholder="0")]
 
     def load_module_state_dict(checkpoint: Any, *args: Any, **kwargs: Any) -> Any:
-        return load_module(resized_frozen(engine, *ours.folder, checkpoint), *args, **kwargs)
+        return load_module(resized_frozen(engine, *loading, checkpoint, timeout), *args, **kwargs)
 
     def load_zero_checkpoint(folder: str, tag: str, load_optimizer_states: bool = True) -> Any:
         if engine.load_universal_checkpoint() or engine.loaded_checkpoint_dp_world_size == engine.seq_dp_world_size:
             return load_zero(folder, tag, load_optimizer_states)
-        mine = resized(engine, folder, tag, ours.param_shapes)
+        mine = resized(engine, folder, tag, timeout)
         engine.optimizer.load_state_dict(
             state_dict_list=[mine] * engine.seq_dp_world_size,
             load_optimizer_states=load_optimizer_states,
@@ -157,5 +143,5 @@ def attach(engine: Any, *, background: bool = True, timeout: float = DEFAULT_TIM
     return ours
 
 
-def _partial(path: Path) -> Path:
-    return path.with_name(f".{path.name}.partial")
+def _partial(name: str) -> str:
+    return f".{name}.partial"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import signal
 import threading
 import time
@@ -13,12 +15,13 @@ from typing import Any, Unpack
 import torch
 from torch import nn
 
+from .._checkpoint import open as open_checkpoint
 from .._errors import InvalidInput
 from .._paths import path_text
 from .._reports import LoadReport, SaveReport
 from .._types import StorageOptions, StrPath
 from ._describe import is_stateful
-from ._group import DEFAULT_TIMEOUT, group_for
+from ._group import DEFAULT_TIMEOUT, group_for, together
 from ._leaf import OnResize, PerRank
 from ._load import load
 from ._manager import CheckpointManager, ManagerOptions
@@ -26,6 +29,7 @@ from ._random import derive_random_state, random_state, set_random_state
 from ._sampler import FollowedLoader, ResumableSampler
 from ._save import AsyncSaveHandle
 from ._states import state_of
+from .state import StateDictOptions
 
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 
@@ -72,7 +76,8 @@ class Checkpointer:
         """
         Args:
             root: the folder of the run, or an address such as ``s3://bucket/run``; a folder for each step is below it.
-            model: the model, or several, in a list or by name.
+            model: the model, or several, in a list or by name. Ranks may have different ones, as stages of a pipeline, whose parameters
+                have the names that they have in the whole model.
             optimizer: the optimizer, or several, in a list or by name; each over parameters of one of the models.
             scheduler, scaler: anything with ``state_dict`` and ``load_state_dict``, or several.
             loader: the data loader: a :class:`ResumableSampler`, or a loader over one, whose position counts for all ranks; or a
@@ -91,7 +96,7 @@ class Checkpointer:
             timeout: seconds to wait for other ranks.
             storage_options: settings of the store by name.
             manager: what :class:`CheckpointManager` takes besides: ``keep_last``, ``keep_every``, ``keep_best``, ``metric``, ``mode``,
-                ``keep_younger``, ``budget``, ``fallback``, ``async_``, ``prefix``, …
+                ``keep_younger``, ``budget``, ``fallback``, ``async_``, ``prefix``, ``trace`` (of saves and restores), …
         """
         if every is not None and every < 1:
             raise InvalidInput("every is a number of steps, at least 1")
@@ -108,10 +113,13 @@ class Checkpointer:
         self._on_save, self._on_restore = on_save, on_restore
         self._group, self._timeout = process_group, timeout
         self._storage_options = storage_options
+        self._trace = manager.get("trace")
         self.manager = CheckpointManager(
             root, process_group=process_group, timeout=timeout, storage_options=storage_options, **manager
         )
         self._notes: list[str] = []
+        self._differ: bool | None = None
+        self._optimizer_options: StateDictOptions | None = None
         #: The report of the last restore; None before the first, and on a first run.
         self.restored: LoadReport | None = None
         self._deadline = None if time_limit is None else time.monotonic() + time_limit
@@ -123,8 +131,9 @@ class Checkpointer:
 
     # ---- what is saved --------------------------------------------------------------------------------------------------
 
-    def _collected(self) -> tuple[dict[str, Any], list[Callable[[], None]]]:
-        """The state, and what gives it back to its owners once it has been loaded."""
+    def _collected(self, apart: bool) -> tuple[dict[str, Any], list[Callable[[], None]]]:
+        """The state, and what gives it back to its owners once it has been loaded. `apart` has options of groups by parameter."""
+        self._optimizer_options = StateDictOptions(flatten_optimizer_state_dict=True) if apart else None
         whole: dict[str, Any] = {}
         give: list[Callable[[], None]] = []
         modules = list(self.models.values())
@@ -146,7 +155,7 @@ class Checkpointer:
     def _collect(
         self, whole: dict[str, Any], give: list[Callable[[], None]], path: tuple[str, ...], owner: Any, modules: Any
     ) -> None:
-        value, take = state_of(owner, modules)
+        value, take = state_of(owner, modules, self._optimizer_options)
         if isinstance(owner, torch.optim.Optimizer) and take == owner.load_state_dict:
             raise InvalidInput(f"the {'.'.join(path)} is over parameters of no model that the checkpointer has")
         container = whole
@@ -173,6 +182,28 @@ class Checkpointer:
             lambda: None if own.value is before and self._loader_on_resize == "drop" else loader.load_state_dict(own.value)
         )
 
+    def _ranks_differ(self) -> bool:
+        """Whether ranks have different parameters, as stages of a pipeline do: then no rank can tell what a group of all of them has, and
+        options are stored for each parameter."""
+        if self._differ is None:
+            group = group_for(self._group, timeout=self._timeout) if self.optimizers else None
+            names = [name for model in self.models.values() for name, _ in model.named_parameters()]
+            mine = hashlib.sha256(json.dumps(names).encode()).digest()
+            self._differ = group is not None and len(set(group.all_gather(mine))) > 1
+        return self._differ
+
+    def _stored_apart(self, path: str) -> bool:
+        """Whether a checkpoint has options of groups by parameter."""
+        prefixes = [".".join(filter(None, ("optimizer", name))) for name in self.optimizers]
+
+        def looked() -> bool:
+            with open_checkpoint(path, storage_options=self._storage_options) as checkpoint:
+                nested = any(f"{prefix}.param_groups.0.params" in checkpoint for prefix in prefixes)
+                return not nested and any(key.startswith(f"{prefix}.param_groups.") for key in checkpoint for prefix in prefixes)
+
+        group = group_for(self._group, timeout=self._timeout)
+        return bool(prefixes) and any(together(group, "restoring", looked))
+
     def _derive_random(self, saved: dict[int, Any], rank: int, size: int) -> None:
         derive_random_state(saved, rank, size)
         self._notes.append(f"the random state of {size} ranks was derived from that of {len(saved)}")
@@ -185,7 +216,7 @@ class Checkpointer:
         Returns:
             a handle, whose ``result()`` waits; with ``async_=False`` the report.
         """
-        whole, _ = self._collected()
+        whole, _ = self._collected(self._ranks_differ())
         saved = self.manager.save(step, whole, metrics=metrics)
         if self._on_save is not None:
             called = self._on_save
@@ -251,15 +282,22 @@ class Checkpointer:
             the step to go on with: the one after the restored one, and 0 when there is nothing to restore.
         """
         self._notes = []
-        whole, give = self._collected()
+        give: list[Callable[[], None]] = []
+
+        def wanted(path: str) -> dict[str, Any]:
+            whole, give[:] = self._collected(self._stored_apart(path))
+            return whole
+
         step: int | None = None
         if which is None or isinstance(which, int):
-            report = self.manager.restore(whole, which, **load_options)
+            report = self.manager._restore(wanted, which, **load_options)
             if report is None:
                 return 0
             step = report.step
         else:
+            whole = wanted(path_text(which))
             options = {"process_group": self._group, "timeout": self._timeout, "storage_options": self._storage_options}
+            options["trace"] = self._trace
             whole["_reshard"] = {"step": None}
             report = load(whole, path_text(which), **{**options, "strict": False, **load_options})
             step = whole.pop("_reshard")["step"]

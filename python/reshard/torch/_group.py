@@ -7,10 +7,12 @@ without gloo, the store behind the process group carries them.
 
 from __future__ import annotations
 
+import json
 import os
 import threading
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,6 +20,8 @@ from torch._C._distributed_c10d import AllgatherOptions, BroadcastOptions, Gathe
 
 from .. import _reshard
 from .._errors import GroupError, InvalidInput
+
+_T = TypeVar("_T")
 
 #: How long a rank waits for the others, in seconds, unless told otherwise.
 DEFAULT_TIMEOUT = 600.0
@@ -353,4 +357,39 @@ def described_failure(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-__all__ = ["DEFAULT_TIMEOUT", "GlooGroup", "Group", "GroupError", "StoreGroup", "described_failure", "group_for", "is_broken"]
+def together(group: Group | None, doing: str, work: Callable[[], _T]) -> list[_T]:
+    """Does some work on every rank of a group. Where one fails, all do.
+
+    Returns:
+        what every rank has got, by rank, as JSON carries it.
+    """
+    if group is None:
+        return [work()]
+    failure: BaseException | None = None
+    got: _T | None = None
+    try:
+        got = work()
+    except Exception as error:
+        failure = error
+    told = json.dumps([got, None if failure is None else described_failure(failure)]).encode()
+    answers = [json.loads(answer) for answer in group.all_gather(told)]
+    if failure is not None:
+        raise failure
+    failed = {rank: why for rank, (_, why) in enumerate(answers) if why is not None}
+    if failed:
+        rank, why = next(iter(failed.items()))
+        raise GroupError(f"{doing} failed on rank {rank}: {why}", ranks=list(failed))
+    return [answer for answer, _ in answers]
+
+
+__all__ = [
+    "DEFAULT_TIMEOUT",
+    "GlooGroup",
+    "Group",
+    "GroupError",
+    "StoreGroup",
+    "described_failure",
+    "group_for",
+    "is_broken",
+    "together",
+]

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import torch
 
+from .. import _reshard
+
 #: What to do with content of each rank when another number of ranks loads it.
 OnResize = Literal["error", "drop"] | Callable[[dict[int, Any], int, int], Any]
 
@@ -80,6 +82,22 @@ class ShardView:
             if any(o < 0 or o + s > n for o, s, n in zip(offsets, tensor.shape, self.shape)):
                 raise ValueError(f"a piece at {offsets} of shape {tuple(tensor.shape)} reaches outside of {tuple(self.shape)}")
             self.pieces.append((offsets, tensor))
+
+    @classmethod
+    def of_range(cls, part: torch.Tensor, shape: Sequence[int], start: int) -> ShardView:
+        """A stretch of the flattened tensor, as ZeRO cuts it.
+
+        Args:
+            part: the elements from ``start`` on, in one dimension: the memory to save from and to load into.
+            shape: the shape of the whole tensor.
+            start: the first element's number in the flattened whole.
+        """
+        if part.dim() != 1:
+            raise ValueError(f"a stretch of a flattened tensor has one dimension, not {part.dim()}")
+        pieces = _reshard.flat_pieces(tuple(shape), start, start + part.numel())
+        ends = [piece.start + torch.Size(piece.sizes).numel() for piece in pieces]
+        views = [(piece.offsets, part.detach()[piece.start : end].view(piece.sizes)) for piece, end in zip(pieces, ends)]
+        return cls(part.dtype, shape, views)
 
     def size(self) -> torch.Size:
         """The shape of the whole tensor, as tensors have it."""

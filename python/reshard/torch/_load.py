@@ -52,6 +52,7 @@ class LoadOptions(TypedDict, total=False):
     verify: VerifyPolicy
     exchange: bool
     progress: bool
+    trace: StrPath | None
     timeout: float
     storage_options: StorageOptions | None
 
@@ -71,6 +72,7 @@ def load(
     verify: VerifyPolicy = "whole",
     exchange: bool = False,
     progress: bool = False,
+    trace: StrPath | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     storage_options: StorageOptions | None = None,
 ) -> LoadReport:
@@ -97,6 +99,7 @@ def load(
         verify: compare checksums "never", of records that are read "whole", or "always".
         exchange: read what several ranks want once, and exchange it between them.
         progress: show a bar on rank 0.
+        trace: a local file to which each rank adds what it did when, for ``chrome://tracing`` or Perfetto.
         timeout: seconds to wait for other ranks.
         storage_options: settings of the store by name.
 
@@ -107,7 +110,7 @@ def load(
     group = group_for(process_group, no_dist, timeout=timeout)
     checkpoint = _reshard.Checkpoint(where, storage_options, group, views=inner_views(view))
     options = _reshard.LoadOptions(strict=strict, cast=cast, verify=verify, exchange=exchange)
-    return _load(state_dict, checkpoint, group, options, _stored_name(rename), allow_pickle, progress)
+    return _load(state_dict, checkpoint, group, options, _stored_name(rename), allow_pickle, progress, trace)
 
 
 def load_present(
@@ -142,6 +145,7 @@ class _LoadRequest(NamedTuple):
     renames: dict[str, str | None] | None = None
     parts: Sequence[str] = ()
     failure: str | None = None
+    trace: str | None = None
 
 
 def _load(
@@ -152,6 +156,7 @@ def _load(
     stored_name: Callable[[str], str | None] | None,
     allow_pickle: bool,
     progress: bool,
+    trace: StrPath | None = None,
 ) -> LoadReport:
     where = checkpoint.path
     control = _reshard.Control()
@@ -217,6 +222,7 @@ def _load(
                 renames or None,
                 parts,
                 failure,
+                None if trace is None else path_text(trace),
             )
         )
 

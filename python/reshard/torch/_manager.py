@@ -6,7 +6,7 @@ import dataclasses
 import json
 import threading
 import warnings
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Unpack
 
 from .. import _reshard
@@ -231,15 +231,22 @@ class CheckpointManager:
         When the newest step is damaged or lacks files, the next older one is loaded, with a warning that says what is wrong.
         Returns the report of the load, whose ``step`` says which it was; None when there is nothing to restore.
         """
+        return self._restore(lambda path: state, step, **load_options)
+
+    def _restore(
+        self, wanted: Callable[[str], MutableMapping[str, Any]], step: int | None = None, **load_options: Unpack[LoadOptions]
+    ) -> LoadReport | None:
+        """The same, with what is wanted of a checkpoint by its path."""
         self.wait()
         options: LoadOptions = {
             "process_group": self._group,
             "timeout": self._timeout,
             "storage_options": self._storage_options,
+            "trace": self._save_options.get("trace"),
             **load_options,
         }
         if step is not None:
-            return self._loaded(state, self._agreed(step, [])[0], options)
+            return self._loaded(wanted, self._agreed(step, [])[0], options)
         refused: dict[int, str] = {}
         failure: ReshardError | None = None
         while True:
@@ -251,7 +258,7 @@ class CheckpointManager:
                     raise failure
                 return None
             try:
-                return self._loaded(state, chosen, options)
+                return self._loaded(wanted, chosen, options)
             except GroupError:
                 raise
             except ReshardError as error:
@@ -260,10 +267,12 @@ class CheckpointManager:
                     raise
                 refused[chosen], failure = str(error), error
 
-    def _loaded(self, state: MutableMapping[str, Any], step: int | None, options: LoadOptions) -> LoadReport | None:
+    def _loaded(
+        self, wanted: Callable[[str], MutableMapping[str, Any]], step: int | None, options: LoadOptions
+    ) -> LoadReport | None:
         if step is None:
             return None
-        report = load(state, self.path(step), **options)
+        report = load(wanted(self.path(step)), self.path(step), **options)
         return dataclasses.replace(report, step=step)
 
     def _newest(self, refused: dict[int, str]) -> tuple[int | None, list[str]]:

@@ -66,6 +66,7 @@ class ManagedOptions(WriteOptions, total=False):
 
     no_dist: bool
     strict_values: bool
+    trace: StrPath | None
 
 
 class SaveOptions(ManagedOptions, total=False):
@@ -100,6 +101,7 @@ def save(
     split_replicated_above: int | None = None,
     strict_values: bool = False,
     progress: bool = False,
+    trace: StrPath | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     storage_options: StorageOptions | None = None,
 ) -> SaveReport:
@@ -127,6 +129,7 @@ def save(
         strict_values: refuse values that are objects and no data, which a load brings back only with ``allow_pickle=True``;
             otherwise they are saved with a warning that names them.
         progress: show a bar on rank 0.
+        trace: a local file to which each rank adds what it did when, for ``chrome://tracing`` or Perfetto.
         timeout: seconds to wait for other ranks.
         storage_options: settings of the store by name.
     """
@@ -145,7 +148,7 @@ def save(
     control = _reshard.Control()
     with Progress(control, "saving", enabled=progress, rank=group.rank if group else 0):
         report = _save_together(
-            _reshard.save, state_dict, where, group, options, control, storage_options, strict_values=strict_values
+            _reshard.save, state_dict, where, group, options, control, storage_options, strict_values=strict_values, trace=trace
         )
     log_report(report, group.rank if group else 0)
     return report
@@ -167,6 +170,7 @@ class _SaveRequest(NamedTuple):
     control: _reshard.Control
     failure: str | None
     storage_options: StorageOptions | None
+    trace: str | None
 
 
 def _save_together(
@@ -179,11 +183,13 @@ def _save_together(
     storage_options: StorageOptions | None,
     earlier: BaseException | None = None,
     strict_values: bool = False,
+    trace: StrPath | None = None,
 ) -> _T:
     """Describes the state and hands it to the engine, with all ranks of the group. Instead of that, raises what went wrong
     earlier and tells the others of it."""
     objects = SavedObjects(strict_values)
     chosen = options
+    traced = None if trace is None else path_text(trace)
 
     def describe() -> Description:
         nonlocal chosen
@@ -199,7 +205,8 @@ def _save_together(
     def work(description: Description, failure: str | None) -> _T:
         leaves, owners = description.leaves, description.owners
         with as_raised():
-            return engine(_SaveRequest(path, leaves, owners, objects.record, group, chosen, control, failure, storage_options))
+            request = _SaveRequest(path, leaves, owners, objects.record, group, chosen, control, failure, storage_options, traced)
+            return engine(request)
 
     saved = run_together(group, describe, work)
     if group is None or group.rank == 0:
@@ -380,7 +387,8 @@ class AsyncSaver:
         control = _reshard.Control()
         store = options.get("storage_options")
         strict = options.get("strict_values", False)
-        inner = _save_together(self._inner.save, state_dict, where, group, chosen, control, store, earlier, strict)
+        trace = options.get("trace")
+        inner = _save_together(self._inner.save, state_dict, where, group, chosen, control, store, earlier, strict, trace)
         self._last = AsyncSaveHandle(where, inner, control, group.rank if group else 0)
         return self._last
 

@@ -9,7 +9,13 @@ import torch
 from torch import nn
 
 from ._describe import is_stateful
-from .state import get_model_state_dict, get_optimizer_state_dict, set_model_state_dict, set_optimizer_state_dict
+from .state import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 
 Give = Callable[[Any], Any]
 
@@ -23,14 +29,15 @@ def owner_of(optimizer: torch.optim.Optimizer, modules: Iterable[nn.Module]) -> 
     return None
 
 
-def state_of(value: Any, modules: Iterable[nn.Module]) -> tuple[Any, Give | None]:
-    """The state of one leaf, and what takes it back; None for a leaf that is its own state."""
+def state_of(value: Any, modules: Iterable[nn.Module], options: StateDictOptions | None = None) -> tuple[Any, Give | None]:
+    """The state of one leaf, and what takes it back; None for a leaf that is its own state. The options are those of optimizers."""
     if isinstance(value, nn.Module):
         return get_model_state_dict(value), lambda state: set_model_state_dict(value, state)
     if isinstance(value, torch.optim.Optimizer):
         model = owner_of(value, modules)
         if model is not None:
-            return get_optimizer_state_dict(model, value), lambda state: set_optimizer_state_dict(model, value, state)
+            state = get_optimizer_state_dict(model, value, options=options)
+            return state, lambda state: set_optimizer_state_dict(model, value, state, options=options)
     if is_stateful(value):
         return value.state_dict(), value.load_state_dict
     return value, None

@@ -9,7 +9,7 @@ mod optimizer;
 mod options;
 mod transfer;
 
-pub(crate) use model::{Assigned, FlatPart, FlatPiece, ModelEntry, NamedParameter, StateModel};
+pub(crate) use model::{Assigned, FlatPart, FlatPiece, ModelEntry, NamedParameter, StateModel, flat_pieces};
 pub(crate) use objects::{SlotPart, TensorDescription};
 pub(crate) use optimizer::{
     BoxCopy, BuiltSlot, KeptSlot, OptimizerLoad, OptimizerPlan, PlannedSlot, SlotPlan, optimizer_state, optimizer_to_load,

@@ -2,7 +2,7 @@
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
-use reshard::layout::Dims;
+use reshard::layout::{self, Dims};
 use reshard::state::{
     Buffer, Extent, FlatMember, FlatModel, FlatParameter, FlatSharding, Identity, LeafKind, MemberSlice, ModelEntry as Planned,
     ModuleTree, Names, Parameter, ShardingStrategy, StateError, TensorFacts, Wrapper, canonical_below, get_model_state,
@@ -12,6 +12,7 @@ use reshard::state::{
 use super::errors::{RaiseState, raised};
 use super::options::options_of;
 use crate::errors::invalid;
+use crate::geometry::in_layout;
 use crate::leaves::{Code, Numbers};
 
 /// A module, with what lies directly in it. An object of the package with these attributes, as are all of these.
@@ -118,6 +119,21 @@ pub(crate) struct FlatPiece {
     offsets: Py<PyTuple>,
     sizes: Py<PyTuple>,
     start: u64,
+}
+
+impl FlatPiece {
+    fn new(py: Python<'_>, piece: &layout::FlatPiece, before: u64) -> PyResult<Py<FlatPiece>> {
+        let offsets = PyTuple::new(py, piece.region.offsets())?.unbind();
+        let sizes = PyTuple::new(py, piece.region.sizes())?.unbind();
+        Py::new(py, FlatPiece { offsets, sizes, start: before + piece.start })
+    }
+}
+
+/// The regions of the elements from `start` up to `end` of a flattened tensor, in order.
+#[pyfunction]
+pub(crate) fn flat_pieces(py: Python<'_>, shape: Numbers, start: u64, end: u64) -> PyResult<Vec<Py<FlatPiece>>> {
+    let pieces = in_layout(py, layout::flat_pieces(&shape.0, start, end))?;
+    pieces.iter().map(|piece| FlatPiece::new(py, piece, 0)).collect()
 }
 
 /// What this rank holds of a member of a flat parameter.
@@ -261,9 +277,7 @@ impl StateModel {
         let mut pieces = Vec::new();
         if let Some(held) = flat.member_range(member, rank) {
             for piece in flat.member_regions(member, rank).or_raise_state(py)? {
-                let offsets = PyTuple::new(py, piece.region.offsets())?.unbind();
-                let sizes = PyTuple::new(py, piece.region.sizes())?.unbind();
-                pieces.push(Py::new(py, FlatPiece { offsets, sizes, start: held.in_shard + piece.start })?);
+                pieces.push(FlatPiece::new(py, &piece, held.in_shard)?);
             }
         }
         Py::new(py, FlatPart { flat: flat.name().to_owned(), member, shape, pieces }).map(Some)

@@ -83,9 +83,10 @@ def test_both_load_what_the_adapter_saved(tmp_path, ranks):
         assert ranks(3, run, folder, 3, loader, False) == [True] * 3
 
 
-def test_what_megatron_saved_opens_with_its_plans_in_the_metadata(tmp_path, ranks):
+def test_what_megatron_saved_opens_and_is_loaded_with_its_plans_in_the_metadata(tmp_path, ranks):
     folder = str(tmp_path / "saved")
     assert ranks(4, run, folder, 2, "theirs", True) == [True] * 4
     with reshard.open(folder) as ck:
         assert ck.writer == "Megatron core" and ck["iteration"] == 7
     assert reshard.verify(folder).sound
+    assert ranks(3, run, folder, 3, "ours", False) == [True] * 3

@@ -28,6 +28,7 @@ mod resolve;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Instant;
 
 use indexmap::IndexMap;
 pub use options::{CastPolicy, KeyFilter, KeyMap, LoadOptions, Strictness, Verify};
@@ -41,10 +42,10 @@ use serde::Serialize;
 
 use crate::checkpoint::{CatalogKind, Checkpoint, LoadedValue, Precision, StoredChunk, ValuePlace};
 use crate::error::{Error, Result};
-use crate::group::{Group, Solo, together};
+use crate::group::{Group, Solo, agree, decode, encode, together};
 use crate::leaf::LoadState;
 use crate::mismatch::{Difference, Mismatch};
-use crate::report::{PhaseClock, Phases};
+use crate::report::{PhaseClock, Phases, Slowest};
 use crate::verify::check_stored_twice;
 use crate::workers::Workers;
 
@@ -84,6 +85,8 @@ pub struct LoadReport {
     pub differences: Vec<Difference>,
     /// Casts that the policy allowed.
     pub casts: Vec<Cast>,
+    /// The rank that took longest to read its part.
+    pub slowest: Option<Slowest>,
 }
 
 impl LoadReport {
@@ -129,15 +132,18 @@ pub fn load_with(group: &dyn Group, checkpoint: &Checkpoint, state: &mut LoadSta
     let ready = plan.and_then(|plan| Ok((plan, read_values(checkpoint, state, &resolution.found, options)?)));
     let (plan, values) = together(group, ready)?;
     clock.enter("read");
+    let started = Instant::now();
     let readers = Workers::reading(checkpoint.store.as_ref());
     let done = readers.run(|| read::execute(checkpoint, state, &plan, options)).and_then(|done| done);
-    let done = together(group, done)?;
+    let reading = started.elapsed().as_secs_f64();
+    let (done, slowest) = read_by_all(group, done, reading)?;
     let mut exchanged = 0;
     if let Some(exchange) = exchange {
         clock.enter("exchange");
         exchanged = together(group, exchange.pass_on(group, state))?;
     }
-    Ok(Loaded { values, report: report(checkpoint, clock, &plan, &done, exchanged, resolution) })
+    let report = LoadReport { slowest, ..report(checkpoint, clock, &plan, &done, exchanged, resolution) };
+    Ok(Loaded { values, report })
 }
 
 /// What a load of these tensors would do: resolved and planned as [`load_with`] does, and carried out up to the reading. Only
@@ -171,7 +177,20 @@ fn report(
         bytes_exchanged,
         differences: resolution.differences,
         casts: resolution.casts,
+        slowest: None,
     }
+}
+
+/// What this rank read, once all ranks have read theirs, and the one that took longest.
+fn read_by_all<T>(group: &dyn Group, done: Result<T>, seconds: f64) -> Result<(T, Option<Slowest>)> {
+    let (value, told) = match done {
+        Ok(value) => (Some(value), encode(&seconds)),
+        Err(error) => (None, Err(error)),
+    };
+    let all = if group.size() == 1 { vec![told?] } else { agree(group, told)? };
+    let read = all.iter().map(|bytes| Ok(vec![("read", decode(bytes)?)])).collect::<Result<Vec<_>>>()?;
+    let value = value.ok_or_else(|| Error::internal("a rank failed without an error"))?;
+    Ok((value, Slowest::of(&read)))
 }
 
 /// A load that verifies always trusts `.metadata` only where the data files' own indexes say the same.

@@ -98,10 +98,15 @@ impl AsyncSaver {
         let handle = SaveHandle { shared: Arc::clone(&shared), stall: start.elapsed() };
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(handle.clone());
         let pool = Arc::clone(&self.pool);
+        // Whoever traces the caller traces what goes on for it.
+        let trace = tracing::dispatcher::get_default(tracing::Dispatch::clone);
         let work = move || {
             lower_priority();
             let guard = Unwinding(&shared);
-            let result = write_and_publish(group.as_ref(), prepared, staged, store.as_ref(), &options, &pool, phases);
+            let result = tracing::dispatcher::with_default(&trace, || {
+                write_and_publish(group.as_ref(), prepared, staged, store.as_ref(), &options, &pool, phases)
+            });
+            drop(trace);
             std::mem::forget(guard);
             shared.set(match result {
                 Ok(report) => State::Done(Box::new(report)),

@@ -3,6 +3,8 @@
 //! When every rank has written, rank 0 learns where everything lies and writes the sidecar beside its own data, while
 //! everyone's data goes to the disk. When all of that is synced, rank 0 publishes (see [`crate::commit`]).
 
+use std::time::Instant;
+
 use reshard_formats::own::{Checksums, RecordChecksums, Sidecar};
 use reshard_formats::{FileId, Metadata};
 use reshard_layout::Region;
@@ -18,7 +20,7 @@ use crate::group::{Group, asking_root};
 use crate::layout_names::{data_file, sidecar_name};
 use crate::plan::files::{FrameSizes, lay_out};
 use crate::plan::global::GlobalPlan;
-use crate::report::{PhaseClock, Phases, SaveReport};
+use crate::report::{PhaseClock, Phases, SaveReport, Slowest};
 use crate::workers::Workers;
 
 /// What a rank tells of its writing.
@@ -27,6 +29,8 @@ struct RankResults {
     files: Vec<(String, u64)>,
     tensors: Vec<Option<Checksums>>,
     values: Vec<(u64, Option<Checksums>)>,
+    /// Seconds that it wrote.
+    wrote: f64,
 }
 
 /// What rank 0 tells everyone at the end.
@@ -43,6 +47,7 @@ pub(crate) struct Outcome {
     total_bytes: u64,
     files: u64,
     imbalance: f64,
+    slowest: Option<Slowest>,
     warnings: Vec<String>,
 }
 
@@ -73,8 +78,9 @@ fn try_finish(
     clock: &mut PhaseClock,
 ) -> Result<Outcome> {
     clock.enter("sync");
+    let wrote = clock.last().as_secs_f64();
     let (results, mut unsynced) = match written {
-        Ok((w, unsynced)) => (Ok(RankResults { files: w.files, tensors: w.tensors, values: w.values }), Some(unsynced)),
+        Ok((w, unsynced)) => (Ok(RankResults { files: w.files, tensors: w.tensors, values: w.values, wrote }), Some(unsynced)),
         Err(error) => (Err(error), None),
     };
     let mut own_files: Vec<String> = Vec::new();
@@ -101,6 +107,8 @@ fn try_finish(
             None => Ok(draft),
         }
     });
+    // The wait for the others is no work of this rank's.
+    let syncing = Instant::now();
     let (draft, finished) = match (draft.transpose(), unsynced) {
         (Ok(draft), Some(unsynced)) => (draft, unsynced.finish(store, options, workers)),
         (Ok(draft), None) => (draft, Ok(())),
@@ -110,11 +118,12 @@ fn try_finish(
         }
     };
     clock.enter("commit");
-    let answer = asking_root(group, finished, |_| {
+    let synced = finished.map(|()| syncing.elapsed().as_secs_f64());
+    let answer = asking_root(group, synced, |synced| {
         let Some(draft) = draft else {
             return Err(Error::internal("the planning rank has lost its plan"));
         };
-        Ok(vec![draft.publish(store, options)?; group.size()])
+        Ok(vec![draft.publish(store, options, &synced)?; group.size()])
     });
     match answer {
         Ok(Answer::Published(outcome)) => Ok(outcome),
@@ -139,6 +148,8 @@ struct Draft {
     files: Vec<(String, u64)>,
     /// Bytes of tensor data that each rank wrote.
     loads: Vec<u64>,
+    /// Seconds that each rank wrote.
+    wrote: Vec<f64>,
 }
 
 impl Draft {
@@ -152,11 +163,12 @@ impl Draft {
         let files = side.files.iter().map(|file| (file.file.clone(), file.length)).collect();
         let side = encode_side(&side)?;
         commit.read_old(store);
-        Ok(Draft { commit, encoded, side, side_name, files, loads: global.loads.clone() })
+        let wrote = results.iter().map(|results| results.wrote).collect();
+        Ok(Draft { commit, encoded, side, side_name, files, loads: global.loads.clone(), wrote })
     }
 
-    /// Publishes. `Err` when nothing was.
-    fn publish(self, store: &dyn Store, options: &SaveOptions) -> Result<Answer> {
+    /// Publishes. `Err` when nothing was. `synced` has the seconds that each rank waited for its disk.
+    fn publish(self, store: &dyn Store, options: &SaveOptions, synced: &[f64]) -> Result<Answer> {
         let publication = Publication {
             metadata: &self.encoded,
             files: self.files.iter().map(|(name, length)| (name.as_str(), Some(*length))).collect(),
@@ -175,7 +187,9 @@ impl Draft {
         let mean = total_bytes as f64 / self.loads.len().max(1) as f64;
         let most = self.loads.iter().copied().max().unwrap_or(0) as f64;
         let imbalance = if mean > 0.0 { most / mean } else { 1.0 };
-        Ok(Answer::Published(Outcome { total_bytes, files, imbalance, warnings }))
+        let worked = self.wrote.iter().zip(synced).map(|(&wrote, &synced)| vec![("write", wrote), ("sync", synced)]);
+        let slowest = Slowest::of(&worked.collect::<Vec<_>>());
+        Ok(Answer::Published(Outcome { total_bytes, files, imbalance, slowest, warnings }))
     }
 }
 
@@ -199,6 +213,7 @@ pub(crate) fn report(outcome: Result<Outcome>, prepared: &Prepared, phases: Phas
         files: outcome.files,
         imbalance: outcome.imbalance,
         plan_cached: prepared.plan_cached,
+        slowest: outcome.slowest,
         warnings: outcome.warnings,
     })
 }
@@ -268,6 +283,7 @@ pub(crate) fn offline_metadata(global: &GlobalPlan, options: &SaveOptions) -> Re
                 files: (0..options.files_per_rank).map(|file| (data_file(rank, file, None), 0)).collect(),
                 tensors: vec![Some(Checksums::ZERO); tensors],
                 values: vec![(0, Some(Checksums::ZERO)); assigned.len() - tensors],
+                wrote: 0.0,
             }
         })
         .collect();

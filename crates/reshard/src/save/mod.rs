@@ -39,7 +39,7 @@ use crate::group::{Group, together};
 use crate::leaf::SaveState;
 pub use crate::plan::cache::PlanCache;
 use crate::report::PhaseClock;
-pub use crate::report::{Phases, SaveReport};
+pub use crate::report::{Phases, SaveReport, Slowest};
 pub use crate::staging::StagingPool;
 use crate::workers::Workers;
 

@@ -13,8 +13,9 @@ import re
 import secrets
 from typing import Any
 
-from ... import _tools
+from ... import _reshard, _tools
 from ..._errors import InvalidInput
+from ..._paths import path_text
 from .. import _group
 
 try:
@@ -60,40 +61,13 @@ def consolidate_safetensors_files_on_every_rank(
     group = _group.group_for(process_group)
     rank, size = (group.rank, group.size) if group is not None else (0, 1)
     files = _files(fqn_to_index_mapping)
-    begun: tuple[str, list[str]] = ("", [])
-    failure: BaseException | None = None
-    try:
-        begun = _begin(output_dir, len(files)) if rank == 0 else begun
-    except Exception as error:
-        failure = error
-    mark, _ = _shared(group, [begun[0], 0], failure)[0]
-    written = 0
-    try:
-        mine = [index for position, index in enumerate(files) if position % size == rank]
-        written = sum(_write(input_dir, output_dir, _name(index, len(files), mark), files[index]) for index in mine)
-    except Exception as error:
-        failure = error
-    sizes = [size for _, size in _shared(group, ["", written], failure)]
-    try:
-        if rank == 0:
-            _publish(output_dir, files, sum(sizes), mark, begun[1])
-    except Exception as error:
-        failure = error
-    _shared(group, ["", 0], failure)
-
-
-def _shared(group: Any, told: list[Any], failure: BaseException | None) -> list[list[Any]]:
-    """What every rank tells; an error on every rank where one has failed."""
-    text = json.dumps([told, None if failure is None else _group.described_failure(failure)]).encode()
-    answers = [json.loads(part) for part in (group.all_gather(text) if group is not None else [text])]
-    if failure is not None:
-        raise failure
-    failed = [(rank, why) for rank, (_, why) in enumerate(answers) if why is not None]
-    if failed:
-        raise _group.GroupError(
-            f"rank {failed[0][0]} could not consolidate its files: {failed[0][1]}", ranks=[rank for rank, _ in failed]
-        )
-    return [answer for answer, _ in answers]
+    doing = "consolidating safetensors files"
+    mark, old = _group.together(group, doing, lambda: _begin(output_dir, len(files)) if rank == 0 else ("", []))[0]
+    mine = [index for position, index in enumerate(files) if position % size == rank]
+    written = _group.together(
+        group, doing, lambda: sum(_write(input_dir, output_dir, _name(index, len(files), mark), files[index]) for index in mine)
+    )
+    _group.together(group, doing, lambda: _publish(output_dir, files, sum(written), mark, old) if rank == 0 else None)
 
 
 def _files(mapping: dict[str, int]) -> dict[int, list[str]]:
@@ -131,17 +105,7 @@ def _write(source: str, folder: str, name: str, keys: list[str]) -> int:
 def _publish(folder: str, files: dict[int, list[str]], size: int, mark: str, old: list[str]) -> None:
     names = {key: _name(index, len(files), mark) for index, keys in files.items() for key in keys}
     text = json.dumps({"metadata": {"total_size": size}, "weight_map": names}, indent=2)
-    path = os.path.join(folder, _INDEX)
-    with open(path + ".tmp", "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(path + ".tmp", path)
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    _reshard.publish_file(path_text(folder), _INDEX, text.encode())
     # What only the old index named is superseded; leftovers do no harm, so a failure here is none.
     for name in set(old) - set(names.values()):
         with contextlib.suppress(OSError):
