@@ -74,7 +74,7 @@ def test_health_names_rules_and_what_was_looked_at(tmp_path):
     assert not report.healthy and report.checked == ("numbers",)
     assert reshard.health(path, limits={"nan": None}).healthy
     assert reshard.health(path, include=["model.fine"], verify=True).checked == ("checksums", "numbers")
-    with pytest.raises(reshard.InvalidInput, match="no rule"):
+    with pytest.raises(reshard.InvalidInput, match="unknown rule"):
         reshard.health(path, limits={"nonsense": 1})
 
 
