@@ -1,4 +1,4 @@
-"""What every copied test file imports first: ranks that are forked, the CPU in place of accelerators, and reshard in its mode."""
+"""What every copied test file imports first, on every rank: the CPU in place of accelerators, and reshard in its mode."""
 
 from __future__ import annotations
 
@@ -40,9 +40,6 @@ def _on_the_cpu() -> None:
     for cls in (getattr(fsdp, name, None) for name in ("FSDPTest", "FSDPTestMultiThread")):
         if cls is not None:
             cls.world_size = property(lambda self: WORLD // 2)
-    # Ranks that are forked have imported torch already.
-    case = common.MultiProcessTestCase
-    case._spawn_processes = lambda self: self._start_processes(torch.multiprocessing.get_context("fork").Process)  # type: ignore[method-assign]
 
 
 def _replace(pairs: dict[int, Any]) -> None:
