@@ -203,8 +203,16 @@ class Checkpoint(Mapping[str, Any]):
     are decoded as inert data; one that only unpickling could bring back raises :class:`UntrustedPickle`.
     """
 
-    def __init__(self, path: StrPath, *, view: Views | None = None, storage_options: StorageOptions | None = None) -> None:
-        inner = _reshard.Checkpoint(path_text(path), storage_options, views=inner_views(view))
+    def __init__(
+        self,
+        path: StrPath,
+        *,
+        view: Views | None = None,
+        parameter_map: StrPath | None = None,
+        storage_options: StorageOptions | None = None,
+    ) -> None:
+        given = None if parameter_map is None else path_text(parameter_map)
+        inner = _reshard.Checkpoint(path_text(path), storage_options, views=inner_views(view), parameter_map=given)
         self._inner: _reshard.Checkpoint | None = inner
 
     def _open(self) -> _reshard.Checkpoint:
@@ -219,7 +227,8 @@ class Checkpoint(Mapping[str, Any]):
 
     @property
     def format(self) -> str:
-        """ "dcp", "safetensors", "torch", or another program's: "deepspeed", "universal", "megatron", "ranks", "accelerate"."""
+        """ "dcp", "safetensors", "torch", or another program's: "deepspeed", "universal", "megatron", "ranks", "accelerate",
+        "lightning", "nanotron", "torch_checkpointing"."""
         return self._open().format
 
     @property
@@ -311,16 +320,24 @@ class Checkpoint(Mapping[str, Any]):
         return f"<p>{escape(self.path)} ({self.format})</p><table>{head}{''.join(rows)}</table>"
 
 
-def open(path: StrPath, *, view: Views | None = None, storage_options: StorageOptions | None = None) -> Checkpoint:
+def open(
+    path: StrPath,
+    *,
+    view: Views | None = None,
+    parameter_map: StrPath | None = None,
+    storage_options: StorageOptions | None = None,
+) -> Checkpoint:
     """Opens the checkpoint at a path or address (``s3://…``, ``gs://…``, ``az://…``) for reading.
 
     Args:
-        path: a DCP folder, a safetensors file or folder of them, or a ``torch.save`` file.
+        path: a DCP folder, a safetensors file or folder of them, a ``torch.save`` file, or the folder that a trainer wrote.
         view: see it through rules; a :class:`reshard.View`, a file of rules, a recipe, or several, applied in order.
+        parameter_map: a JSON file that says which parameters lie in the flat buffers of Megatron's distributed optimizer; see
+            ``docs/other-formats.md``.
         storage_options: settings of the store by name, such as ``endpoint`` or ``region``; what is not given is taken
             from the environment (``AWS_*``, ``GOOGLE_*``, ``AZURE_*``).
     """
-    return Checkpoint(path, view=view, storage_options=storage_options)
+    return Checkpoint(path, view=view, parameter_map=parameter_map, storage_options=storage_options)
 
 
 def steps(root: StrPath, *, deep: bool = False, storage_options: StorageOptions | None = None) -> list[tuple[int, str]]:
@@ -346,6 +363,7 @@ def verify(
     *,
     data: bool = True,
     view: Views | None = None,
+    parameter_map: StrPath | None = None,
     storage_options: StorageOptions | None = None,
 ) -> VerifyReport:
     """Checks a checkpoint: structure, coverage, lengths of files, everything that is stored twice, and every checksum.
@@ -354,6 +372,9 @@ def verify(
         path: a path or an address.
         data: read all data and compare checksums; without it the other checks alone are made.
         view: see it through rules; what it is made from is verified, and that the rules leave no holes.
+        parameter_map: a JSON file that says which parameters lie in the flat buffers of Megatron's distributed optimizer; see
+            ``docs/other-formats.md``.
         storage_options: settings of the store by name.
     """
-    return _reshard.verify(path_text(path), data, storage_options, inner_views(view))
+    given = None if parameter_map is None else path_text(parameter_map)
+    return _reshard.verify(path_text(path), data, storage_options, inner_views(view), given)

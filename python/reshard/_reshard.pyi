@@ -393,6 +393,7 @@ class Checkpoint:
         group: _Group | None = None,
         metadata: str | None = None,
         views: Sequence[View] | None = None,
+        parameter_map: str | None = None,
     ) -> Self: ...
     @property
     def path(self) -> str:
@@ -685,6 +686,7 @@ def verify(
     data: bool,
     storage_options: StorageOptions | None = None,
     views: Sequence[View] | None = None,
+    parameter_map: str | None = None,
 ) -> VerifyReport:
     """Checks a checkpoint."""
 

@@ -43,6 +43,7 @@ class Selecting(TypedDict, total=False):
     add_prefix: str | None
     rename: Mapping[str, str] | None
     view: list[_reshard.View] | None
+    parameter_map: str | None
 
 
 class Writing(TypedDict, total=False):
@@ -88,6 +89,10 @@ class Keeping(TypedDict, total=False):
     abandoned: bool
 
 
+def _file(path: StrPath | None) -> str | None:
+    return None if path is None else path_text(path)
+
+
 def convert(
     source: StrPath,
     destination: StrPath,
@@ -108,6 +113,7 @@ def convert(
     sync: bool = True,
     skip_opaque: bool = False,
     view: Views | None = None,
+    parameter_map: StrPath | None = None,
     storage_options: _Storage = None,
 ) -> ConvertReport:
     """Writes a checkpoint in another format, in bounded memory.
@@ -130,6 +136,8 @@ def convert(
         sync: wait until everything is on the disk.
         skip_opaque: leave out objects that the format cannot carry.
         view: see the source through rules (:class:`reshard.View`, a file, a recipe), before all else.
+        parameter_map: a JSON file that says which parameters lie in the flat buffers of Megatron's distributed optimizer; see
+            ``docs/other-formats.md``.
         storage_options: settings of the stores by name.
     """
     selecting: Selecting = {
@@ -141,6 +149,7 @@ def convert(
         "add_prefix": add_prefix,
         "rename": rename,
         "view": inner_views(view),
+        "parameter_map": _file(parameter_map),
     }
     writing: Writing = {
         "to": to,
@@ -169,6 +178,7 @@ def relayout(
     verify: bool = True,
     sync: bool = True,
     view: Views | None = None,
+    parameter_map: StrPath | None = None,
     storage_options: _Storage = None,
 ) -> ConvertReport:
     """Reshards a checkpoint for a device mesh.
@@ -178,9 +188,14 @@ def relayout(
         destination: a folder.
         mesh: the device mesh, such as "4" or "dp=2,tp=4".
         rules: placements by pattern, such as "*.weight=S(0)", one for each dimension of the mesh; the first that matches counts.
-        include, exclude, cast, overwrite, verify, sync, view, storage_options: see :func:`convert`.
+        include, exclude, cast, overwrite, verify, sync, view, parameter_map, storage_options: see :func:`convert`.
     """
-    selecting: Selecting = {"include": include, "exclude": exclude, "view": inner_views(view)}
+    selecting: Selecting = {
+        "include": include,
+        "exclude": exclude,
+        "view": inner_views(view),
+        "parameter_map": _file(parameter_map),
+    }
     writing: Writing = {"cast": cast, "overwrite": overwrite, "verify": verify, "sync": sync}
     with as_raised():
         layout = (mesh, list(rules))
@@ -253,6 +268,7 @@ def diff(
     relative: float | None = None,
     elements: bool = True,
     view: Views | None = None,
+    parameter_map: StrPath | None = None,
     storage_options: _Storage = None,
 ) -> DiffReport:
     """What differs between two checkpoints, of whatever formats and layouts.
@@ -264,9 +280,16 @@ def diff(
         tolerance, absolute, relative: distances up to which elements count as the same.
         elements: compare elements; otherwise shapes and dtypes alone.
         view: rules through which to see the first one.
+        parameter_map: see :func:`convert`.
         storage_options: settings of the stores by name.
     """
-    selecting: Selecting = {"include": include, "exclude": exclude, "rename": rename, "view": inner_views(view)}
+    selecting: Selecting = {
+        "include": include,
+        "exclude": exclude,
+        "rename": rename,
+        "view": inner_views(view),
+        "parameter_map": _file(parameter_map),
+    }
     within = (tolerance if absolute is None else absolute, tolerance if relative is None else relative)
     with as_raised():
         return _reshard.diff(path_text(first), path_text(second), selecting, within if elements else None, storage_options)
@@ -278,11 +301,17 @@ def digest(
     include: Sequence[str] | None = None,
     verify: bool = True,
     view: Views | None = None,
+    parameter_map: StrPath | None = None,
     storage_options: _Storage = None,
 ) -> dict[str, DigestEntry]:
     """What each key holds, independent of format and layout: two checkpoints hold the same where digests are equal."""
     with as_raised():
-        return _reshard.digest(path_text(path), {"include": include, "view": inner_views(view)}, verify, storage_options)
+        return _reshard.digest(
+            path_text(path),
+            {"include": include, "view": inner_views(view), "parameter_map": _file(parameter_map)},
+            verify,
+            storage_options,
+        )
 
 
 @overload

@@ -41,11 +41,22 @@ pub(crate) fn is_complete(py: Python<'_>, path: &str, storage_options: Option<St
     py.detach(|| store.exists(".metadata")).map_err(|source| storage(path, source)).or_raise(py)
 }
 
+/// The map of parameters in a file.
+pub(crate) fn read_map(file: Option<&str>) -> reshard::Result<Option<Arc<reshard::ParameterMap>>> {
+    Ok(file.map(reshard::ParameterMap::read).transpose()?.map(Arc::new))
+}
+
 /// Opens a path.
-pub(crate) fn opened(path: &str, store: StoreOptions, views: Vec<reshard::view::View>) -> reshard::Result<reshard::Checkpoint> {
+pub(crate) fn opened(
+    path: &str,
+    store: StoreOptions,
+    views: Vec<reshard::view::View>,
+    parameter_map: Option<&str>,
+) -> reshard::Result<reshard::Checkpoint> {
     let mut options = OpenOptions::default();
     options.store = store;
     options.views = views;
+    options.parameter_map = read_map(parameter_map)?;
     reshard::Checkpoint::open_with(path, &options)
 }
 
@@ -60,7 +71,7 @@ impl Checkpoint {
     /// Opens what lies at a path. With a group, all its ranks open it, and one that cannot is an error on all. A name of
     /// metadata other than `.metadata` opens a DCP folder by that.
     #[new]
-    #[pyo3(signature = (path, storage_options=None, group=None, metadata=None, views=None))]
+    #[pyo3(signature = (path, storage_options=None, group=None, metadata=None, views=None, parameter_map=None))]
     fn new(
         py: Python<'_>,
         path: String,
@@ -68,13 +79,14 @@ impl Checkpoint {
         group: Option<&Bound<'_, PyAny>>,
         metadata: Option<String>,
         views: Option<Vec<Py<View>>>,
+        parameter_map: Option<String>,
     ) -> PyResult<Checkpoint> {
         let views = views_of(views);
         let options = storage_options.unwrap_or_default().0;
         let group = group_of(group)?;
         let control = reshard::Control::new();
         let open = move || match metadata {
-            None => opened(&path, options, views),
+            None => opened(&path, options, views, parameter_map.as_deref()),
             Some(name) => {
                 let stored = reshard::Checkpoint::open_metadata(store_with(&path, &options)?, &name)?;
                 views.iter().try_fold(stored, reshard::Checkpoint::through)

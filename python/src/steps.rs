@@ -55,7 +55,7 @@ impl StepFolder {
         let found = run(py, &self.options.control, move || reshard::steps::steps(&root, &options))?.or_raise(py)?;
         let step = |step: reshard::steps::Step| {
             let why = match step.state {
-                StepState::Valid if step.format == Some(reshard::checkpoint::Format::Dcp) => None,
+                StepState::Valid if step.format.is_some_and(reshard::checkpoint::Format::is_dcp) => None,
                 StepState::Incomplete { why } => Some(why),
                 _ => return None,
             };

@@ -9,6 +9,7 @@ use reshard::OpenOptions;
 use reshard::steps::{Step, StepState, StepsOptions};
 use reshard::verify::{VerifyOptions, verify_path};
 
+use crate::checkpoint::read_map;
 use crate::errors::Raise;
 use crate::options::Storage;
 use crate::reports::verify_report;
@@ -17,15 +18,17 @@ use crate::view::{View, views_of};
 
 /// Checks a checkpoint; returns what was checked and found.
 #[pyfunction]
-#[pyo3(signature = (path, data, storage_options=None, views=None))]
+#[pyo3(signature = (path, data, storage_options=None, views=None, parameter_map=None))]
 pub(crate) fn verify<'py>(
     py: Python<'py>,
     path: String,
     data: bool,
     storage_options: Option<Storage>,
     views: Option<Vec<Py<View>>>,
+    parameter_map: Option<String>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let mut open = OpenOptions::default();
+    open.parameter_map = read_map(parameter_map.as_deref()).or_raise(py)?;
     open.store = storage_options.unwrap_or_default().0;
     open.views = views_of(views);
     let mut options = VerifyOptions::default();

@@ -47,6 +47,9 @@ pub(crate) struct GlobalArgs {
     /// RESHARD_EXPANDED_LIMIT, or 4GiB)
     #[arg(long, global = true, value_name = "SIZE", help_heading = "Global options", hide_short_help = true)]
     pub(crate) expanded_limit: Option<String>,
+    /// Which parameters lie in the flat buffers of Megatron's distributed optimizer (dp_reshardable); a JSON file
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Global options", hide_short_help = true)]
+    pub(crate) parameter_map: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]

@@ -13,6 +13,9 @@ pub(crate) fn format_name(format: Format) -> &'static str {
         Format::Megatron => "Megatron",
         Format::Ranks => "one file a rank",
         Format::Accelerate => "accelerate",
+        Format::Lightning => "Lightning",
+        Format::Nanotron => "nanotron",
+        Format::TorchCheckpointing => "torch_checkpointing",
         _ => "unknown",
     }
 }

@@ -73,6 +73,17 @@ pub enum Error {
         /// Keys with similar names.
         near: Vec<String>,
     },
+    /// Megatron's distributed optimizer saved its buffers as they are, and state was asked for by parameter.
+    #[error(
+        "no key {key:?} in {path}: the optimizer's state is in flat buffers (dp_reshardable), and no file says which parameters lie \
+         in them; a map of parameters is needed, which names for each bucket its parameters, their shapes and where they start"
+    )]
+    NeedsParameterMap {
+        /// The key asked for.
+        key: String,
+        /// The address.
+        path: String,
+    },
     /// A checkpoint lies there and overwriting was not asked for.
     #[error("{path} already holds a checkpoint")]
     AlreadyExists {
@@ -247,6 +258,7 @@ impl Error {
             Error::Group { .. } => ErrorKind::Group,
             Error::Remote { failures } => failures.first().map_or(ErrorKind::Group, |f| f.kind),
             Error::Invalid { .. }
+            | Error::NeedsParameterMap { .. }
             | Error::Layout(_)
             | Error::Several { .. }
             | Error::Unsupported { .. }
@@ -261,6 +273,7 @@ impl Error {
     pub fn keys(&self) -> Vec<String> {
         match self {
             Error::NoSuchKey { key, .. }
+            | Error::NeedsParameterMap { key, .. }
             | Error::Untrusted { key, .. }
             | Error::Expands { key, .. }
             | Error::UnsupportedDType { key, .. } => vec![key.clone()],
@@ -315,6 +328,7 @@ impl Error {
             },
             Error::NoSuchKey { .. } => keys_hint(caller),
             Error::Expands { .. } => return Some(expanded_hint(caller)),
+            Error::NeedsParameterMap { .. } => return Some(map_hint(caller)),
             Error::UnsupportedDType { .. } => match caller {
                 Caller::Rust => "leave it out, cast it with `CastRules`, or write `convert::Target::Torch`",
                 Caller::Python => "leave it out with exclude=, cast it with cast=, or write a .pt file",
@@ -422,6 +436,18 @@ fn expanded_hint(caller: Caller) -> String {
             format!("if you trust the file, raise the limit: --expanded-limit SIZE, or {variable}=<bytes> in the environment")
         }
     }
+}
+
+fn map_hint(caller: Caller) -> String {
+    let how = match caller {
+        Caller::Rust => "set `OpenOptions::parameter_map`",
+        Caller::Python => "pass parameter_map=FILE",
+        Caller::Command => "pass --parameter-map FILE",
+    };
+    format!(
+        "{how}; inside Megatron, `from reshard.integrations.megatron import save_parameter_map; save_parameter_map(FILE, optimizer, \
+         model.sharded_state_dict())` on every rank writes it (docs/other-formats.md)"
+    )
 }
 
 fn kind_hint(kind: ErrorKind, caller: Caller) -> Option<&'static str> {

@@ -11,6 +11,9 @@ pub(crate) const SIDE_SUFFIX: &str = ".sums";
 /// The note of an edit has a sidecar's prefix and ends so.
 pub(crate) const EDIT_SUFFIX: &str = ".edit";
 
+/// What Lightning keeps beside a DCP checkpoint.
+pub(crate) const META_FILE: &str = "meta.pt";
+
 /// A safetensors model in one file; where it exists it is the folder's model, as for the libraries that load it.
 pub(crate) const MODEL_FILE: &str = "model.safetensors";
 

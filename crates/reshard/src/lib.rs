@@ -99,5 +99,5 @@ pub use reshard_layout as layout;
 pub use reshard_state as state;
 pub use reshard_storage as storage;
 pub use save::{AsyncSaver, SaveOptions, SaveReport, save, save_with};
-pub use source::OpenOptions;
+pub use source::{OpenOptions, ParameterMap};
 pub use typed::Element;

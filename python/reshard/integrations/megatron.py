@@ -8,6 +8,13 @@
     dist_checkpointing.save(state, path, SaveStrategy())
     state = dist_checkpointing.load(state, path, LoadStrategy())
 
+The optimizer's state that Megatron saves as flat buffers (``dp_reshardable``) can be read by parameter with a map, which Megatron
+knows while it runs::
+
+    from reshard.integrations.megatron import save_parameter_map
+
+    save_parameter_map("parameters.json", optimizer, model.sharded_state_dict())
+
 Megatron plans, the engine writes and reads: checksums, an atomic commit, and nothing unpickled that Megatron's own classes do not need.
 """
 
@@ -20,6 +27,9 @@ import torch.distributed.checkpoint as _dcp
 from megatron.core.dist_checkpointing.strategies import torch as _theirs
 
 from .. import torch as rt
+from ._parameter_map import parameter_map, save_parameter_map
+
+__all__ = ["LoadStrategy", "SaveStrategy", "parameter_map", "save_parameter_map"]
 
 
 class SaveStrategy(_theirs.TorchDistSaveShardedStrategy):

@@ -68,6 +68,7 @@ def load(
     cast: CastPolicy = "never",
     rename: Rename | None = None,
     view: Views | None = None,
+    parameter_map: StrPath | None = None,
     allow_pickle: bool = False,
     verify: VerifyPolicy = "whole",
     exchange: bool = False,
@@ -95,6 +96,8 @@ def load(
         rename: from a wanted key to the checkpoint's, as a dict or a function; None leaves the key alone.
         view: see the checkpoint through rules, by which tensors are stacked, split, joined, transposed, padded or renamed: a
             :class:`reshard.View`, a file of rules, a recipe, or several, applied in order.
+        parameter_map: a JSON file that says which parameters lie in the flat buffers of Megatron's distributed optimizer; see
+            ``docs/other-formats.md``.
         allow_pickle: unpickle values that are not plain data. Only for files you trust: it runs code from them.
         verify: compare checksums "never", of records that are read "whole", or "always".
         exchange: read what several ranks want once, and exchange it between them.
@@ -108,7 +111,8 @@ def load(
     """
     where = chosen_path(path, checkpoint_id)
     group = group_for(process_group, no_dist, timeout=timeout)
-    checkpoint = _reshard.Checkpoint(where, storage_options, group, views=inner_views(view))
+    given = None if parameter_map is None else path_text(parameter_map)
+    checkpoint = _reshard.Checkpoint(where, storage_options, group, views=inner_views(view), parameter_map=given)
     options = _reshard.LoadOptions(strict=strict, cast=cast, verify=verify, exchange=exchange)
     return _load(state_dict, checkpoint, group, options, _stored_name(rename), allow_pickle, progress, trace)
 

@@ -39,7 +39,7 @@ pub(crate) fn diff<'py>(
     chosen.tolerance.absolute = absolute;
     chosen.tolerance.relative = relative;
     chosen.elements = tolerance.is_some();
-    let seen = selecting.open(storage_options);
+    let seen = selecting.open(py, storage_options)?;
     let mut open = seen.clone();
     open.views.clear();
     let found = run(py, &chosen.control.clone(), move || {
@@ -62,7 +62,7 @@ pub(crate) fn digest<'py>(
     let mut chosen = DigestOptions::default();
     chosen.selection = selecting.selection(py)?;
     chosen.verify = verify;
-    let open = selecting.open(storage_options);
+    let open = selecting.open(py, storage_options)?;
     let found =
         run(py, &chosen.control.clone(), move || reshard::digest::digest(&Checkpoint::open_with(&path, &open)?, &chosen))?;
     reports(py, "DigestEntry", &found.or_raise(py)?.entries)
@@ -100,7 +100,7 @@ pub(crate) fn scan<'py>(
     let mut chosen = ScanOptions::default();
     chosen.selection = selecting.selection(py)?;
     (chosen.bins, chosen.verify) = (bins, verify);
-    let open = selecting.open(storage_options);
+    let open = selecting.open(py, storage_options)?;
     let found = run(py, &chosen.control.clone(), move || reshard::numbers::scan(&Checkpoint::open_with(&path, &open)?, &chosen))?;
     reports(py, "TensorStats", &found.or_raise(py)?)
 }
@@ -122,7 +122,7 @@ pub(crate) fn health<'py>(
     for limit in &limits {
         chosen.limits.parse(limit).or_raise(py)?;
     }
-    let open = selecting.open(storage_options);
+    let open = selecting.open(py, storage_options)?;
     let found =
         run(py, &chosen.control.clone(), move || reshard::health::health(&Checkpoint::open_with(&path, &open)?, &chosen))?;
     report(py, "HealthReport", &found.or_raise(py)?)

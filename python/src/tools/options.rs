@@ -10,6 +10,7 @@ use reshard::convert::{ConvertOptions, Target as ConvertTarget};
 use reshard::select::{CastRules, Glob, Part, Rename, Selection};
 use reshard::steps::{Best, Retention};
 
+use crate::checkpoint::read_map;
 use crate::errors::{Raise, invalid};
 use crate::options::Storage;
 use crate::view::{View, views_of};
@@ -66,6 +67,8 @@ pub(crate) struct Selecting {
     pub(crate) rename: Option<Renames>,
     #[pyo3(default)]
     view: Option<Vec<Py<View>>>,
+    #[pyo3(default)]
+    parameter_map: Option<String>,
 }
 
 impl Selecting {
@@ -90,10 +93,11 @@ impl Selecting {
     }
 
     /// How to open what is selected from.
-    pub(crate) fn open(&mut self, storage_options: Option<Storage>) -> OpenOptions {
+    pub(crate) fn open(&mut self, py: Python<'_>, storage_options: Option<Storage>) -> PyResult<OpenOptions> {
         let mut open = open_options(storage_options);
         open.views = views_of(self.view.take());
-        open
+        open.parameter_map = read_map(self.parameter_map.as_deref()).or_raise(py)?;
+        Ok(open)
     }
 }
 

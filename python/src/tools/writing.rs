@@ -28,7 +28,7 @@ pub(crate) fn convert<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let chosen = writing.options(py, &selecting)?;
     let target = writing.target(py, &destination, None)?;
-    let open = selecting.open(storage_options);
+    let open = selecting.open(py, storage_options)?;
     let found = run(py, &chosen.control.clone(), move || {
         let source = Checkpoint::open_with(&source, &open)?;
         reshard::convert::convert(&source, &Destination::parse(&destination, target, &open.store)?, target, &chosen)
@@ -50,7 +50,7 @@ pub(crate) fn relayout<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let chosen = writing.options(py, &selecting)?;
     let layout = Layout::parse(&layout.0, &layout.1).or_raise(py)?;
-    let open = selecting.open(storage_options);
+    let open = selecting.open(py, storage_options)?;
     let found = run(py, &chosen.control.clone(), move || {
         let source = Checkpoint::open_with(&source, &open)?;
         reshard::relayout::relayout(&source, &store_with(&destination, &open.store)?, &layout, &chosen)
@@ -71,7 +71,7 @@ pub(crate) fn merge<'py>(
     storage_options: Option<Storage>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let chosen = writing.options(py, &selecting)?;
-    let open = selecting.open(storage_options);
+    let open = selecting.open(py, storage_options)?;
     let again = open.clone();
     let opened = run(py, &chosen.control, move || {
         sources.iter().map(|path| Checkpoint::open_with(path, &again)).collect::<reshard::Result<Vec<_>>>()

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::SystemTime;
 
 use reshard::Checkpoint;
-use reshard::checkpoint::{CatalogKind, ChunkPlace, Format, ValuePlace};
+use reshard::checkpoint::{CatalogKind, ChunkPlace, ValuePlace};
 use reshard::storage::{FileInfo, StorageError};
 
 /// One data file.
@@ -36,7 +36,7 @@ pub(crate) struct Listing {
 pub(crate) fn list(checkpoint: &Checkpoint) -> Listing {
     let store = checkpoint.store();
     // A single file's store is rooted at the folder around it, which may hold anything.
-    if checkpoint.catalog().format == Format::Dcp {
+    if checkpoint.catalog().format.is_dcp() {
         match store.list("") {
             Ok(files) => {
                 let files = files.into_iter().map(|file| (file.path.clone(), file)).collect();
@@ -98,7 +98,7 @@ impl Listing {
     /// When the checkpoint was published.
     pub(crate) fn published(&self, checkpoint: &Checkpoint) -> Option<SystemTime> {
         let file = match checkpoint.catalog().format {
-            Format::Dcp => ".metadata",
+            format if format.is_dcp() => ".metadata",
             _ => checkpoint.catalog().files.first()?,
         };
         self.files.get(file)?.modified

@@ -26,7 +26,7 @@ mod view;
 use std::ffi::OsString;
 
 use clap::Parser;
-use reshard::{Checkpoint, ErrorKind, OpenOptions};
+use reshard::{Checkpoint, ErrorKind, OpenOptions, ParameterMap};
 
 use crate::args::{Cli, GlobalArgs, Verb};
 use crate::failure::{Failure, Result};
@@ -65,6 +65,8 @@ impl Context {
     fn opening(&mut self, global: &GlobalArgs) -> Result<()> {
         self.open.store.follow_symlinks = global.follow_symlinks;
         self.open.expanded_limit = global.expanded_limit.as_deref().map(meaning::size).transpose()?;
+        let map = global.parameter_map.as_deref().map(ParameterMap::read).transpose()?;
+        self.open.parameter_map = map.map(std::sync::Arc::new);
         Ok(())
     }
 

@@ -7,6 +7,7 @@ mod command;
 mod conversions;
 mod corpus;
 mod demo;
+mod foreign;
 mod interrupt;
 mod numbers;
 mod python;

@@ -28,6 +28,13 @@ pub enum Format {
     Ranks,
     /// Model, optimizer and more beside each other, as accelerate and the Trainer write them.
     Accelerate,
+    /// A DCP folder of Lightning, with `meta.pt` beside it.
+    Lightning,
+    /// A folder that nanotron wrote.
+    Nanotron,
+    /// A folder that `torch_checkpointing` wrote.
+    #[serde(rename = "torch_checkpointing")]
+    TorchCheckpointing,
 }
 
 impl Format {
@@ -42,8 +49,35 @@ impl Format {
             Format::Megatron => "megatron",
             Format::Ranks => "ranks",
             Format::Accelerate => "accelerate",
+            Format::Lightning => "lightning",
+            Format::Nanotron => "nanotron",
+            Format::TorchCheckpointing => "torch_checkpointing",
         }
     }
+
+    /// Whether it is a folder that its `.metadata`, published last, makes a checkpoint.
+    pub fn is_dcp(self) -> bool {
+        matches!(self, Format::Dcp | Format::Lightning)
+    }
+}
+
+/// What is missing where Megatron's distributed optimizer saved its buffers as they are, and how to come by it.
+pub(crate) const NEEDS_MAP: &str = "the optimizer's state is in flat buffers (dp_reshardable), and no file says which parameters \
+    lie in them: give a map of parameters (--parameter-map FILE, parameter_map=), which \
+    reshard.integrations.megatron.save_parameter_map writes inside Megatron; or have Megatron save the state by name, with \
+    distrib_optim_sharding_type=fully_reshardable";
+
+/// What the keys of Megatron's flat buffers start with; where several optimizers are chained, behind the number of each
+/// (`chained_0.`).
+pub(crate) const BUFFER_GROUP: &str = "optimizer.distributed.dp_group_idx_";
+/// The keys of their buckets have this in them.
+pub(crate) const BUFFER_BUCKET: &str = ".bucket_idx_";
+
+/// Whether an entry is a flat buffer, a bucket of one, or what one rank gathered of them.
+pub(crate) fn is_flat_buffer(key: &str, entry: &CatalogEntry) -> bool {
+    let named = key.contains(BUFFER_GROUP) && (key.contains(BUFFER_BUCKET) || key.contains(".param_state."));
+    let older = || key.split('.').take(2).any(|word| word == "distrib_optim");
+    (named || older()) && matches!(&entry.kind, CatalogKind::Tensor(tensor) if tensor.shape.len() == 1)
 }
 
 /// Everything a checkpoint holds.
@@ -77,17 +111,23 @@ impl Catalog {
         Catalog { format, files, entries, save_id: None, dcp_version: None, writer, notes }
     }
 
+    /// Whether there are flat buffers of Megatron's distributed optimizer, in which parameters lie.
+    pub(crate) fn has_flat_buffers(&self) -> bool {
+        self.entries.iter().any(|(key, entry)| is_flat_buffer(key, entry))
+    }
+
     /// What the format cannot tell of this checkpoint, for people.
     pub fn remarks(&self) -> Vec<&'static str> {
         let any = |prefix: &str| self.entries.keys().any(|key| key.starts_with(prefix));
         match self.format {
             Format::Universal if any("optim.") => vec!["a universal checkpoint does not say which parameters a group has"],
-            Format::Megatron if any("optimizer.distributed.") => vec![
-                "the optimizer's state is in flat buffers (dp_reshardable), and no file says which parameters lie in them; with \
-                 distrib_optim_sharding_type=fully_reshardable Megatron saves it by name",
-            ],
-            Format::Megatron if any("mp_rank_") => {
-                vec!["nothing says how the tensors of model parallel ranks make up one: each rank's keys stay apart"]
+            Format::Megatron => {
+                let apart = "nothing says how the tensors of model parallel ranks make up one: each rank's keys stay apart";
+                let buffers = self.has_flat_buffers();
+                any("mp_rank_").then_some(apart).into_iter().chain(buffers.then_some(NEEDS_MAP)).collect()
+            }
+            Format::TorchCheckpointing if any("optimizer.state.0.") => {
+                vec!["the optimizer's state is numbered, as it was saved, not named"]
             }
             Format::Ranks if any("optim.state.0.") => vec!["the optimizer's state is numbered, as it was saved, not named"],
             _ => Vec::new(),

@@ -26,6 +26,7 @@ mod read;
 
 use std::sync::{Arc, OnceLock};
 
+pub(crate) use catalog::{BUFFER_BUCKET, BUFFER_GROUP, is_flat_buffer};
 pub use catalog::{
     Catalog, CatalogEntry, CatalogKind, CatalogTensor, ChunkPlace, DataPlace, Format, SeenPlace, StoredChunk, StoredCrc,
     ValuePlace,
@@ -134,11 +135,20 @@ impl Checkpoint {
 
     /// The entry of a key.
     pub fn entry(&self, key: &str) -> Result<&CatalogEntry> {
-        self.catalog.entries.get(key).ok_or_else(|| Error::NoSuchKey {
-            key: key.to_owned(),
-            path: self.path.clone(),
-            near: crate::mismatch::near_names(key, self.keys()),
+        self.catalog.entries.get(key).ok_or_else(|| match self.needs_parameter_map(key) {
+            Some(error) => error,
+            None => {
+                let near = crate::mismatch::near_names(key, self.keys());
+                Error::NoSuchKey { key: key.to_owned(), path: self.path.clone(), near }
+            }
         })
+    }
+
+    /// Why a key is not there, if it is optimizer state by parameter that lies in flat buffers.
+    pub(crate) fn needs_parameter_map(&self, key: &str) -> Option<Error> {
+        let asked = self.catalog.format == Format::Megatron && key.starts_with("optimizer.state.");
+        let needed = asked && self.catalog.has_flat_buffers();
+        needed.then(|| Error::NeedsParameterMap { key: key.to_owned(), path: self.path.clone() })
     }
 
     /// The tensor of a key.

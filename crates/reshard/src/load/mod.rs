@@ -224,6 +224,10 @@ fn resolved<'c>(
     }
     // Some rank has a difference; where it counts, all ranks fail with it.
     if options.strictness == Strictness::Strict && !resolution.differences.is_empty() {
+        let missing = resolution.differences.iter().filter(|difference| matches!(difference, Difference::Missing { .. }));
+        if let Some(error) = missing.map(Difference::key).find_map(|key| checkpoint.needs_parameter_map(key)) {
+            return together(group, Err(error));
+        }
         let (path, differences) = (checkpoint.path().to_owned(), std::mem::take(&mut resolution.differences));
         return together(group, Err(Error::Mismatch(Box::new(Mismatch { path, differences }))));
     }

@@ -1,5 +1,6 @@
 //! A DCP folder as a catalog.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use reshard_formats::metadata::{PlannerData, Transforms};
@@ -8,12 +9,12 @@ use reshard_formats::{EntryKind, Metadata};
 use reshard_storage::{StorageError, Store};
 
 use super::folder::Folder;
-use super::megatron;
+use super::{lightning, megatron};
 use crate::checkpoint::{
     Catalog, CatalogEntry, CatalogTensor, Checkpoint, ChunkPlace, Format, MAX_METADATA_BYTES, StoredChunk, ValuePlace,
 };
 use crate::error::{Error, Result, StorageContext};
-use crate::layout_names::{METADATA_FILE, sidecar_name};
+use crate::layout_names::{META_FILE, METADATA_FILE, sidecar_name};
 use crate::workers::Workers;
 
 /// A folder with `.metadata`.
@@ -22,9 +23,12 @@ pub(super) fn open_folder(folder: &Folder) -> Result<Option<Checkpoint>> {
         return Ok(None);
     }
     let (store, path) = (folder.store.clone(), folder.path.clone());
-    let mut read = read(store.as_ref(), &path, "", METADATA_FILE)?;
+    let read = read(store.as_ref(), &path, "", METADATA_FILE)?;
+    if folder.has(META_FILE)? {
+        return lightning::finish(folder, read).map(Some);
+    }
     if read.foreign {
-        megatron::add_common(folder, "", &mut read)?;
+        return megatron::finish(folder, "", read).map(Some);
     }
     Ok(Some(Checkpoint::new(store, path, read.catalog, read.side)))
 }
@@ -48,6 +52,8 @@ pub(super) struct Read {
     pub(super) side: Option<Sidecar>,
     /// Whether its metadata has more, or less, than PyTorch itself writes: another program's planner made it.
     pub(super) foreign: bool,
+    /// The shapes of tensors that Megatron stored flattened.
+    pub(super) shapes: HashMap<String, Vec<u64>>,
 }
 
 /// The catalog of a DCP folder below `prefix` (empty, or a folder with `/` at its end), its files by their paths from the
@@ -58,6 +64,7 @@ pub(super) fn read(store: &dyn Store, path: &str, prefix: &str, name: &str) -> R
     let metadata = Metadata::decode(&bytes).map_err(|e| Error::format(path, &file, "DCP metadata", e))?;
     drop(bytes);
     let foreign = !metadata.extra.is_empty() || matches!(metadata.planner_data, PlannerData::None);
+    let shapes = megatron::shapes(&metadata.extra, path, &file)?;
     let save_id = metadata.storage_meta.as_ref().and_then(|m| m.save_id.clone());
     let id = save_id.clone();
     let side = || id.map_or(Ok(None), |id| read_side_file(store, prefix, &id));
@@ -73,7 +80,7 @@ pub(super) fn read(store: &dyn Store, path: &str, prefix: &str, name: &str) -> R
             *name = format!("{prefix}{name}");
         }
     }
-    Ok(Read { catalog, side, foreign })
+    Ok(Read { catalog, side, foreign, shapes })
 }
 
 /// An id comes from a file: one that is no plain word of ours names no file beside it.

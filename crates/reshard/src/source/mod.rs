@@ -7,19 +7,24 @@
 mod dcp;
 mod deepspeed;
 mod folder;
+mod lightning;
 mod megatron;
+mod nanotron;
 mod open;
 mod parts;
 mod ranks;
 mod safetensors;
 mod tensors;
+mod torch_checkpointing;
 mod torch_file;
+mod values;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 pub(crate) use dcp::is_plain_id;
 use folder::Folder;
+pub use megatron::ParameterMap;
 pub use open::OpenOptions;
 use reshard_storage::Store;
 
@@ -36,6 +41,8 @@ const MARKED: &[OpenFolder] = &[
     megatron::open_folder,
     deepspeed::open_folder,
     deepspeed::open_universal,
+    nanotron::open_folder,
+    torch_checkpointing::open_folder,
     ranks::open_folder,
     parts::open_folder,
 ];

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use reshard_storage::{Address, StorageError, Store, StoreOptions};
 
-use super::{is_safetensors, is_torch};
+use super::{ParameterMap, is_safetensors, is_torch};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result, StorageContext};
 use crate::view::View;
@@ -19,6 +19,8 @@ pub struct OpenOptions {
     /// them: tied and expanded tensors, and records that several keys name. `None` is the environment variable
     /// `RESHARD_EXPANDED_LIMIT`, or 4 GiB.
     pub expanded_limit: Option<u64>,
+    /// Which parameters lie in the flat buffers of Megatron's distributed optimizer.
+    pub parameter_map: Option<Arc<ParameterMap>>,
     /// Rules through which to see it, one after the other.
     pub views: Vec<View>,
 }
@@ -38,6 +40,9 @@ impl Checkpoint {
     pub(crate) fn open_to_verify(path: &str, options: &OpenOptions) -> Result<Checkpoint> {
         let mut checkpoint = Checkpoint::opened(path, options)?;
         checkpoint.expanded_limit = options.expanded_limit.unwrap_or(checkpoint.expanded_limit);
+        if let Some(map) = &options.parameter_map {
+            checkpoint = checkpoint.readable()?.with_parameters(map)?;
+        }
         options.views.iter().try_fold(checkpoint, |seen, view| seen.readable()?.through(view))
     }
 

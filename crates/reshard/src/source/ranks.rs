@@ -105,7 +105,7 @@ pub(super) fn open_folder(folder: &Folder) -> Result<Option<Checkpoint>> {
     Ok(Some(Checkpoint::new(folder.store.clone(), folder.path.clone(), catalog, None)))
 }
 
-fn has_parts(tree: &Tree<Parts>) -> bool {
+pub(super) fn has_parts(tree: &Tree<Parts>) -> bool {
     match tree {
         Tree::Tensor(tensor) => tensor.part,
         Tree::Dict(dict) => dict.values().any(has_parts),
@@ -115,7 +115,7 @@ fn has_parts(tree: &Tree<Parts>) -> bool {
 }
 
 /// Adds what another rank holds. What is no part of a tensor is the same on all ranks, and the first one's is taken.
-fn join(into: &mut Tree<Parts>, from: Tree<Parts>) -> std::result::Result<(), String> {
+pub(super) fn join(into: &mut Tree<Parts>, from: Tree<Parts>) -> std::result::Result<(), String> {
     match (into, from) {
         (Tree::Tensor(into), Tree::Tensor(from)) => {
             if !into.part && !from.part {

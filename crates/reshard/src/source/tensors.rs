@@ -3,10 +3,10 @@
 
 use indexmap::IndexMap;
 use reshard_formats::record::{Content, StoredTensor};
-use reshard_formats::{DType, ElementForm, TorchArchive, Value};
-use reshard_layout::{ByteLayout, Dims, Mesh, Region, flat_pieces, local_regions, local_shape};
+use reshard_formats::{DType, ElementForm, SafetensorsFile, TorchArchive, Value};
+use reshard_layout::{ByteLayout, Dims, Mesh, Placement, Region, flat_pieces, local_regions, local_shape};
 use reshard_state::{Dict, Key, Tree, flatten, key_of};
-use reshard_storage::Store;
+use reshard_storage::{Reader, Store};
 
 use crate::checkpoint::{CatalogEntry, CatalogTensor, ChunkPlace, DataPlace, StoredChunk, StoredCrc, StoredFile, ValuePlace};
 use crate::error::{Error, Result, StorageContext};
@@ -54,18 +54,21 @@ impl Parts {
         let Some(rank) = mesh.rank_at(&sharding.coordinate) else {
             return Err(Error::internal("a rank that does not stand on its mesh"));
         };
-        let (placements, shape) = (&sharding.placements, &sharding.shape);
-        let expected = local_shape(&mesh, placements, shape, rank)?;
+        Parts::of_rank(local, &mesh, &sharding.placements, &sharding.shape, rank)
+    }
+
+    /// A rank's part of a DTensor of a shape, where `local` is what the rank holds.
+    pub(super) fn of_rank(local: Parts, mesh: &Mesh, placements: &[Placement], shape: &[u64], rank: u64) -> Result<Parts> {
+        let expected = local_shape(mesh, placements, shape, rank)?;
         if expected != local.shape {
             return Err(Error::invalid(format!(
-                "a DTensor of shape {:?} should have a part of shape {:?} here, and has one of {:?}",
-                shape.as_slice(),
+                "a DTensor of shape {shape:?} should have a part of shape {:?} here, and has one of {:?}",
                 expected.as_slice(),
                 local.shape.as_slice()
             )));
         }
-        let mut parts = Parts { requires_grad, part: true, ..Parts::new(dtype, shape) };
-        for region in local_regions(&mesh, placements, shape, rank)? {
+        let mut parts = Parts { requires_grad: local.requires_grad, part: true, ..Parts::new(local.dtype, shape) };
+        for region in local_regions(mesh, placements, shape, rank)? {
             if !region.global.is_empty() {
                 let inner = Region::new(&region.local, region.global.sizes())?;
                 parts.add_cut(&local, &inner, region.global.offsets())?;
@@ -173,6 +176,42 @@ pub(super) fn read_file(store: &dyn Store, path: &str, name: &str, number: u32) 
         Tree::Opaque(opaque) => Err(Error::Untrusted { path: path.to_owned(), key: name.to_owned(), class: opaque.class }),
         tree => converted(tree, number),
     }
+}
+
+/// What a `torch.save` record inside a file holds, likewise.
+pub(super) fn read_record(
+    reader: &dyn Reader,
+    path: &str,
+    name: &str,
+    number: u32,
+    offset: u64,
+    length: u64,
+) -> Result<Tree<Parts>> {
+    let invalid = |e| Error::format(path, name, "torch.save record", e);
+    let file = StoredFile(reader);
+    let archive = TorchArchive::open(&file, offset, length).map_err(invalid)?;
+    converted(archive.tree().map_err(invalid)?, number)
+}
+
+/// The tensors of a safetensors file, and its texts.
+pub(super) fn read_safetensors(
+    store: &dyn Store,
+    path: &str,
+    name: &str,
+    number: u32,
+) -> Result<(IndexMap<String, Parts>, IndexMap<String, String>)> {
+    let reader = store.open_reader(name).doing(|| format!("opening {name}"))?;
+    let header = SafetensorsFile::open(&StoredFile(reader.as_ref()));
+    let header = header.map_err(|e| Error::format(path, name, "safetensors file", e))?;
+    let mut tensors = IndexMap::with_capacity(header.tensors.len());
+    for (key, tensor) in header.tensors {
+        let layout = ByteLayout::contiguous(&tensor.shape, tensor.dtype.size())?.try_at(tensor.data_offset)?;
+        let place = ChunkPlace::Data(Box::new(DataPlace { layout, form: ElementForm::default(), checksum: None }));
+        let mut parts = Parts::new(tensor.dtype, &tensor.shape);
+        parts.chunks.push(StoredChunk { region: Region::whole(&tensor.shape)?, file: number, place });
+        tensors.insert(key, parts);
+    }
+    Ok((tensors, header.metadata))
 }
 
 /// What a `torch.save` file that is a checkpoint by itself holds. One without tensors that names a class which is not known

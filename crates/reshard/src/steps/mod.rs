@@ -229,7 +229,7 @@ fn look(step: &Step, options: &StepsOptions) -> Result<Judged> {
     };
     let catalog = checkpoint.catalog();
     let marked = options.marker.as_ref().is_none_or(|key| catalog.entries.contains_key(key));
-    Ok(Judged { state, format: Some(catalog.format), removable: catalog.format == Format::Dcp && marked })
+    Ok(Judged { state, format: Some(catalog.format), removable: catalog.format.is_dcp() && marked })
 }
 
 /// What cannot be opened: a save that was never finished, a damaged checkpoint, or something else.

@@ -12,7 +12,7 @@ use reshard_storage::{FileInfo, StorageError, Store, is_staged};
 
 use super::trainer::is_companion;
 use super::{Step, seconds};
-use crate::checkpoint::{Checkpoint, Format};
+use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result, StorageContext};
 use crate::layout_names::{
     DATA_PREFIX, DATA_SUFFIX, EDIT_SUFFIX, METADATA_FILE, SIDE_PREFIX, SIDE_SUFFIX, note_name, sidecar_name,
@@ -50,7 +50,7 @@ pub(super) fn is_abandoned(store: &dyn Store, files: &[FileInfo]) -> bool {
 pub(super) fn checkpoint_files(store: &Arc<dyn Store>) -> Result<(BTreeSet<String>, BTreeSet<String>)> {
     let checkpoint = Checkpoint::open_store(store.clone())?;
     let catalog = checkpoint.catalog();
-    if catalog.format != Format::Dcp {
+    if !catalog.format.is_dcp() {
         return Err(Error::invalid(format!("{} is not a DCP checkpoint", store.describe())));
     }
     let beside = catalog.save_id.iter().flat_map(|id| [sidecar_name(id), note_name(id)]).collect();

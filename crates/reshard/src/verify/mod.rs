@@ -33,7 +33,7 @@ pub(crate) use self::twice::check_stored_twice;
 use crate::checkpoint::{CatalogEntry, CatalogKind, CatalogTensor, Checkpoint, Format};
 use crate::control::Control;
 use crate::error::{Error, ErrorKind, Result, StorageContext};
-use crate::layout_names::DATA_SUFFIX;
+use crate::layout_names::{DATA_SUFFIX, META_FILE};
 use crate::source::OpenOptions;
 use crate::workers::Workers;
 
@@ -204,8 +204,9 @@ pub fn verify(checkpoint: &Checkpoint, options: &VerifyOptions) -> Result<Verify
     let sizes = structure::files(checkpoint, &named, &mut gathered)?;
     twice::flaws(checkpoint, &mut gathered);
     let mut indexes = twice::Indexes::new();
-    if catalog.format == Format::Dcp {
-        let there: Vec<u32> = sizes.keys().copied().collect();
+    if catalog.format.is_dcp() {
+        let is_records = |file: &u32| file_kind(checkpoint, *file) == FileKind::Records;
+        let there: Vec<u32> = sizes.keys().copied().filter(is_records).collect();
         indexes = twice::indexes(checkpoint, &there, &mut gathered)?;
         twice::compare(checkpoint, &named, &indexes, &mut gathered)?;
     }
@@ -268,6 +269,7 @@ pub(crate) fn file_kind(checkpoint: &Checkpoint, file: u32) -> FileKind {
     match checkpoint.catalog().format {
         Format::Dcp => FileKind::Records,
         Format::Torch => FileKind::Torch,
+        Format::Lightning if name != META_FILE => FileKind::Records,
         _ if name.ends_with(".safetensors") => FileKind::Safetensors,
         _ if name.ends_with(DATA_SUFFIX) => FileKind::Records,
         _ => FileKind::Torch,

@@ -7,7 +7,7 @@ use reshard_layout::Region;
 use reshard_storage::{StorageError, is_staged};
 
 use super::{Gathered, Named, NamedByFile, Severity, VerifyOptions, read, twice};
-use crate::checkpoint::{CatalogKind, Checkpoint, ChunkPlace, Format, ValuePlace};
+use crate::checkpoint::{CatalogKind, Checkpoint, ChunkPlace, ValuePlace};
 use crate::error::{Error, Result};
 use crate::layout_names::{METADATA_FILE, is_save_file, note_name, sidecar_name};
 use crate::workers::Workers;
@@ -143,7 +143,7 @@ pub(super) fn files(checkpoint: &Checkpoint, named: &NamedByFile<'_>, gathered: 
             places(name, size, records, gathered);
         }
     }
-    if let (Some(listed), Format::Dcp) = (&listed, catalog.format) {
+    if let (Some(listed), true) = (&listed, catalog.format.is_dcp()) {
         leftovers(checkpoint, listed, gathered);
     }
     Ok(sizes)
@@ -200,7 +200,7 @@ fn leftovers(checkpoint: &Checkpoint, listed: &BTreeMap<String, u64>, gathered: 
 
 /// Nothing is called sound that was not read: every record that the metadata names was, or there is a finding about it.
 pub(super) fn all_read(checkpoint: &Checkpoint, named: &NamedByFile<'_>, gathered: &mut Gathered) {
-    if checkpoint.catalog().format != Format::Dcp || gathered.findings.iter().any(|f| f.severity == Severity::Error) {
+    if !checkpoint.catalog().format.is_dcp() || gathered.findings.iter().any(|f| f.severity == Severity::Error) {
         return;
     }
     let places = |records: &Vec<Named<'_>>| records.iter().map(|r| r.offset).collect::<BTreeSet<_>>().len() as u64;

@@ -12,7 +12,7 @@ use reshard_formats::{KeyPath, Metadata, PathSegment};
 use reshard_storage::StorageError;
 
 use super::{Finding, Gathered, Named, NamedByFile, Severity, structure};
-use crate::checkpoint::{CatalogKind, Checkpoint, Format, MAX_METADATA_BYTES, StoredFile};
+use crate::checkpoint::{CatalogKind, Checkpoint, MAX_METADATA_BYTES, StoredFile};
 use crate::edit::{check_files, read_note};
 use crate::error::{Error, Result, StorageContext, chain};
 use crate::layout_names::{DATA_PREFIX, DATA_SUFFIX, METADATA_FILE, note_name};
@@ -301,10 +301,11 @@ pub(crate) fn check_stored_twice(checkpoint: &Checkpoint, files: &BTreeSet<u32>)
     let checkpoint = checkpoint.base().unwrap_or(checkpoint);
     let mut gathered = Gathered::default();
     flaws(checkpoint, &mut gathered);
-    if checkpoint.catalog().format == Format::Dcp {
+    if checkpoint.catalog().format.is_dcp() {
         let mut named = structure::named_records(checkpoint);
         named.retain(|file, _| files.contains(file));
-        let files: Vec<u32> = files.iter().copied().collect();
+        let is_records = |file: &u32| super::file_kind(checkpoint, *file) == super::FileKind::Records;
+        let files: Vec<u32> = files.iter().copied().filter(is_records).collect();
         let indexes = indexes(checkpoint, &files, &mut gathered)?;
         compare(checkpoint, &named, &indexes, &mut gathered)?;
     }

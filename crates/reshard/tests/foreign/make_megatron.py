@@ -1,9 +1,10 @@
 """A checkpoint of Megatron core in its format `torch_dist`, small, and what was saved.
 
-    python make_megatron.py OUT
+    python make_megatron.py OUT [common_state]
 
 needs megatron-core (made with 0.16.1) and a CPU: two tensor parallel and two data parallel ranks. `expected.json` has dtype,
-shape and sha256 of every tensor.
+shape and sha256 of every tensor. With `common_state`, what all ranks share is an object among the others, as from 0.19 on,
+which needs a newer Python; before, it is `common.pt`.
 """
 
 import argparse
@@ -68,6 +69,10 @@ def run(out: Path) -> None:
         "args": argparse.Namespace(hidden=12),
         "checkpoint_version": 3.0,
     }
+    if "common_state" in sys.argv:
+        common = {name: state.pop(name) for name in ("iteration", "args", "checkpoint_version")}
+        common["optimizer"] = {"param_groups": state["optimizer"].pop("param_groups")}
+        state["common_state"] = ShardedObject("common_state", common, (1,), (0,), replica_id=dist.get_rank())
     folder = out / "checkpoint" / "iter_0000007"
     if dist.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
@@ -85,6 +90,8 @@ def run(out: Path) -> None:
     strategy = dist_checkpointing.serialization.get_default_save_sharded_strategy("torch_dist")
     dist_checkpointing.save(state, str(folder), strategy)
     dist.barrier()
+    if "common_state" in sys.argv and dist.get_rank() == 0:
+        (folder / "common.pt").unlink()
 
 
 def main() -> None:

@@ -1,12 +1,13 @@
 //! Checkpoints of other programs: opened by their folder, equal to what those programs say is in them.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use reshard::checkpoint::{CatalogKind, Format};
 use reshard::convert::{ConvertOptions, Destination, Target as ConvertTarget, convert};
 use reshard::edit::{EditOptions, edit};
 use reshard::verify::{VerifyOptions, verify};
-use reshard::{Checkpoint, ErrorKind};
+use reshard::{Checkpoint, ErrorKind, OpenOptions, ParameterMap};
 
 use crate::corpus::{digest_of, local, open};
 
@@ -46,13 +47,25 @@ fn copy_below(from: &Path, to: &Path) {
     }
 }
 
+/// How a case is opened: with the map of its parameters, where there is one.
+fn with_map(case: &str) -> OpenOptions {
+    let map = root().join(case).join("parameters.json");
+    let mut options = OpenOptions::default();
+    options.parameter_map = map.exists().then(|| Arc::new(ParameterMap::read(map.to_str().unwrap()).unwrap()));
+    options
+}
+
 fn refused(path: &Path) -> reshard::Error {
     Checkpoint::open(path.to_str().unwrap()).expect_err("it should be refused")
 }
 
 /// Every expected key has its digest, every tensor is covered, everything is verified, and a conversion keeps it all.
 fn is_equal(name: &str, path: &Path, expected: &serde_json::Map<String, serde_json::Value>) -> Checkpoint {
-    let checkpoint = open(path);
+    holds(name, open(path), expected)
+}
+
+/// [`is_equal`], of what was opened.
+fn holds(name: &str, checkpoint: Checkpoint, expected: &serde_json::Map<String, serde_json::Value>) -> Checkpoint {
     let found = serde_json::to_value(digest_of(&checkpoint)).unwrap();
     let found = found["entries"].as_object().unwrap();
     for (key, entry) in expected {
@@ -164,6 +177,99 @@ fn megatron_folders_open_with_their_plans_and_common_state() {
     }
 }
 
+/// The distributed optimizer's state by parameter, whatever the layout that it was saved in.
+#[test]
+fn optimizer_state_of_megatron_is_read_by_parameter_in_every_layout() {
+    for (name, path, expected) in cases("megatron-optimizer") {
+        let options = with_map(&format!("megatron-optimizer/{name}"));
+        let opened = Checkpoint::open_with(path.to_str().unwrap(), &options).unwrap();
+        let checkpoint = holds(&name, opened, &expected);
+        assert_eq!(checkpoint.catalog().format, Format::Megatron, "{name}");
+        let by_name = ["fully_reshardable", "fully_sharded_model_space"].contains(&name.as_str());
+        assert!(checkpoint.catalog().remarks().iter().all(|remark| !remark.contains("flat buffers")), "{name}");
+        // Without a map it opens as well, and says what it lacks.
+        let plain = open(&path);
+        assert_eq!(plain.catalog().remarks().iter().any(|remark| remark.contains("--parameter-map")), !by_name, "{name}");
+        let asked = plain.entry("optimizer.state.exp_avg.up.weight");
+        match asked {
+            Ok(_) => assert!(by_name, "{name}"),
+            Err(error) => assert!(!by_name && error.hint().unwrap().contains("save_parameter_map"), "{name}: {error}"),
+        }
+        if name != "torch" {
+            assert_eq!(checkpoint.value("iteration").unwrap(), reshard::Value::from(3), "{name}");
+        }
+    }
+}
+
+#[test]
+fn dtensors_of_megatron_fsdp_open_by_their_root() {
+    for (name, path, expected) in cases("megatron-fsdp") {
+        let checkpoint = is_equal(&name, &path, &expected);
+        assert_eq!(checkpoint.catalog().format, Format::Megatron);
+        let group = "optimizer.param_to_group_meta.module.decoder.final_layernorm.weight";
+        assert_eq!(checkpoint.value(&format!("{group}.lr")).unwrap(), reshard::Value::from(0.5));
+        assert_eq!(checkpoint.value("iteration").unwrap(), reshard::Value::from(3));
+        assert_eq!(checkpoint.value("args").unwrap_err().kind(), ErrorKind::Untrusted);
+    }
+}
+
+#[test]
+fn what_lightning_keeps_beside_a_checkpoint_is_part_of_it() {
+    for (name, path, expected) in cases("lightning-2.6") {
+        let checkpoint = is_equal(&name, &path, &expected);
+        assert_eq!(checkpoint.catalog().format, Format::Lightning);
+        assert!(checkpoint.catalog().writer.starts_with("Lightning 2.6"), "{}", checkpoint.catalog().writer);
+        assert_eq!(checkpoint.value("global_step").unwrap(), reshard::Value::from(2));
+        assert_eq!(checkpoint.value("hyper_parameters.width").unwrap(), reshard::Value::from(7));
+        assert!(checkpoint.keys().any(|key| key.starts_with("lr_schedulers")), "{:?}", checkpoint.keys().collect::<Vec<_>>());
+        // Damage in either part is found.
+        for file in [".metadata", "meta.pt"] {
+            let copy = copied(&path);
+            let bytes = std::fs::read(copy.path().join(file)).unwrap();
+            std::fs::write(copy.path().join(file), &bytes[..bytes.len() / 2]).unwrap();
+            assert_eq!(refused(copy.path()).kind(), ErrorKind::Corrupt, "{file}");
+        }
+    }
+}
+
+#[test]
+fn torchtitan_folders_have_the_parts_where_people_expect_them() {
+    for (name, path, expected) in cases("torchtitan-0.3") {
+        let checkpoint = is_equal(&name, &path, &expected);
+        assert_eq!(checkpoint.catalog().format, Format::Dcp);
+        for key in ["train_state.step", "dataloader.world_size", "dataloader.dp_rank_1"] {
+            assert!(checkpoint.entry(key).is_ok(), "{key}: {:?}", checkpoint.keys().collect::<Vec<_>>());
+        }
+        assert!(checkpoint.keys().any(|key| key.starts_with("optimizer.param_groups.")));
+    }
+}
+
+#[test]
+fn items_of_torch_checkpointing_are_put_together() {
+    for (name, path, expected) in cases("torch_checkpointing-0.1") {
+        let checkpoint = is_equal(&name, &path, &expected);
+        assert_eq!(checkpoint.catalog().format, Format::TorchCheckpointing);
+        assert_eq!(checkpoint.catalog().writer, "torch_checkpointing, 2 ranks");
+        assert_eq!(checkpoint.value("step").unwrap(), reshard::Value::from(2), "{name}");
+        // What each rank has for itself.
+        assert_eq!(checkpoint.value("loader.rank_1.rank").unwrap(), reshard::Value::from(1), "{name}");
+    }
+}
+
+#[test]
+fn weights_and_optimizer_of_nanotron_are_put_together() {
+    for (name, path, expected) in cases("nanotron-0.4") {
+        let checkpoint = is_equal(&name, &path, &expected);
+        assert_eq!(checkpoint.catalog().format, Format::Nanotron);
+        assert!(checkpoint.catalog().writer.starts_with("nanotron"), "{}", checkpoint.catalog().writer);
+        assert_eq!(checkpoint.value("checkpoint_metadata.metas.last_train_step").unwrap(), reshard::Value::from(3));
+        let names = checkpoint.value("optim.param_groups.0.params").unwrap().python_repr();
+        assert!(names.contains("'layer.up.weight'") && !names.contains("'norm.weight'"), "{name}: {names}");
+        // A step opens as well as the root.
+        assert_eq!(open(&path.join("3")).keys().len(), checkpoint.keys().len(), "{name}");
+    }
+}
+
 #[test]
 fn files_of_each_rank_are_one_checkpoint() {
     let mut versions = 0;
@@ -236,13 +342,21 @@ fn damaged_files_of_other_programs_do_no_harm() {
         "deepspeed-0.19/zero3_w3_sub",
         "deepspeed-0.19/zero3_w3_sub_universal",
         "megatron-0.16/tp2_dp2",
+        "megatron-optimizer/dp_reshardable",
+        "megatron-optimizer/fully_sharded_model_space",
+        "megatron-optimizer/dp_zero_gather_scatter",
+        "megatron-optimizer/torch",
         "ranks-torch-2.13/verl_w4",
+        "lightning-2.6/fsdp2_w2",
+        "torch_checkpointing-0.1/fsdp2_w2",
+        "torch_checkpointing-0.1/safetensors_w2",
+        "nanotron-0.4/zero1_dp2_tp2",
     ];
     for case in cases {
         let copy = copied(&root().join(case).join("checkpoint"));
         let store = local(copy.path());
         let files: Vec<String> = store.list("").unwrap().into_iter().map(|file| file.path).collect();
-        for round in 0..60 {
+        for round in 0..45 {
             let name = copy.path().join(&files[random(files.len())]);
             let sound = std::fs::read(&name).unwrap();
             let mut bytes = sound.clone();
@@ -259,7 +373,7 @@ fn damaged_files_of_other_programs_do_no_harm() {
                 }
             }
             std::fs::write(&name, &bytes).unwrap();
-            if let Ok(checkpoint) = Checkpoint::open(copy.path().to_str().unwrap()) {
+            if let Ok(checkpoint) = Checkpoint::open_with(copy.path().to_str().unwrap(), &with_map(case)) {
                 let _ = verify(&checkpoint, &VerifyOptions::default());
                 let _ = reshard::digest::digest(&checkpoint, &reshard::digest::DigestOptions::default());
             }

@@ -84,9 +84,10 @@ fn steps_of_accelerate_go_whole_and_what_nobody_knows_stays() {
 fn lightnings_folders_are_steps_and_go_with_their_meta_file() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
+    let meta = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/foreign/lightning-2.6/fsdp2_w2/checkpoint/meta.pt");
     for name in ["epoch=0-step=5.ckpt", "epoch=0-step=10.ckpt", "epoch=1-step=15-v1.ckpt", "epoch=1-step=20.ckpt", "last.ckpt"] {
         save(&root.join(name));
-        fs::write(root.join(name).join("meta.pt"), b"x").unwrap();
+        fs::copy(&meta, root.join(name).join("meta.pt")).unwrap();
     }
     // Lightning writes it last.
     fs::remove_file(root.join("epoch=1-step=20.ckpt/meta.pt")).unwrap();

@@ -112,6 +112,7 @@ fn open_tag(folder: &Folder, prefix: &str) -> Result<Checkpoint> {
     for model in 0..count {
         ranks.push(zero::read_rank(&mut opening, &named, model)?);
     }
+    check_one_step(folder, &named, &ranks)?;
     let tree = assemble(folder, ranks)?;
     let (files, writer) = opening.finish();
     let name = files.first().cloned().unwrap_or_default();
@@ -132,6 +133,31 @@ fn model_ranks(folder: &Folder, named: &TagFiles) -> Result<u64> {
         }
     }
     Ok(last + 1)
+}
+
+/// Tensor parallel ranks are of one step.
+fn check_one_step(folder: &Folder, named: &TagFiles, ranks: &[ModelRank]) -> Result<()> {
+    let file = |model: usize| {
+        let found = named.model.iter().find(|(rank, _)| rank.model == model as u64);
+        found.map_or("?", |(_, file)| file.as_str())
+    };
+    let step = |rank: &ModelRank| rank.model.get("global_steps").and_then(Tree::to_value);
+    let Some(first) = ranks.first().and_then(step) else { return Ok(()) };
+    for (model, other) in ranks.iter().enumerate().skip(1) {
+        match step(other) {
+            Some(other) if other != first => {
+                let detail = format!(
+                    "it is of step {}, and {} of step {}: files of two saves are mixed; open a tag whose files are of one",
+                    other.python_repr(),
+                    file(0),
+                    first.python_repr()
+                );
+                return Err(disagree(folder, file(model), detail));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// One tree of what all tensor parallel ranks hold.

@@ -6,11 +6,12 @@ use reshard_formats::Value;
 use reshard_layout::Region;
 use reshard_state::{Dict, Tree};
 
-use super::zero::{Parameter, integer};
+use super::zero::Parameter;
 use super::{ModelRank, disagree};
 use crate::error::{Error, Result};
 use crate::source::folder::Folder;
 use crate::source::tensors::{self, Parts};
+use crate::source::values::integer;
 
 /// How the ranks' tensors make up one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use indexmap::IndexMap;
 use rayon::prelude::*;
-use reshard_formats::{Int, Value};
+use reshard_formats::Value;
 use reshard_state::{Dict, Key, Tree};
 
 use super::names::{RankFile, TagFiles};
@@ -11,6 +11,7 @@ use super::{ModelRank, disagree, text};
 use crate::error::{Error, Result};
 use crate::source::folder::Folder;
 use crate::source::tensors::{self, FlatPart, Parts};
+use crate::source::values::{integer, integers};
 use crate::workers::Workers;
 
 /// Flat groups are padded to a multiple of their ranks times this at most; more left over means that the files do not
@@ -234,7 +235,13 @@ impl Rank<'_> {
                 Some(Tree::List(items)) => items.iter().map(|item| item.as_tensor().and_then(Parts::flat)).collect(),
                 _ => None,
             };
-            let missing = || disagree(self.folder, self.file(rank), format!("{key} is not a list of flat tensors"));
+            let missing = || {
+                let detail = format!(
+                    "it has no list of flat tensors {key}: the optimizer's layout is not known; convert the checkpoint with \
+                     DeepSpeed's ds_to_universal and open the result"
+                );
+                disagree(self.folder, self.file(rank), detail)
+            };
             all.push(flat.ok_or_else(missing)?);
         }
         Ok(all)
@@ -504,21 +511,6 @@ fn states(optimizer: &Tree<Parts>) -> Vec<&Tree<Parts>> {
             numbered.into_iter().map(|(_, state)| state).collect()
         }
         None => Vec::new(),
-    }
-}
-
-pub(super) fn integer(value: &Value) -> Option<u64> {
-    match value {
-        Value::Int(Int::Small(number)) => u64::try_from(*number).ok(),
-        _ => None,
-    }
-}
-
-pub(super) fn integers(value: &Value) -> Option<Vec<u64>> {
-    match value {
-        Value::List(items) | Value::Tuple(items) => items.iter().map(integer).collect(),
-        Value::Size(items) => items.iter().map(|item| u64::try_from(*item).ok()).collect(),
-        _ => None,
     }
 }
 

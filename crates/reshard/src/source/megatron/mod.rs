@@ -1,17 +1,24 @@
 //! Megatron core's folders: `iter_0000100` with a DCP checkpoint (`torch_dist`) and `common.pt` beside it, or with a file
 //! for each model parallel rank (`torch`, the older format).
 //!
-//! Keys are Megatron's own. Of the optimizer's state, `fully_reshardable` has the parameters' shapes; `dp_reshardable` is
-//! flat buffers, whose parameters nothing in the checkpoint names.
+//! Keys are Megatron's own. Of the optimizer's state, `fully_reshardable` and `fsdp_dtensor` have the parameters' shapes, those
+//! of `fully_sharded_model_space` are restored ([`flattened`]); `dp_reshardable` is flat buffers, whose parameters nothing in
+//! the checkpoint names: a map does ([`ParameterMap`]).
 
-use reshard_formats::Value;
-use reshard_state::{Dict, Key, Tree};
+mod buffers;
+mod flattened;
+mod objects;
+mod parameter_map;
+mod ranks;
+
+pub(super) use flattened::shapes;
+pub use parameter_map::ParameterMap;
+use reshard_state::Tree;
 use reshard_storage::StorageError;
 
 use super::folder::Folder;
-use super::tensors::{self, Parts};
-use super::{dcp, parts};
-use crate::checkpoint::{Catalog, Checkpoint, Format};
+use super::{dcp, parts, tensors};
+use crate::checkpoint::{Checkpoint, Format};
 use crate::error::{Error, Result, StorageContext};
 use crate::layout_names::METADATA_FILE;
 
@@ -22,8 +29,6 @@ const CONFIG: &str = "metadata.json";
 const MAX_TEXT_BYTES: u64 = 1 << 20;
 /// What is the same on all ranks, before 0.20.
 const COMMON: &str = "common.pt";
-/// A rank's file of the older format.
-const RANK_FILE: &str = "/model_optim_rng.pt";
 
 /// A root whose `latest_checkpointed_iteration.txt` names an iteration, or an iteration of the older format.
 pub(super) fn open_folder(folder: &Folder) -> Result<Option<Checkpoint>> {
@@ -39,7 +44,7 @@ pub(super) fn open_folder(folder: &Folder) -> Result<Option<Checkpoint>> {
         if let Some(checkpoint) = beside(folder, &prefix)? {
             return Ok(Some(checkpoint));
         }
-        if let Some(checkpoint) = per_rank(folder, &prefix)? {
+        if let Some(checkpoint) = ranks::open(folder, &prefix)? {
             return Ok(Some(checkpoint));
         }
         let detail = format!("{LATEST} names {name}, which holds no checkpoint");
@@ -48,7 +53,7 @@ pub(super) fn open_folder(folder: &Folder) -> Result<Option<Checkpoint>> {
     if folder.has(METADATA_FILE)? {
         return Ok(None);
     }
-    per_rank(folder, "")
+    ranks::open(folder, "")
 }
 
 /// A DCP folder below `prefix`, with what lies beside it.
@@ -59,12 +64,28 @@ fn beside(folder: &Folder, prefix: &str) -> Result<Option<Checkpoint>> {
     let mut read = dcp::read(folder.store.as_ref(), &folder.path, prefix, METADATA_FILE)?;
     // By way of the root it is Megatron's whatever else it says.
     read.catalog.format = Format::Megatron;
+    finish(folder, prefix, read).map(Some)
+}
+
+/// A DCP folder whose metadata has more than PyTorch itself writes, with what Megatron put beside and into it.
+pub(super) fn finish(folder: &Folder, prefix: &str, mut read: dcp::Read) -> Result<Checkpoint> {
     add_common(folder, prefix, &mut read)?;
-    Ok(Some(Checkpoint::new(folder.store.clone(), folder.path.clone(), read.catalog, read.side)))
+    let dcp::Read { catalog, side, shapes, .. } = read;
+    let stored = Checkpoint::new(folder.store.clone(), folder.path.clone(), catalog, side);
+    if stored.catalog.format != Format::Megatron {
+        return Ok(stored);
+    }
+    let objects = objects::opened(&stored)?;
+    if shapes.is_empty() && objects.is_empty() {
+        return Ok(stored);
+    }
+    let mut entries = flattened::restored(&stored.catalog, &stored.path, &shapes)?;
+    objects.put(&mut entries);
+    Ok(stored.seen_as(entries))
 }
 
 /// Adds what all ranks share to a DCP folder's catalog, if Megatron wrote it: its `metadata.json` says so.
-pub(super) fn add_common(folder: &Folder, prefix: &str, read: &mut dcp::Read) -> Result<()> {
+fn add_common(folder: &Folder, prefix: &str, read: &mut dcp::Read) -> Result<()> {
     let name = format!("{prefix}{CONFIG}");
     let config = match folder.store.read(&name, MAX_TEXT_BYTES) {
         Ok(config) => config,
@@ -100,47 +121,6 @@ pub(super) fn add_common(folder: &Folder, prefix: &str, read: &mut dcp::Read) ->
         }
     }
     Ok(())
-}
-
-/// `mp_rank_00[_000]/model_optim_rng.pt` of each model parallel rank. Nothing says how their tensors make up one, so each
-/// rank's stay apart where there are several.
-fn per_rank(folder: &Folder, prefix: &str) -> Result<Option<Checkpoint>> {
-    let files = folder.files()?;
-    let is_rank = |path: &&String| {
-        path.strip_prefix(prefix).and_then(|path| path.strip_suffix(RANK_FILE)).is_some_and(|rank| rank.starts_with("mp_rank_"))
-    };
-    let names: Vec<String> = files.iter().filter(is_rank).cloned().collect();
-    if names.is_empty() {
-        return Ok(None);
-    }
-    let mut tree: Dict<Parts> = Dict::new();
-    for (number, name) in names.iter().enumerate() {
-        let rank = name.strip_prefix(prefix).and_then(|path| path.strip_suffix(RANK_FILE)).unwrap_or_default();
-        let below = parts::read_or_opaque(folder, name, rank, number as u32)?;
-        if names.len() == 1 {
-            tree = below;
-        } else {
-            tree.insert(Key::from(rank), Tree::Dict(below));
-        }
-    }
-    let mut steps: Vec<(Value, &str)> = Vec::new();
-    for (name, rank) in names.iter().zip(tree.values()).filter(|_| names.len() > 1) {
-        if let Some(step) = rank.get("iteration").and_then(Tree::to_value) {
-            steps.push((step, name));
-        }
-    }
-    if let Some(other) = steps.iter().find(|(step, _)| *step != steps[0].0) {
-        let detail = format!(
-            "it is of iteration {}, and {} of {}: files of two saves are mixed",
-            other.0.python_repr(),
-            steps[0].1,
-            steps[0].0.python_repr()
-        );
-        return Err(invalid(folder, other.1, detail));
-    }
-    let entries = tensors::entries(Tree::Dict(tree), &folder.path, &names[0])?;
-    let catalog = Catalog::new(Format::Megatron, names, entries, "Megatron, one file a rank");
-    Ok(Some(Checkpoint::new(folder.store.clone(), folder.path.clone(), catalog, None)))
 }
 
 fn invalid(folder: &Folder, file: &str, detail: String) -> Error {

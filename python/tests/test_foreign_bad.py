@@ -1,0 +1,188 @@
+"""Folders of other programs with something wrong in them: one error that names the file and says what is wrong, and nothing is
+written."""
+
+import json
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import reshard
+
+FOREIGN = Path(__file__).parents[2] / "crates/reshard/tests/foreign"
+
+
+def pickled(path: Path, change: Callable[[bytes], bytes]) -> None:
+    """Changes the pickle of a `torch.save` file; the archive stays sound."""
+    with zipfile.ZipFile(path) as archive:
+        entries = [(entry, archive.read(entry)) for entry in archive.infolist()]
+    changed = False
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for entry, data in entries:
+            if entry.filename.endswith("data.pkl"):
+                data, before = change(data), data
+                changed = data != before
+            archive.writestr(entry.filename, data)
+    assert changed, path
+
+
+def number_after(word: bytes, number: int) -> Callable[[bytes], bytes]:
+    """Sets the small number that follows a word in a pickle."""
+
+    def change(data: bytes) -> bytes:
+        at = data.index(word) + len(word)
+        at = data.index(b"K", at, at + 8)
+        return data[: at + 1] + bytes([number]) + data[at + 2 :]
+
+    return change
+
+
+def renamed(word: bytes, other: bytes) -> Callable[[bytes], bytes]:
+    assert len(word) == len(other)
+    return lambda data: data.replace(word, other)
+
+
+def gone(name: str) -> Callable[[Path], str]:
+    def damage(folder: Path) -> str:
+        (folder / name).unlink()
+        return Path(name).name
+
+    return damage
+
+
+def edited(name: str, change: Callable[[bytes], bytes], words: str) -> Callable[[Path], str]:
+    def damage(folder: Path) -> str:
+        pickled(folder / name, change)
+        return f"{Path(name).name}&{words}"
+
+    return damage
+
+
+def taken(name: str, source: str, words: str) -> Callable[[Path], str]:
+    """A file of another checkpoint, or of another rank, under this name."""
+
+    def damage(folder: Path) -> str:
+        shutil.copy(FOREIGN / source, folder / name)
+        return words
+
+    return damage
+
+
+def texted(name: str, old: str, new: str, words: str) -> Callable[[Path], str]:
+    def damage(folder: Path) -> str:
+        text = (folder / name).read_text()
+        assert old in text
+        (folder / name).write_text(text.replace(old, new, 1))
+        return words
+
+    return damage
+
+
+ZERO = "global_step2/zero_pp_rank_1_mp_rank_00_"
+NANO = "3/model/layer/down/model_weight_pp-rank-0-of-1_tp-rank-1-of-2.safetensors"
+NANO_OPTIMIZER = "3/optimizer/optimizer_pp-0-of-1_dp-1-of-2_tp-0-of-2_exp-0-of-1.pt"
+MEGATRON = "iter_0000003/mp_rank_01/"
+
+BROKEN = {
+    "deepspeed, a rank is missing": ("deepspeed-0.19/zero2_w3", gone(ZERO + "optim_states.pt")),
+    "deepspeed, a tensor parallel rank is missing": (
+        "deepspeed-0.19/zero2_w4_tp",
+        gone("global_step2/mp_rank_01_model_states.pt"),
+    ),
+    "deepspeed, two steps": (
+        "deepspeed-0.19/zero3_w3_sub",
+        edited(ZERO + "model_states.pt", number_after(b"global_steps", 9), "two saves are mixed"),
+    ),
+    "deepspeed, two steps of tensor parallel ranks": (
+        "deepspeed-0.19/zero2_w4_tp",
+        edited("global_step2/mp_rank_01_model_states.pt", number_after(b"global_steps", 9), "two saves are mixed"),
+    ),
+    "deepspeed, sizes": (
+        "deepspeed-0.19/zero3_w3_sub",
+        taken(
+            ZERO + "optim_states.pt",
+            "deepspeed-0.19/zero3_w4_bf16/checkpoint/global_step2/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt",
+            "zero_pp_rank_",
+        ),
+    ),
+    "deepspeed, an unknown layout": (
+        "deepspeed-0.19/zero1_w2",
+        edited(
+            "global_step2/zero_pp_rank_0_mp_rank_00_optim_states.pt",
+            renamed(b"single_partition_of_fp32_groups", b"single_partition_of_fp99_groups"),
+            "ds_to_universal",
+        ),
+    ),
+    "megatron, a rank is missing": ("megatron-optimizer/torch", gone(MEGATRON + "model_optim_rng.pt")),
+    "megatron, an optimizer's file is missing": ("megatron-optimizer/torch", gone(MEGATRON + "distrib_optim.pt")),
+    "megatron, two iterations": (
+        "megatron-optimizer/torch",
+        edited(MEGATRON + "model_optim_rng.pt", number_after(b"iteration", 9), "two saves are mixed"),
+    ),
+    "megatron, another backend": (
+        "megatron-0.16/tp2_dp2",
+        texted("iter_0000007/metadata.json", "torch_dist", "zarr", "zarr&torch_dist is"),
+    ),
+    "verl, a rank is missing": ("ranks-torch-2.13/verl_w4", gone("optim_world_size_4_rank_2.pt")),
+    "accelerate, a rank is missing": ("ranks-torch-2.13/accelerate_w2", gone("pytorch_model_fsdp_0_rank0.bin")),
+    "torch_checkpointing, a rank is missing": ("torch_checkpointing-0.1/fsdp2_w2", gone("model_1.pt")),
+    "nanotron, a rank is missing": ("nanotron-0.4/zero1_dp2_tp2", gone(NANO)),
+    "nanotron, an optimizer's file is missing": ("nanotron-0.4/zero1_dp2_tp2", gone(NANO_OPTIMIZER)),
+    "nanotron, sizes": (
+        "nanotron-0.4/zero1_dp2_tp2",
+        taken(
+            NANO,
+            "nanotron-0.4/zero1_dp2_tp2/checkpoint/3/model/embedding/model_weight_pp-rank-0-of-1_tp-rank-1-of-2.safetensors",
+            "tp-rank-1-of-2.safetensors&two saves are mixed",
+        ),
+    ),
+    "nanotron, an unknown layout": (
+        "nanotron-0.4/zero0_dp2_tp2",
+        edited("3/optimizer/optimizer_pp-0-of-1_tp-0-of-2_exp-0-of-1.pt", renamed(b"names", b"nomen"), "unknown form"),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_is_wrong_is_said_and_nothing_is_written(what, tmp_path):
+    case, damage = BROKEN[what]
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(FOREIGN / case / "checkpoint", folder)
+    words = damage(folder)
+    for attempt in (
+        lambda: reshard.open(str(folder)),
+        lambda: reshard.convert(str(folder), str(tmp_path / "out"), to="dcp"),
+        lambda: reshard.digest(str(folder)),
+    ):
+        with pytest.raises(reshard.ReshardError) as raised:
+            attempt()
+        text = str(raised.value)
+        for word in words.split("&"):
+            assert word in text, text
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_data_file_of_megatron_that_is_missing_is_named(tmp_path):
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(FOREIGN / "megatron-optimizer/fully_reshardable/checkpoint", folder)
+    data = sorted((folder / "iter_0000003").glob("*.distcp"))[0]
+    data.unlink()
+    report = reshard.verify(str(folder))
+    assert not report.sound
+    assert any(data.name in str(finding) for finding in report.findings)
+    with pytest.raises(reshard.ReshardError, match=data.name):
+        reshard.convert(str(folder), str(tmp_path / "out"), to="dcp")
+
+
+def test_latest_of_nanotron_names_a_step_that_is_there(tmp_path):
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(FOREIGN / "nanotron-0.4/zero0_dp2_tp2/checkpoint", folder)
+    (folder / "latest.txt").write_text("9")
+    with pytest.raises(reshard.ReshardError, match="names the step 9"):
+        reshard.open(str(folder))
+    metadata = folder / "3/checkpoint_metadata.json"
+    metadata.write_text(json.dumps({"version": "1.5"}))
+    with pytest.raises(reshard.ReshardError, match="checkpoint_metadata.json"):
+        reshard.open(str(folder / "3"))
