@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import _reshard
+from . import _html, _reshard
 from ._errors import InvalidInput
 from ._paths import path_text
 from ._types import StorageOptions, StrPath
@@ -307,17 +307,27 @@ class Checkpoint(Mapping[str, Any]):
         return f"<reshard.Checkpoint {self.path!r}: {len(self)} keys, {self.format}>"
 
     def _repr_html_(self) -> str:
-        from html import escape
+        from ._reports import human_bytes
 
-        rows = []
-        for entry in self._open().entries():
-            what = "value" if entry.dtype is None else f"{entry.dtype}[{', '.join(map(str, entry.shape))}]"
-            rows.append(f"<tr><td>{escape(entry.key)}</td><td>{what}</td><td>{entry.chunk_count or ''}</td></tr>")
-            if len(rows) == 200 and len(self) > 200:
-                rows.append(f"<tr><td colspan=3>… and {len(self) - 200} more</td></tr>")
-                break
-        head = "<tr><th>key</th><th>what</th><th>chunks</th></tr>"
-        return f"<p>{escape(self.path)} ({self.format})</p><table>{head}{''.join(rows)}</table>"
+        most = 60
+        entries = self._open().entries()
+        rows: list[tuple[str, ...]] = []
+        modules: dict[str, list[int]] = {}
+        for entry in entries:
+            size = 0
+            if entry.dtype is not None:
+                size = Tensor(self, entry).nbytes
+                whole = modules.setdefault(".".join(entry.key.split(".")[:2]), [0])
+                whole[0] += size
+            if len(rows) < most:
+                what = (entry.dtype, " × ".join(map(str, entry.shape)), human_bytes(size)) if entry.dtype else ("value", "", "")
+                rows.append((entry.key, *what, str(entry.chunk_count or "")))
+        total = sum(size for (size,) in modules.values())
+        boxes = {name: (size, human_bytes(size)) for name, (size,) in modules.items()}
+        keys = _html.table(("key", "type", "shape", "bytes", "chunks"), rows, (3, 4))
+        more = f"<p class=soft>and {len(entries) - most} more keys</p>" if len(entries) > most else ""
+        note = f"{self.format}, {len(entries)} keys, {human_bytes(total)}"
+        return _html.card(self.path, note, _html.treemap(boxes), keys, more)
 
 
 def open(

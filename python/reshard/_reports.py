@@ -9,9 +9,10 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from html import escape
 from types import UnionType
 from typing import Any, Literal, NotRequired, TypedDict, get_args, get_origin, get_type_hints
+
+from . import _html
 
 
 def human_bytes(count: float) -> str:
@@ -93,8 +94,11 @@ class _Timed:
         return f"<{type(self).__name__} {self.path!r}: {self.seconds:.3f} s>"
 
     def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in self._rows())
-        return f"<table>{rows}</table>"
+        verb, count = self._amount()
+        slowest = dict(sorted(self.phases.items(), key=lambda phase: -phase[1])[:8])
+        times = {name: (round(1e6 * time), f"{time * 1000:.1f} ms") for name, time in slowest.items()}
+        took = f"{verb} {human_bytes(count)} in {self.seconds:.3f} s"
+        return _html.card(self.path, took, _html.facts(self._rows()), _html.treemap(times))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -294,7 +298,11 @@ class VerifyReport:
         return f"<VerifyReport {self.path!r}: {'sound' if self.sound else 'damaged'}, {len(self.findings)} findings>"
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
+        note = f"{'sound' if self.sound else 'damaged'}, {self.checked} of {self.records} records compared"
+        rows = [(found.key or found.file or "", found.severity, found.what) for found in self.findings[:100]]
+        parts = [_html.table(("where", "how grave", "what"), rows)] if rows else []
+        more = len(self.findings) - len(rows)
+        return _html.card(self.path, note, *parts, f"<p>and {more} more</p>" if more else "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -628,6 +636,24 @@ class HealthReport:
         """Whether no rule of gravity is broken, by what was checked."""
         return not any(finding.severity == "error" for finding in self.findings)
 
+    def _repr_html_(self) -> str:
+        unchecked = [name for name in ("structure", "checksums", "numbers") if name not in self.checked]
+        note = f"checked: {', '.join(self.checked)}" + (f"; not checked: {', '.join(unchecked)}" if unchecked else "")
+        rules = [(found.key, found.rule, found.severity, found.what) for found in self.findings[:100]]
+        broken = _html.table(("key", "rule", "how grave", "what"), rules) if rules else "<p class=good>no rule is broken</p>"
+
+        def short(number: float | None) -> str:
+            return "" if number is None else f"{number:.3g}"
+
+        worst = sorted(self.tensors.items(), key=lambda item: -(item[1].nans + item[1].infinities))[:20]
+        rows = [
+            (key, str(s.nans), str(s.infinities), f"{s.zeros / max(s.elements, 1):.1%}", short(s.rms), short(s.min), short(s.max))
+            for key, s in worst
+        ]
+        numbers = _html.table(("key", "NaN", "Inf", "zero", "RMS", "min", "max"), rows, range(1, 7)) if rows else ""
+        more = len(self.tensors) - len(rows)
+        return _html.card(self.path, note, broken, numbers, f"<p class=soft>and {more} more tensors</p>" if more > 0 else "")
+
 
 @dataclasses.dataclass(frozen=True)
 class FirstBad:
@@ -654,7 +680,8 @@ class TrendTensor:
 
 @dataclasses.dataclass(frozen=True)
 class TrendStep:
-    """One complete step of a run, the metrics stored with it, and numbers about its tensors when asked for."""
+    """One complete step of a run, the metrics stored with it, and numbers about its tensors when asked for; ``modules`` is how
+    far each module moved since the step before."""
 
     name: str
     number: int | None
@@ -662,6 +689,7 @@ class TrendStep:
     modified: int | None
     metrics: dict[str, float]
     tensors: dict[str, TrendTensor]
+    modules: dict[str, float]
 
     @staticmethod
     def _adapted(fields: Mapping[str, Any]) -> Mapping[str, Any]:

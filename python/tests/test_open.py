@@ -1,7 +1,9 @@
 """Looking into checkpoints without torch's help."""
 
 import collections
+import math
 import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -50,9 +52,27 @@ def test_it_lists_keys_shapes_and_chunks(saved):
         assert ck.format == "dcp" and ck.save_id and "reshard" in ck.writer
         assert ck.key_path("optim.1.step") == ("optim", 1, "step")
         assert "model.weight" in ck and "weight" not in ck and len(ck) == 9
-        assert "<table>" in ck._repr_html_()
+        page = ck._repr_html_()
+        assert "<table>" in page and 'class="map"' in page and " kB" in page
     with pytest.raises(reshard.InvalidInput):
         list(ck.keys())
+
+
+def test_notebooks_show_sizes_and_never_markup_of_a_checkpoint(tmp_path):
+    hostile = "<img src=x onerror=alert(1)>"
+    tensors = {f"layer{i}": torch.full((8, 8), math.nan if i == 3 else float(i)) for i in range(90)}
+    with_markup = {**tensors, f'"{hostile}': torch.ones(300)}
+    rt.save({"model": with_markup, hostile: "<b>"}, tmp_path / hostile.replace("/", ""))
+    with reshard.open(tmp_path / hostile) as ck:
+        page = ck._repr_html_()
+        assert "<img" not in page and "&lt;img" in page and "92 keys" in page and "and 32 more keys" in page
+        assert page.count("<span style=") == 40, "the smallest share a box"
+        areas = [float(w) * float(h) for w, h in re.findall(r"width:([0-9.]+)px;height:([0-9.]+)px;background", page)]
+        assert max(areas) > 3 * sorted(areas)[-3], "boxes are as large as what they stand for"
+    health = reshard.health(tmp_path / hostile)._repr_html_()
+    assert "nan" in health and "not checked: structure, checksums" in health and "<img" not in health
+    verified = reshard.verify(tmp_path / hostile)._repr_html_()
+    assert "sound" in verified and "<img" not in verified
 
 
 INDICES = [

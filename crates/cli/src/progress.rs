@@ -49,19 +49,21 @@ fn show(control: &Control, what: String, stopped: &Receiver<()>) {
     }
     let bar = ProgressBar::with_draw_target(Some(control.total()), ProgressDrawTarget::stderr_with_hz(10));
     let bar = bar.with_elapsed(PATIENCE).with_message(what.clone());
-    let mut finishing = false;
-    bar.set_style(style(finishing));
+    let mut phase = Phase::Moving;
+    bar.set_style(style(phase));
     let start = Instant::now();
     loop {
-        let (total, done) = (control.total(), control.done());
-        bar.set_length(total.max(done));
-        bar.set_position(done);
-        // What was moved is not yet safe: files are synced and published after the last byte, which takes its time.
-        let last = total > 0 && done >= total;
-        if last != finishing {
-            finishing = last;
-            bar.set_style(style(finishing));
-            bar.set_message(if finishing { format!("{what}: all moved, now syncing") } else { what.clone() });
+        let now = Phase::of(control);
+        bar.set_length(now.total);
+        bar.set_position(now.done);
+        if now.phase != phase {
+            phase = now.phase;
+            bar.set_style(style(phase));
+            bar.set_message(match phase {
+                Phase::Moving => what.clone(),
+                Phase::Syncing => format!("{what}: syncing"),
+                Phase::Ending => format!("{what}: finishing"),
+            });
         }
         if control.total() == 0 && start.elapsed() > PATIENCE {
             bar.tick();
@@ -73,13 +75,45 @@ fn show(control: &Control, what: String, stopped: &Receiver<()>) {
     bar.finish_and_clear();
 }
 
+/// What the work is at. What was moved is not yet safe: files are synced and published after the last byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Bytes are read or written.
+    Moving,
+    /// Bytes are being made durable.
+    Syncing,
+    /// All bytes are where they belong: names are published.
+    Ending,
+}
+
+/// How far the whole job is: bytes that are moved, and again those that are synced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Far {
+    phase: Phase,
+    done: u64,
+    total: u64,
+}
+
+impl Phase {
+    fn of(control: &Control) -> Far {
+        let (moved, synced) = (control.done(), control.synced());
+        let (total, done) = (control.total() + control.to_sync(), moved + synced);
+        let phase = match () {
+            () if total == 0 || moved < control.total() => Phase::Moving,
+            () if synced < control.to_sync() => Phase::Syncing,
+            () => Phase::Ending,
+        };
+        Far { phase, done, total: total.max(done) }
+    }
+}
+
 /// Sizes as everywhere else: in units of 1000.
-fn style(finishing: bool) -> ProgressStyle {
-    let template = match finishing {
-        false => {
+fn style(phase: Phase) -> ProgressStyle {
+    let template = match phase {
+        Phase::Moving | Phase::Syncing => {
             "{msg} {wide_bar:.cyan/dim} {percent:>3}%  {decimal_bytes}/{decimal_total_bytes}  {decimal_bytes_per_sec}  {eta} left"
         }
-        true => "{msg} {spinner}  {decimal_total_bytes}  {elapsed}",
+        Phase::Ending => "{msg} {spinner}  {decimal_total_bytes}  {elapsed}",
     };
     let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
     style.progress_chars("█▉▊▋▌▍▎▏ ")

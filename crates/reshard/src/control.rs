@@ -15,6 +15,8 @@ pub struct Control {
 struct Inner {
     total: AtomicU64,
     done: AtomicU64,
+    to_sync: AtomicU64,
+    synced: AtomicU64,
     cancelled: AtomicBool,
 }
 
@@ -34,6 +36,16 @@ impl Control {
         self.inner.done.load(Ordering::Relaxed)
     }
 
+    /// Bytes that have to be made durable after they were moved, as far as known.
+    pub fn to_sync(&self) -> u64 {
+        self.inner.to_sync.load(Ordering::Relaxed)
+    }
+
+    /// Bytes made durable so far.
+    pub fn synced(&self) -> u64 {
+        self.inner.synced.load(Ordering::Relaxed)
+    }
+
     /// Asks the work to stop at its next step.
     pub fn cancel(&self) {
         self.inner.cancelled.store(true, Ordering::Relaxed);
@@ -50,6 +62,14 @@ impl Control {
 
     pub(crate) fn advance(&self, bytes: u64) {
         self.inner.done.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn expect_sync(&self, bytes: u64) {
+        self.inner.to_sync.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn advance_sync(&self, bytes: u64) {
+        self.inner.synced.fetch_add(bytes, Ordering::Relaxed);
     }
 
     pub(crate) fn check(&self, doing: &str) -> Result<()> {

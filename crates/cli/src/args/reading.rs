@@ -1,8 +1,10 @@
 //! Verbs that only look, beyond the first four.
 
 use clap::{Args, ValueEnum};
+use reshard::health::HealthLimits;
 
 use super::{JsonArg, ViewArgs};
+use crate::failure::Result;
 
 /// Check structure, sizes, coverage and every checksum; each finding with key, file and offset
 #[derive(Debug, Args)]
@@ -155,9 +157,18 @@ pub(crate) struct PageArgs {
     pub(crate) path: String,
     /// A second checkpoint to compare with
     pub(crate) other: Option<String>,
-    /// Verify all data for the health shown, not only metadata
+    /// Compare all stored checksums for the verdict shown, too
     #[arg(long)]
     pub(crate) verify: bool,
+    /// Do not read the tensors: no statistics, histograms and rules of health
+    #[arg(long)]
+    no_numbers: bool,
+    /// Set a limit of a rule about numbers, or turn it off: `large-weight=1e3`, `no-state=off` (repeatable)
+    #[arg(long, value_name = "RULE=LIMIT", conflicts_with = "no_numbers")]
+    limit: Vec<String>,
+    /// Read every tensor for statistics and histograms; so it is without this, too
+    #[arg(long, hide = true, conflicts_with = "no_numbers")]
+    histograms: bool,
     /// When comparing: tolerance for equal elements
     #[arg(long, value_name = "T", requires = "other")]
     pub(crate) tolerance: Option<f64>,
@@ -168,6 +179,17 @@ pub(crate) struct PageArgs {
     pub(crate) view: ViewArgs,
 }
 
+impl PageArgs {
+    /// The limits by which numbers are judged, if they are to be read.
+    pub(crate) fn numbers(&self) -> Result<Option<HealthLimits>> {
+        let mut limits = HealthLimits::default();
+        for limit in &self.limit {
+            limits.parse(limit)?;
+        }
+        Ok((self.histograms || !self.no_numbers).then_some(limits))
+    }
+}
+
 /// Write a self-contained HTML page about a checkpoint, or about two and their differences
 #[derive(Debug, Args)]
 pub(crate) struct ReportArgs {
@@ -176,9 +198,6 @@ pub(crate) struct ReportArgs {
     /// The file to write; `-` is stdout
     #[arg(short, long, value_name = "FILE", default_value = "report.html")]
     pub(crate) output: String,
-    /// Read every tensor for statistics and histograms
-    #[arg(long)]
-    pub(crate) histograms: bool,
 }
 
 /// Serve the report on loopback, loading tensors on demand

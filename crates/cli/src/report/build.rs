@@ -3,7 +3,8 @@
 
 use std::collections::HashMap;
 
-use super::data::{Checkpoint, Cuts, Diff, FileInfo, Optimizer, PlainValue, ReportData, SCHEMA, Stats, Tiling};
+use super::data::{Checkpoint, Cuts, Diff, FileInfo, Optimizer, PlainValue, ReportData, SCHEMA, Tiling};
+use super::health::{Health, Numbers, Stats};
 
 /// Past this many chunks the page leaves out where each one lies in its file.
 const MOST_PLACES: usize = 60_000;
@@ -92,7 +93,19 @@ impl ReportBuilder {
 
     /// Adds statistics of a tensor's values.
     pub fn stats(&mut self, tensor: u32, stats: Stats) -> &mut Self {
-        self.data.stats.insert(tensor, stats);
+        self.data.numbers.get_or_insert_default().stats.insert(tensor, stats);
+        self
+    }
+
+    /// Adds what the values of all tensors look like.
+    pub fn numbers(&mut self, numbers: Numbers) -> &mut Self {
+        self.data.numbers = Some(numbers);
+        self
+    }
+
+    /// Sets the verdict.
+    pub fn health(&mut self, health: Health) -> &mut Self {
+        self.data.checkpoint.health = health;
         self
     }
 

@@ -9,8 +9,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::health::{Health, Numbers, Stats};
+
 /// The version of this schema, in [`ReportData::schema`].
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 
 /// Everything the page shows.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -36,9 +38,9 @@ pub struct ReportData {
     /// big reports, where it would outweigh all the rest.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub places: BTreeMap<u32, Vec<u64>>,
-    /// Statistics of values, by tensor number, where they were asked for.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub stats: BTreeMap<u32, Stats>,
+    /// What the values look like, where they were looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub numbers: Option<Numbers>,
     /// Plain values stored beside the tensors.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub values: Vec<PlainValue>,
@@ -53,7 +55,7 @@ pub struct ReportData {
 /// The checkpoint as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Checkpoint {
-    /// Short name: the last part of its address.
+    /// Short name: the last two parts of its address.
     pub name: String,
     /// Its whole address.
     pub location: String,
@@ -68,54 +70,11 @@ pub struct Checkpoint {
     /// The training step, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<i64>,
-    /// Whether it is whole.
+    /// Whether it is well, as far as it was looked at.
     pub health: Health,
     /// Any further facts, printed as they are: label and text.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub facts: Vec<(String, String)>,
-}
-
-/// Whether a checkpoint is whole, at a glance.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Health {
-    /// The verdict.
-    pub state: HealthState,
-    /// One line saying what was checked.
-    pub summary: String,
-    /// What was found.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub findings: Vec<Finding>,
-}
-
-/// A verdict.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum HealthState {
-    /// Nobody looked.
-    #[default]
-    Unchecked,
-    /// Nothing is wrong.
-    Healthy,
-    /// Loadable, with something to know.
-    Warning,
-    /// Something is missing or damaged.
-    Damaged,
-}
-
-/// One thing found wrong.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Finding {
-    /// What is wrong, in one sentence.
-    pub text: String,
-    /// The key it concerns.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub key: Option<String>,
-    /// The file it concerns.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub file: Option<String>,
-    /// The place in that file.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub offset: Option<u64>,
 }
 
 /// One data file.
@@ -171,41 +130,6 @@ pub enum Cuts {
     Boxes(Vec<u64>),
 }
 
-/// Statistics of a tensor's values. A number that is not finite is `null` in the JSON.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Stats {
-    /// Smallest finite value.
-    pub min: Option<f64>,
-    /// Largest finite value.
-    pub max: Option<f64>,
-    /// Mean of the finite values.
-    pub mean: Option<f64>,
-    /// Standard deviation of the finite values.
-    pub std: Option<f64>,
-    /// Elements looked at.
-    pub count: u64,
-    /// Elements equal to zero.
-    pub zeros: u64,
-    /// Elements that are not a number.
-    pub nans: u64,
-    /// Infinite elements.
-    pub infs: u64,
-    /// Counts of finite values in bins of equal width.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub histogram: Option<Histogram>,
-}
-
-/// Counts of values in bins of equal width.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Histogram {
-    /// Lower edge of the first bin.
-    pub low: f64,
-    /// Upper edge of the last bin.
-    pub high: f64,
-    /// Count in each bin.
-    pub counts: Vec<u64>,
-}
-
 /// A plain value stored beside the tensors.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PlainValue {
@@ -223,6 +147,9 @@ pub struct Optimizer {
     /// The optimizer's name, where it can be told from its slots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// What its keys start with, such as `optim.`.
+    #[serde(default)]
+    pub root: String,
     /// The param groups, in their order.
     pub groups: Vec<ParamGroup>,
 }
@@ -256,8 +183,10 @@ pub struct Slot {
 /// How another checkpoint (B) differs from the one the report is about (A).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Diff {
-    /// B's short name.
-    pub name: String,
+    /// What to call A beside B: the part of its address that tells them apart.
+    pub name_a: String,
+    /// What to call B beside A.
+    pub name_b: String,
     /// B's whole address.
     pub location: String,
     /// Bytes of B's tensors.
@@ -303,6 +232,18 @@ pub struct Changed {
     /// Mean relative difference.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mean_rel: Option<f64>,
+    /// ‖Δw‖ / ‖w‖.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moved: Option<f64>,
+    /// The cosine of the angle between both.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cosine: Option<f64>,
+    /// Elements that are NaN or infinite in B alone.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub newly_bad: u64,
+    /// Whether it is all zero in B and was not in A.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub newly_zero: bool,
     /// Index of the first element that differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first: Option<Vec<u64>>,
@@ -368,4 +309,9 @@ pub enum SampleValue {
     Number(f64),
     /// Anything else, printed.
     Text(String),
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)]
+pub(super) fn is_zero(count: &u64) -> bool {
+    *count == 0
 }

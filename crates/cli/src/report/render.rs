@@ -15,6 +15,7 @@ const SCRIPT: &str = concat!(
     "(() => {\n'use strict';\n",
     include_str!("assets/js/core.js"),
     include_str!("assets/js/model.js"),
+    include_str!("assets/js/health.js"),
     include_str!("assets/js/treemap.js"),
     include_str!("assets/js/rows.js"),
     include_str!("assets/js/picture.js"),
@@ -23,6 +24,8 @@ const SCRIPT: &str = concat!(
     include_str!("assets/js/tensors.js"),
     include_str!("assets/js/charts.js"),
     include_str!("assets/js/diff.js"),
+    include_str!("assets/js/strip.js"),
+    include_str!("assets/js/optimizer.js"),
     include_str!("assets/js/main.js"),
     "})();\n"
 );

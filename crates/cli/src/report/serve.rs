@@ -1,8 +1,8 @@
-//! A small HTTP server for one reader: the page at `/`, one tensor at `/api/tensor?key=…`.
+//! A small HTTP server for one reader: the page at `/`, one tensor at `/api/tensor?key=…`, the scan of all at `/api/numbers`.
 //!
 //! It listens on 127.0.0.1 alone, answers only requests that name it as their host (so a web page elsewhere cannot reach it
 //! by pointing its own name here), takes only GET and HEAD, and bounds the size, the time and the number of requests.
-//! Every connection carries one request. It is written on `std::net`: two routes do not earn a framework.
+//! Every connection carries one request. It is written on `std::net`: three routes do not earn a framework.
 
 use std::io::{self, Read};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -11,6 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::data::{ReportData, TensorDetail};
+use super::health::Scan;
 use super::render::{RenderError, render};
 use http::{Answer, Head, Request, query_value};
 
@@ -20,6 +21,11 @@ mod http;
 pub trait LiveSource: Send + Sync {
     /// Looks at one tensor; the error is a message for the reader of the page.
     fn tensor(&self, key: &str) -> Result<TensorDetail, String>;
+
+    /// How far the scan of all numbers is, or what it found.
+    fn numbers(&self) -> Scan<'_> {
+        Scan::Off
+    }
 }
 
 /// Bounds of the server.
@@ -203,7 +209,7 @@ impl Shared {
         let answer = match path {
             "/" => Answer::page(self.page.clone()),
             // A page elsewhere must not even be able to make this server read a tensor.
-            "/api/tensor" if matches!(request.fetch_site, Some("cross-site" | "same-site")) => {
+            "/api/tensor" | "/api/numbers" if matches!(request.fetch_site, Some("cross-site" | "same-site")) => {
                 Answer::error(403, "only this server's own page may ask")
             }
             "/api/tensor" => match query_value(query, "key") {
@@ -213,6 +219,7 @@ impl Shared {
                     Err(message) => Answer::error(404, &message),
                 },
             },
+            "/api/numbers" => Answer::json(200, &self.source.numbers()),
             _ => Answer::error(404, "not found"),
         };
         if body { answer } else { answer.without_body() }
@@ -306,6 +313,7 @@ mod tests {
             assert!(tensor.ends_with("\r\n\r\n{\"key\":\"model.é +&=\"}"), "{tensor}");
             assert!(get(port, "/api/tensor?key=missing").contains("404 Not Found"));
             assert!(get(port, "/api/tensor?key=missing").ends_with("{\"error\":\"missing does not exist\"}"));
+            assert!(get(port, "/api/numbers").ends_with("\r\n\r\n{\"state\":\"off\"}"));
             assert!(get(port, "/api/tensor").contains(" 400 "));
             assert!(get(port, "/api/tensor?key=%zz").contains(" 400 "));
             assert!(get(port, "/api/tensor?key=%ff").contains(" 400 "));

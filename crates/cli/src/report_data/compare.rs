@@ -1,6 +1,7 @@
 //! What differs from another checkpoint, as the page shows it.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use reshard::Checkpoint;
 use reshard::checkpoint::{CatalogKind, LoadedValue};
@@ -14,7 +15,7 @@ use crate::report::{Changed, ChangedValue, Diff, OtherTensor};
 /// What to compare with, and how.
 pub(crate) struct Comparison {
     /// The other checkpoint.
-    pub(crate) other: Checkpoint,
+    pub(crate) other: Arc<Checkpoint>,
     /// What counts as the same.
     pub(crate) tolerance: Tolerance,
     /// Whether to read tensors.
@@ -22,8 +23,8 @@ pub(crate) struct Comparison {
 }
 
 impl Comparison {
-    /// Compares; `numbers` are those of the first one's tensors on the page.
-    pub(super) fn page(&self, first: &Checkpoint, numbers: &HashMap<&str, u32>, printer: &Printer) -> Result<Diff> {
+    /// Compares; `places` are those of the first one's tensors on the page.
+    pub(super) fn page(&self, first: &Checkpoint, places: &HashMap<String, u32>, printer: &Printer) -> Result<Diff> {
         let mut options = DiffOptions::default();
         options.tolerance = self.tolerance;
         options.elements = self.elements;
@@ -32,8 +33,10 @@ impl Comparison {
             diff(first, &self.other, &options)?
         };
         let path = self.other.path();
+        let (name_a, name_b) = super::names::apart(first.path(), path);
         let mut page = Diff {
-            name: path.trim_end_matches('/').rsplit('/').next().unwrap_or(path).to_owned(),
+            name_a,
+            name_b,
             location: path.to_owned(),
             values_compared: self.elements,
             tolerance: (self.tolerance.absolute > 0.0).then_some(self.tolerance.absolute),
@@ -46,7 +49,7 @@ impl Comparison {
             }
         }
         for key in &report.only_first {
-            match numbers.get(key.as_str()) {
+            match places.get(key.as_str()) {
                 Some(number) => page.only_a.push(*number),
                 None => page.plain.push(ChangedValue { key: key.clone(), a: Some(text(first, key)), b: None }),
             }
@@ -63,7 +66,7 @@ impl Comparison {
             }
         }
         for differing in &report.different {
-            match numbers.get(differing.key.as_str()) {
+            match places.get(differing.key.as_str()) {
                 Some(number) => page.changed.push(changed(*number, &differing.difference)),
                 None => page.plain.push(ChangedValue {
                     key: differing.key.clone(),
@@ -92,6 +95,10 @@ fn changed(tensor: u32, difference: &KeyDifference) -> Changed {
         page.mean_abs = found.mean_absolute;
         page.max_rel = found.max_relative;
         page.mean_rel = found.mean_relative;
+        page.moved = found.relative_change;
+        page.cosine = found.cosine;
+        page.newly_bad = found.new_nans + found.new_infinities;
+        page.newly_zero = found.newly_zero;
         page.first = Some(found.first_index.clone());
     };
     match difference {

@@ -1,29 +1,79 @@
 //! One tensor at a time, for the page that a server shows.
 
-use reshard::Checkpoint;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
 use reshard::checkpoint::{CatalogKind, LoadedValue};
+use reshard::health::HealthLimits;
 use reshard::layout::Region;
 use reshard::numbers::{StatsOptions, stats};
+use reshard::{Checkpoint, Control};
 
-use super::{BINS, stats_page, whole};
+use super::numbers::{BINS, look, page, unreadable};
+use super::whole;
 use crate::catalog::place;
 use crate::elements::{self, Element};
 use crate::human;
-use crate::report::{LiveSource, Sample, SampleValue, TensorDetail};
+use crate::report::{Health, LiveSource, Numbers, Sample, SampleValue, Scan, TensorDetail};
 
 /// Rows and columns of a sample.
 const SIDE: u64 = 8;
 
-/// A checkpoint that answers the page.
+/// Details that are remembered, each some kilobytes.
+const MOST_REMEMBERED: usize = 2000;
+
+/// A checkpoint that answers the page. What was read is remembered here, in the process, and nowhere else.
 #[derive(Debug)]
 pub(crate) struct Live {
-    checkpoint: Checkpoint,
+    checkpoint: Arc<Checkpoint>,
+    remembered: Mutex<HashMap<String, TensorDetail>>,
+    scan: Arc<Background>,
+}
+
+/// The scan behind the page.
+#[derive(Debug, Default)]
+struct Background {
+    control: Control,
+    started: AtomicBool,
+    outcome: OnceLock<(Numbers, Health)>,
 }
 
 impl Live {
     /// Answers from this checkpoint.
-    pub(crate) fn new(checkpoint: Checkpoint) -> Live {
-        Live { checkpoint }
+    pub(crate) fn new(checkpoint: Arc<Checkpoint>) -> Live {
+        Live { checkpoint, remembered: Mutex::default(), scan: Arc::default() }
+    }
+
+    /// Starts to read all numbers, also those of what it is compared with; `health` is the verdict without them.
+    pub(crate) fn scan(
+        &self,
+        other: Option<Arc<Checkpoint>>,
+        places: HashMap<String, u32>,
+        limits: HealthLimits,
+        health: Health,
+    ) {
+        let (scan, checkpoint) = (Arc::clone(&self.scan), Arc::clone(&self.checkpoint));
+        let read = move || {
+            let found = look(&checkpoint, other.as_deref(), &places, &limits, &scan.control);
+            let Health { mut checks, mut findings, .. } = health;
+            let numbers = match found {
+                Ok(found) => {
+                    checks.numbers = found.check;
+                    findings.extend(found.findings);
+                    found.numbers
+                }
+                Err(error) => {
+                    let (check, finding) = unreadable(&error);
+                    checks.numbers = check;
+                    findings.push(finding);
+                    Numbers::default()
+                }
+            };
+            drop(scan.outcome.set((numbers, Health::of(checks, findings))));
+        };
+        let started = std::thread::Builder::new().name("numbers".to_owned()).spawn(read);
+        self.scan.started.store(started.is_ok(), Ordering::SeqCst);
     }
 
     fn sample(&self, key: &str, shape: &[u64]) -> Option<Sample> {
@@ -56,8 +106,8 @@ fn value(element: &Element) -> SampleValue {
     }
 }
 
-impl LiveSource for Live {
-    fn tensor(&self, key: &str) -> Result<TensorDetail, String> {
+impl Live {
+    fn read(&self, key: &str) -> Result<TensorDetail, String> {
         let text = |error: reshard::Error| error.full_text();
         let entry = self.checkpoint.entry(key).map_err(text)?;
         let CatalogKind::Tensor(tensor) = &entry.kind else {
@@ -71,7 +121,7 @@ impl LiveSource for Live {
         let mut options = StatsOptions::default();
         options.bins = BINS;
         let stats = match stats(&self.checkpoint, key, &options) {
-            Ok(found) => Some(stats_page(&found)),
+            Ok(found) => Some(page(&found, true)),
             Err(reshard::Error::Unsupported { .. }) => None,
             Err(error) => return Err(human::printable(&text(error))),
         };
@@ -79,5 +129,37 @@ impl LiveSource for Live {
         chunks.sort_by(|a, b| a.region.offsets().cmp(b.region.offsets()));
         let places = chunks.iter().flat_map(|chunk| <[u64; 2]>::from(place(&chunk.place))).collect();
         Ok(TensorDetail { key: key.to_owned(), stats, sample: self.sample(key, &tensor.shape), places, text: None })
+    }
+}
+
+impl Drop for Live {
+    /// Nobody waits for numbers any more.
+    fn drop(&mut self) {
+        self.scan.control.cancel();
+    }
+}
+
+impl LiveSource for Live {
+    fn tensor(&self, key: &str) -> Result<TensorDetail, String> {
+        let remembered = || self.remembered.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = remembered().get(key) {
+            return Ok(known.clone());
+        }
+        let read = self.read(key)?;
+        let mut remembered = remembered();
+        if remembered.len() < MOST_REMEMBERED {
+            remembered.insert(key.to_owned(), read.clone());
+        }
+        Ok(read)
+    }
+
+    fn numbers(&self) -> Scan<'_> {
+        match self.scan.outcome.get() {
+            Some((numbers, health)) => Scan::Done { numbers, health },
+            None if self.scan.started.load(Ordering::SeqCst) => {
+                Scan::Running { done: self.scan.control.done(), total: self.scan.control.total() }
+            }
+            None => Scan::Off,
+        }
     }
 }

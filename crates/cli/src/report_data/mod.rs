@@ -2,13 +2,16 @@
 
 mod compare;
 mod live;
+mod names;
+mod numbers;
 
-use reshard::Checkpoint;
+use std::collections::HashMap;
+
 use reshard::checkpoint::{CatalogKind, LoadedValue};
-use reshard::health::{OptimizerSummary, SlotShare};
+use reshard::health::{HealthLimits, OptimizerSummary, SlotShare};
 use reshard::layout::Region;
-use reshard::numbers::{StatsOptions, TensorStats, stats};
-use reshard::verify::{VerifyOptions, verify};
+use reshard::verify::{Severity, VerifyOptions, verify};
+use reshard::{Checkpoint, Control};
 
 pub(crate) use compare::Comparison;
 pub(crate) use live::Live;
@@ -19,13 +22,11 @@ use crate::human;
 use crate::printer::Printer;
 use crate::progress::Progress;
 use crate::report::{
-    Checkpoint as Page, ChunkInput, Finding, Health, HealthState, Histogram, Optimizer, ParamGroup, PlainValue, ReportBuilder,
-    ReportData, Slot, Stats, TensorInput,
+    Check, CheckState, Checkpoint as Page, Checks, ChunkInput, Finding, Health, Optimizer, ParamGroup, PlainValue, ReportBuilder,
+    ReportData, Slot, TensorInput,
 };
 use crate::summary::Summary;
 
-/// Bins of a histogram.
-const BINS: usize = 48;
 /// Values are small records, but each is a read: a page shows no more than this many.
 const MOST_VALUES: usize = 2000;
 /// A plain value's text is cut to this many characters.
@@ -33,22 +34,30 @@ const MOST_TEXT: usize = 2000;
 
 /// What to put on the page beyond what metadata tells.
 pub(crate) struct Wanted {
-    /// Statistics of every tensor.
-    pub(crate) histograms: bool,
+    /// What the numbers look like, judged by these limits.
+    pub(crate) numbers: Option<HealthLimits>,
     /// Every checksum.
     pub(crate) verify: bool,
     /// What differs from another.
     pub(crate) comparison: Option<Comparison>,
 }
 
-/// Collects everything; also gives what `inspect` would show.
-pub(crate) fn collect(checkpoint: &Checkpoint, printer: &Printer, wanted: &Wanted) -> Result<(ReportData, Summary)> {
+/// What was collected.
+pub(crate) struct Collected {
+    /// What the page knows.
+    pub(crate) data: ReportData,
+    /// The numbers of tensors on the page, by key.
+    pub(crate) places: HashMap<String, u32>,
+}
+
+/// Collects everything.
+pub(crate) fn collect(checkpoint: &Checkpoint, printer: &Printer, wanted: &Wanted) -> Result<Collected> {
     let summary = Summary::of(checkpoint);
-    let health = if wanted.verify { verified(checkpoint, printer)? } else { glanced(&summary) };
-    let mut builder = ReportBuilder::new(page(checkpoint, &summary, health));
+    let (mut checks, mut findings) = if wanted.verify { verified(checkpoint, printer)? } else { glanced(&summary) };
+    let mut builder = ReportBuilder::new(page(checkpoint, &summary));
     let files: Vec<u32> =
         summary.files.iter().map(|file| builder.file(&file.path, file.size.unwrap_or(file.used), file.rank)).collect();
-    let mut numbers = std::collections::HashMap::new();
+    let mut places = HashMap::new();
     let mut values = 0;
     for (key, entry) in &checkpoint.catalog().entries {
         match &entry.kind {
@@ -64,7 +73,7 @@ pub(crate) fn collect(checkpoint: &Checkpoint, printer: &Printer, wanted: &Wante
                     })
                     .collect();
                 let (dtype, shape, bytes) = (tensor.dtype.name(), &tensor.shape[..], tensor.bytes());
-                numbers.insert(key.as_str(), builder.tensor(TensorInput { key, dtype, shape, bytes, chunks: &chunks }));
+                places.insert(key.clone(), builder.tensor(TensorInput { key, dtype, shape, bytes, chunks: &chunks }));
             }
             CatalogKind::Value(_) if values < MOST_VALUES => {
                 values += 1;
@@ -76,26 +85,35 @@ pub(crate) fn collect(checkpoint: &Checkpoint, printer: &Printer, wanted: &Wante
     if let Some(optimizer) = &summary.optimizer {
         builder.optimizer(optimizer_page(checkpoint, optimizer));
     }
-    if wanted.histograms {
-        let mut options = StatsOptions::default();
-        options.bins = BINS;
-        let _bar = Progress::watch(printer, "histograms", &options.control);
-        for (key, number) in &numbers {
-            match stats(checkpoint, key, &options) {
-                Ok(found) => drop(builder.stats(*number, stats_page(&found))),
-                // A type without numbers has none to show.
-                Err(reshard::Error::Unsupported { .. }) => {}
-                Err(error) => return Err(error.into()),
+    // What is damaged has no numbers to speak of.
+    let damaged = [checks.structure.state, checks.checksums.state].contains(&CheckState::Bad);
+    if let Some(limits) = wanted.numbers.as_ref().filter(|_| !damaged) {
+        let control = Control::new();
+        let _bar = Progress::watch(printer, "numbers", &control);
+        let other = wanted.comparison.as_ref().map(|comparison| &*comparison.other);
+        match numbers::look(checkpoint, other, &places, limits, &control) {
+            Ok(found) => {
+                checks.numbers = found.check;
+                findings.extend(found.findings);
+                builder.numbers(found.numbers);
+            }
+            Err(error @ reshard::Error::Cancelled { .. }) => return Err(error.into()),
+            // A page about what cannot be read is worth more than none.
+            Err(error) => {
+                let (check, finding) = numbers::unreadable(&error);
+                checks.numbers = check;
+                findings.push(finding);
             }
         }
     }
+    builder.health(Health::of(checks, findings));
     if let Some(comparison) = &wanted.comparison {
-        builder.diff(comparison.page(checkpoint, &numbers, printer)?);
+        builder.diff(comparison.page(checkpoint, &places, printer)?);
     }
-    Ok((builder.finish(), summary))
+    Ok(Collected { data: builder.finish(), places })
 }
 
-fn page(checkpoint: &Checkpoint, summary: &Summary, health: Health) -> Page {
+fn page(checkpoint: &Checkpoint, summary: &Summary) -> Page {
     let catalog = checkpoint.catalog();
     let location = checkpoint.path().to_owned();
     let mut facts = Vec::new();
@@ -112,36 +130,42 @@ fn page(checkpoint: &Checkpoint, summary: &Summary, health: Health) -> Page {
         facts.push(("Save".to_owned(), id.clone()));
     }
     Page {
-        name: location.trim_end_matches('/').rsplit('/').next().unwrap_or(&location).to_owned(),
+        name: names::title(&location),
         format: format_name(catalog.format).to_owned(),
         writer: Some(catalog.writer.clone()).filter(|writer| !writer.is_empty()),
         saved: summary.saved.and_then(human::date),
         step: summary.step.or_else(|| summary.optimizer.as_ref().and_then(|optimizer| optimizer.step)),
-        health,
+        health: Health::default(),
         facts,
         location,
     }
 }
 
+fn numbers_unchecked() -> Check {
+    Check::new(CheckState::Unchecked, "not looked at")
+}
+
 /// What metadata and a listing tell.
-fn glanced(summary: &Summary) -> Health {
+fn glanced(summary: &Summary) -> (Checks, Vec<Finding>) {
     let health = &summary.health;
-    let finding =
-        |t: &crate::summary::Trouble| Finding { text: t.text.clone(), key: t.key.clone(), file: t.file.clone(), offset: None };
-    let summary = match health.bad {
-        0 => format!("By its metadata it is whole: {}. Its data was not read.", health.checked),
-        n => format!("{} found in metadata and file sizes.", human::count(n, "problem")),
+    let finding = |t: &crate::summary::Trouble| Finding {
+        text: t.text.clone(),
+        bad: t.bad,
+        key: t.key.clone(),
+        file: t.file.clone(),
+        ..Finding::default()
     };
-    let state = match (health.bad, health.troubles.is_empty()) {
-        (0, true) => HealthState::Healthy,
-        (0, false) => HealthState::Warning,
-        _ => HealthState::Damaged,
+    let structure = match (health.bad, health.troubles.is_empty()) {
+        (0, true) => Check::new(CheckState::Fine, health.checked.clone()),
+        (0, false) => Check::new(CheckState::Warning, health.checked.clone()),
+        (n, _) => Check::new(CheckState::Bad, format!("{} in metadata and file sizes", human::count(n, "problem"))),
     };
-    Health { state, summary, findings: health.troubles.iter().map(finding).collect() }
+    let checksums = Check::new(CheckState::Unchecked, "not compared; --verify compares them");
+    (Checks { structure, checksums, numbers: numbers_unchecked() }, health.troubles.iter().map(finding).collect())
 }
 
 /// What reading everything tells.
-fn verified(checkpoint: &Checkpoint, printer: &Printer) -> Result<Health> {
+fn verified(checkpoint: &Checkpoint, printer: &Printer) -> Result<(Checks, Vec<Finding>)> {
     let options = VerifyOptions::default();
     let report = {
         let _bar = Progress::watch(printer, "verify", &options.control);
@@ -149,21 +173,32 @@ fn verified(checkpoint: &Checkpoint, printer: &Printer) -> Result<Health> {
     };
     let findings = report.findings.iter().map(|found| Finding {
         text: found.what.clone(),
+        bad: found.severity == Severity::Error,
         key: found.key.clone(),
         file: found.file.clone(),
         offset: found.offset,
+        ..Finding::default()
     });
     let state = match (report.is_sound(), report.findings.is_empty()) {
-        (true, true) => HealthState::Healthy,
-        (true, false) => HealthState::Warning,
-        (false, _) => HealthState::Damaged,
+        (true, true) => CheckState::Fine,
+        (true, false) => CheckState::Warning,
+        (false, _) => CheckState::Bad,
     };
-    let checked = format!("{} read, {} compared", human::bytes(report.bytes), human::count(report.checked, "checksum"));
-    let summary = match report.errors() as u64 {
-        0 => format!("Everything was verified: {checked}."),
-        n => format!("{} found: {checked}.", human::count(n, "problem")),
+    let told = match report.errors() as u64 {
+        0 => "every element is stored exactly once, files are whole".to_owned(),
+        n => format!("{} found", human::count(n, "problem")),
     };
-    Ok(Health { state, summary, findings: findings.collect() })
+    let mut compared = format!("{} read, {} compared", human::bytes(report.bytes), human::count(report.checked, "checksum"));
+    if report.unchecked > 0 {
+        compared.push_str(&format!(", {} without one", human::count(report.unchecked, "record")));
+    }
+    let checksums = match (report.checked, report.unchecked, state) {
+        (0, _, CheckState::Fine) => Check::new(CheckState::Unchecked, "none are stored"),
+        // Part of the data has nothing to be compared with.
+        (_, 1.., CheckState::Fine) => Check::new(CheckState::Warning, compared),
+        _ => Check::new(state, compared),
+    };
+    Ok((Checks { structure: Check::new(state, told), checksums, numbers: numbers_unchecked() }, findings.collect()))
 }
 
 fn plain(checkpoint: &Checkpoint, key: &str) -> PlainValue {
@@ -196,25 +231,6 @@ fn kind_of(value: &reshard::Value) -> &'static str {
         Value::Device(_) => "device",
         Value::Path(_) => "path",
         _ => "value",
-    }
-}
-
-/// Statistics as the page wants them.
-fn stats_page(found: &TensorStats) -> Stats {
-    let histogram = match (found.min, found.max, found.histogram.is_empty()) {
-        (Some(low), Some(high), false) => Some(Histogram { low, high, counts: found.histogram.clone() }),
-        _ => None,
-    };
-    Stats {
-        min: found.min,
-        max: found.max,
-        mean: found.mean,
-        std: found.std,
-        count: found.elements,
-        zeros: found.zeros,
-        nans: found.nans,
-        infs: found.infinities,
-        histogram,
     }
 }
 
@@ -253,7 +269,7 @@ fn optimizer_page(checkpoint: &Checkpoint, found: &OptimizerSummary) -> Optimize
         let slots = found.slots.iter().map(whole_slot).collect();
         groups.push(ParamGroup { name: "all".to_owned(), params: found.params, options: Vec::new(), slots });
     }
-    Optimizer { name: found.name.map(str::to_owned), groups }
+    Optimizer { name: found.name.map(str::to_owned), root: found.root.clone(), groups }
 }
 
 fn whole_slot(slot: &SlotShare) -> Slot {

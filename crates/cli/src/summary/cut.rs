@@ -31,7 +31,13 @@ impl Cut {
         }
         // Ranks that got nothing may still have written a chunk of nothing.
         let regions: Vec<&Region> = tensor.chunks.iter().map(|chunk| &chunk.region).filter(|region| !region.is_empty()).collect();
-        if let Some(parts) = grid(shape, &regions) {
+        if let Some(mut parts) = grid(shape, &regions) {
+            // Where one dimension is cut, they are parts of it: 6 rows over 4 ranks are 2 + 2 + 2 + 0.
+            let empty = (tensor.chunks.len() - regions.len()) as u64;
+            let cut: Vec<usize> = (0..parts.len()).filter(|dim| parts[*dim] > 1).collect();
+            if let (1.., [] | [_], false) = (empty, &cut[..], parts.is_empty()) {
+                parts[cut.first().copied().unwrap_or(0)] += empty;
+            }
             return Cut::Grid(parts);
         }
         if is_flat(shape, &regions) {

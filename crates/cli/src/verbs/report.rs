@@ -2,8 +2,7 @@
 
 use std::io::Write;
 use std::path::Path;
-
-use reshard::Checkpoint;
+use std::sync::Arc;
 
 use crate::args::{PageArgs, ReportArgs};
 use crate::failure::{Failure, Result};
@@ -15,9 +14,9 @@ use crate::verbs::{Context, Outcome, diff};
 pub(crate) fn run(context: &mut Context, args: &ReportArgs) -> Result<Outcome> {
     let checkpoint = context.open_seen(&args.page.path, &args.page.view)?;
     let comparison = compared(context, &args.page)?;
-    let wanted = Wanted { histograms: args.histograms, verify: args.page.verify, comparison };
-    let (data, _) = report_data::collect(&checkpoint, &context.printer, &wanted)?;
-    let page = render(&data).map_err(|error| Failure::because("cannot make the page", &error))?;
+    let wanted = Wanted { numbers: args.page.numbers()?, verify: args.page.verify, comparison };
+    let collected = report_data::collect(&checkpoint, &context.printer, &wanted)?;
+    let page = render(&collected.data).map_err(|error| Failure::because("cannot make the page", &error))?;
     if args.output == "-" {
         context.printer.out().write_all(page.as_bytes())?;
         return Ok(Outcome::Fine);
@@ -31,7 +30,7 @@ pub(crate) fn run(context: &mut Context, args: &ReportArgs) -> Result<Outcome> {
 /// Opens what to compare with.
 pub(super) fn compared(context: &Context, args: &PageArgs) -> Result<Option<Comparison>> {
     let Some(other) = &args.other else { return Ok(None) };
-    let other: Checkpoint = context.open(other)?;
+    let other = Arc::new(context.open(other)?);
     Ok(Some(Comparison { other, tolerance: diff::tolerance(args.tolerance, None, None)?, elements: !args.shapes_only }))
 }
 

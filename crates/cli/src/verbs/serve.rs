@@ -5,18 +5,27 @@ use std::sync::Arc;
 
 use crate::args::ServeArgs;
 use crate::failure::{Failure, Result};
-use crate::report::{ServeOptions, Server};
-use crate::report_data::{self, Live, Wanted};
+use crate::report::{Check, CheckState, HealthState, ServeOptions, Server};
+use crate::report_data::{self, Collected, Live, Wanted};
 use crate::verbs::{Context, Outcome, report};
 
 pub(crate) fn run(context: &mut Context, args: &ServeArgs) -> Result<Outcome> {
-    let checkpoint = context.open_seen(&args.page.path, &args.page.view)?;
+    let checkpoint = Arc::new(context.open_seen(&args.page.path, &args.page.view)?);
+    let limits = args.page.numbers()?;
     let comparison = report::compared(context, &args.page)?;
-    let wanted = Wanted { histograms: false, verify: args.page.verify, comparison };
-    let (mut data, _) = report_data::collect(&checkpoint, &context.printer, &wanted)?;
+    let other = comparison.as_ref().map(|comparison| Arc::clone(&comparison.other));
+    let wanted = Wanted { numbers: None, verify: args.page.verify, comparison };
+    let Collected { mut data, places } = report_data::collect(&checkpoint, &context.printer, &wanted)?;
     data.live = true;
+    let live = Live::new(Arc::clone(&checkpoint));
+    let health = &mut data.checkpoint.health;
+    // What is damaged has no numbers to speak of.
+    if let Some(limits) = limits.filter(|_| health.state != HealthState::Damaged) {
+        live.scan(other, places, limits, health.clone());
+        health.checks.numbers = Check::new(CheckState::Running, "being read");
+    }
     let options = ServeOptions { port: args.port, ..ServeOptions::default() };
-    let server = Server::bind(&data, Arc::new(Live::new(checkpoint)), options)
+    let server = Server::bind(&data, Arc::new(live), options)
         .map_err(|error| Failure::because("cannot serve", &error).hint("another --port may be free; 0 takes any"))?;
     // Whoever started this reads the address from here.
     context.printer.line(server.url())?;

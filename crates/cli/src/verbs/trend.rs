@@ -21,6 +21,7 @@ use crate::verbs::{Context, Outcome};
 const MOST_STEPS: usize = 20;
 const MOST_METRICS: usize = 4;
 const MOST_ROWS: usize = 40;
+const MOST_MODULES: usize = 15;
 
 #[derive(Debug, Serialize)]
 struct Told<'a> {
@@ -90,6 +91,7 @@ fn print(printer: &mut Printer, found: &Trend, all: bool) -> Result<()> {
         printer.line(line)?;
     }
     metrics(printer, found, &names)?;
+    modules(printer, found, all)?;
     tensors(printer, found, all)?;
     printer.line("")?;
     if found.bad.is_empty() {
@@ -136,6 +138,37 @@ fn metrics(printer: &mut Printer, found: &Trend, names: &[&String]) -> Result<()
     }
     for line in table.lines(printer) {
         printer.line(line)?;
+    }
+    Ok(())
+}
+
+/// How far modules moved, the one that moved most of late first.
+fn modules(printer: &mut Printer, found: &Trend, all: bool) -> Result<()> {
+    let mut series: IndexMap<&str, Vec<Option<f64>>> = IndexMap::new();
+    for (i, step) in found.steps.iter().enumerate() {
+        for (module, change) in &step.modules {
+            series.entry(module).or_insert_with(|| vec![None; found.steps.len()])[i] = Some(*change);
+        }
+    }
+    if series.len() < 2 {
+        return Ok(());
+    }
+    let last = |row: &[Option<f64>]| row.last().copied().flatten();
+    series.sort_by(|_, a, _, b| last(b).unwrap_or(-1.0).total_cmp(&last(a).unwrap_or(-1.0)));
+    printer.line("")?;
+    let mut table = Table::new(&[Side::Left, Side::Left, Side::Right]).head(&["MODULE", "‖Δw‖/‖w‖", "LAST"]).fit(0);
+    let shown = if all { series.len() } else { series.len().min(MOST_MODULES) };
+    for (module, row) in series.iter().take(shown) {
+        let name = if module.is_empty() { "(top level)" } else { module };
+        let cells = [name.to_owned(), human::sparkline(row), last(row).map(short).unwrap_or_default()];
+        table.painted(cells.into_iter().zip([None, Some(Paint::Accent), None]));
+    }
+    for line in table.lines(printer) {
+        printer.line(line)?;
+    }
+    if shown < series.len() {
+        let more = human::exact((series.len() - shown) as u64);
+        printer.line(printer.paint(Paint::Dim, format!("and {more} more modules; --all lists them")))?;
     }
     Ok(())
 }

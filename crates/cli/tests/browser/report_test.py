@@ -8,9 +8,11 @@ browser; each opens its page afresh.
 """
 
 import argparse
+import json
 import os
 import pathlib
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -88,18 +90,46 @@ CORPUS = pathlib.Path(__file__).resolve().parents[3] / "formats" / "tests" / "co
 SHARDED, OTHER, ZOO = (CORPUS / "torch-2.13" / case / "checkpoint" for case in ("tp_fsdp2_w4", "fsdp2_w4", "zoo"))
 
 
+def sick(folder):
+    """A model in one file: four layers, one of them with NaN, one zeroed, one a million times too large."""
+    folder.mkdir(parents=True, exist_ok=True)
+    header, data = {}, b""
+    for layer in range(4):
+        for name in ("attn.q_proj", "mlp.up_proj", "input_norm"):
+            numbers = [((7919 * i + layer) % 1009) / 1009 - 0.5 for i in range(256)]
+            if (layer, name) == (1, "attn.q_proj"):
+                numbers[3:5] = [float("nan"), float("inf")]
+            elif (layer, name) == (2, "mlp.up_proj"):
+                numbers = [0.0] * 256
+            elif (layer, name) == (3, "mlp.up_proj"):
+                numbers = [1e6 * x for x in numbers]
+            packed = struct.pack("<256f", *numbers)
+            header[f"model.layers.{layer}.{name}.weight"] = {
+                "dtype": "F32",
+                "shape": [256] if "norm" in name else [16, 16],
+                "data_offsets": [len(data), len(data) + len(packed)],
+            }
+            data += packed
+    text = json.dumps(header).encode()
+    path = folder / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return path
+
+
 class ReportTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="report-pages-"))
         cls.addClassCleanup(shutil.rmtree, cls.folder, ignore_errors=True)
-        for name in ("small", "big", "hostile", "empty"):
+        for name in ("small", "big", "many", "hostile", "empty"):
             if sample(cls.folder / f"{name}.html", name).wait() != 0:
                 raise RuntimeError(f"cannot make the sample page {name}")
         for name, arguments in {
             "true": [SHARDED, "--histograms", "--verify"],
             "compared": [SHARDED, OTHER],
-            "zoo": [ZOO, "--histograms"],
+            "zoo": [ZOO],
+            "glanced": [SHARDED, "--no-numbers"],
+            "sick": [sick(cls.folder / "runs" / "checkpoint")],
         }.items():
             made = command("report", *arguments, "-o", cls.folder / f"{name}.html", "--quiet", stdout=subprocess.DEVNULL)
             if made.wait() != 0:
@@ -149,6 +179,16 @@ class ReportTest(unittest.TestCase):
             "return [...document.querySelectorAll('#table .body .row')].sort((a, b) => a.index - b.index).map((row) => row.children[0].textContent)"
         )
 
+    def checks(self):
+        """What the badge says was checked, and what came of it."""
+        return self.browser.js(
+            "return Object.fromEntries([...document.querySelectorAll('.checks li')].map((li) => [li.dataset.check, li.dataset.state]))"
+        )
+
+    def phone(self, width=400):
+        self.browser.devtools("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=True)
+        time.sleep(0.2)
+
     def search(self, query):
         self.browser.clear("#search")
         self.browser.type("#search", query)
@@ -157,9 +197,10 @@ class ReportTest(unittest.TestCase):
 
     def test_summary_tells_what_the_checkpoint_is(self):
         self.show("small")
-        self.assertEqual(self.text("h1"), "step-48000")
-        self.assertIn("Healthy", self.text("#health"))
-        self.assertIn("878", self.text("#tiles"))
+        self.assertEqual(self.text("h1"), "checkpoints/step-48000")
+        self.assertIn("Bad numbers", self.text("#health"))
+        self.assertEqual(self.checks(), {"structure": "fine", "checksums": "unchecked", "numbers": "bad"})
+        self.assertIn("879", self.text("#tiles"))
         self.assertEqual(self.count("#files-body .bars li"), 8)
         self.assertIn("bfloat16", self.text("#dtypes-body"))
         self.assertIn("exp_avg_sq", self.text("#optimizer"))
@@ -219,13 +260,13 @@ class ReportTest(unittest.TestCase):
             b.js("return [...document.querySelectorAll('#crumbs li')].map((li) => li.textContent)"),
             ["All", "model", "layers", "3"],
         )
-        self.assertIn("9 of 878", self.text("#shown"))
+        self.assertIn("9 of 879", self.text("#shown"))
         self.assertGreater(self.count(".tile.leaf"), 5)
         self.shot("zoomed")
         b.click("#crumbs li:nth-child(2) button")
         self.assertEqual(self.text("#crumbs [aria-current]"), "model")
         b.click("#crumbs li:first-child button")
-        self.assertEqual(self.text("#shown"), "878 tensors")
+        self.assertEqual(self.text("#shown"), "879 tensors")
         self.check_quiet()
 
     def test_treemap_works_by_keyboard(self):
@@ -256,10 +297,12 @@ class ReportTest(unittest.TestCase):
         self.show("small")
         hue = "return document.querySelector('.tile[data-path=\"model.output.weight\"]').style.getPropertyValue('--hue')"
         seen = {b.js(hue)}
-        for by in ("dtype", "change"):
+        for by in ("part", "dtype", "change"):
             b.click(f'#colour-by [data-value="{by}"]')
             seen.add(b.js(hue))
-        self.assertEqual(len(seen), 3)
+        self.assertEqual(len(seen), 4)
+        b.click('#colour-by [data-value="numbers"]')
+        self.assertIn("--bad", b.js(hue.replace("model.output.weight", "model.layers.17")))
         self.shot("changes")
         self.check_quiet()
 
@@ -268,10 +311,10 @@ class ReportTest(unittest.TestCase):
     def test_search_by_words_and_by_glob(self):
         self.show("small")
         self.search("layers.7. EXP_AVG_sq")
-        self.assertIn("9 of 878", self.text("#shown"))
+        self.assertIn("9 of 879", self.text("#shown"))
         self.assertGreater(self.count("#table mark"), 8)
         self.search("model.layers.1?.attention.w[qk].weight")
-        self.assertIn("20 of 878", self.text("#shown"))
+        self.assertIn("20 of 879", self.text("#shown"))
         self.search("*.step")
         self.assertTrue(all(key.endswith(".step") for key in self.rows()))
         self.search("no such thing")
@@ -287,13 +330,13 @@ class ReportTest(unittest.TestCase):
         b.click('#table [data-column="key"] button')
         up = self.rows()
         self.assertEqual(b.js("return document.querySelector('#table [data-column=key]').ariaSort"), "ascending")
-        self.assertEqual(up[:2], ["model.adapters.flat_shard", "model.adapters.with_a_gap"])
+        self.assertEqual(up[:2], ["model.adapters.empty_shard", "model.adapters.flat_shard"])
         b.click('#table [data-column="key"] button')
         self.assertNotEqual(self.rows()[0], up[0])
         b.click('#table [data-column="bytes"] button')
         b.click('#table [data-column="bytes"] button')
         self.assertIn("4 B", b.js("return document.querySelector('#table .body').textContent"))
-        for column in ("dtype", "shape", "chunks", "change"):
+        for column in ("dtype", "shape", "chunks", "change", "bad", "zero", "rms"):
             b.click(f'#table [data-column="{column}"] button')
             self.assertEqual(self.count(f'#table [data-column="{column}"][aria-sort]'), 1)
         # Layers sort as numbers.
@@ -306,13 +349,13 @@ class ReportTest(unittest.TestCase):
         b = self.browser
         self.show("small")
         b.js("const s = document.getElementById('dtype-filter'); s.value = '0'; s.dispatchEvent(new Event('change'))")
-        self.assertIn("219 of 878", self.text("#shown"))
+        self.assertIn("219 of 879", self.text("#shown"))
         b.js("const s = document.getElementById('dtype-filter'); s.value = '-1'; s.dispatchEvent(new Event('change'))")
         b.click("#files-body .bars li:last-child button")
         self.assertIn("rank 7", self.text("#scope"))
-        self.assertNotIn("878 tensors", self.text("#shown"))
+        self.assertNotIn("879 tensors", self.text("#shown"))
         b.click("#scope button")
-        self.assertEqual(self.text("#shown"), "878 tensors")
+        self.assertEqual(self.text("#shown"), "879 tensors")
 
     def test_table_works_by_keyboard(self):
         b = self.browser
@@ -351,11 +394,11 @@ class ReportTest(unittest.TestCase):
         self.assertIn("3072, 2048", tip)
         self.assertIn("__7_0.distcp", tip)
         self.assertIn("In file", tip)
-        self.assertIn("[3072:4096, 2048:4096]", self.text(".said"))
+        self.assertIn("[3072:4096, 2048:4096]", self.text(".picture .said"))
         self.assertEqual(self.count(".picture .legend button"), 8)
         self.shot("hover")
         b.keys(RIGHT)
-        self.assertIn("[0:1024, 0:2048]", self.text(".said"))
+        self.assertIn("[0:1024, 0:2048]", self.text(".picture .said"))
         b.click(".picture .legend button:nth-child(3)")
         self.assertEqual(self.count('.picture .legend button[aria-pressed="true"]'), 1)
         self.check_quiet()
@@ -364,13 +407,14 @@ class ReportTest(unittest.TestCase):
         b = self.browser
         self.show("small")
         for query, said in (
-            ("model.layers.0.feed_forward.experts.w2", "2 × 2 × 2 grid"),
-            ("model.norm.weight", "8 parts along dim 0"),
+            ("model.layers.0.feed_forward.experts.w2", "Shard(0) over 2 × Shard(1) over 2 × Shard(2) over 2"),
+            ("model.norm.weight", "Shard(0) over 8: 512 rows each"),
             ("optim.state.norm.weight.step", "whole, in one chunk"),
             ("flat_shard", "7 irregular pieces"),
+            ("empty_shard", "Shard(0) over 4: 2+2+2+0 rows"),
         ):
             self.choose(query)
-            self.assertIn(said, self.text(".said"))
+            self.assertIn(said, self.text(".picture .said"))
         self.choose("model.layers.0.feed_forward.experts.w2")
         drawn = "return document.querySelector('.picture canvas').toDataURL()"
         before = b.js(drawn)
@@ -394,10 +438,13 @@ class ReportTest(unittest.TestCase):
         b = self.browser
         self.show("small")
         self.choose("model.layers.0.attention.wq.weight")
-        if not self.count(".histogram .bin"):
-            self.choose("model.tok_embeddings.weight")
+        self.assertEqual(self.count(".magnitudes .other"), 1, "the other checkpoint is drawn over it")
+        self.assertIn("step-49000", self.text(".magnitudes"))
+        self.assertGreater(self.count(".magnitudes .bin"), 10)
+        b.click('.by-what [data-value="value"]')
         self.assertGreater(self.count(".histogram .bin"), 30)
-        self.assertIn("std", self.text(".values .stats"))
+        for word in ("std", "RMS", "median", "step-49000: "):
+            self.assertIn(word, self.text(".values .stats"))
         height = "return document.querySelectorAll('.histogram .bin')[3].getAttribute('height')"
         linear = float(b.js(height))
         b.click('.histogram [data-value="log"]')
@@ -420,10 +467,129 @@ class ReportTest(unittest.TestCase):
         b.wait("return document.querySelector('#diff-table .body').textContent.includes('→')")
         self.assertIn("128512 × 4096", self.text("#diff-table .body"))
         b.click("#diff-table .body .row:last-child")
-        self.assertIn("Compared with B", self.text("#detail"))
+        self.assertIn("Compared with step-49000", self.text("#detail"))
         self.check_quiet()
 
+    def test_changes_are_sorted_by_what_matters_and_stand_first(self):
+        b = self.browser
+        self.show("small")
+        what = "return [...document.querySelectorAll('#diff-table .body .row')].sort((a, b) => a.index - b.index).map((row) => row.children[1].textContent)"
+        self.assertEqual(b.js(what)[:4], ["now NaN", "now zero", "shape", "type"])
+        moved = b.js(
+            "return [...document.querySelectorAll('#diff-table .body .row')].sort((a, b) => a.index - b.index).slice(6).map((row) => row.children[3].textContent)"
+        )
+        self.assertTrue(moved)
+        top = b.js("return document.querySelector('#diff-table .body').getBoundingClientRect().top")
+        self.assertLess(top, 900, "the first changes are seen without scrolling")
+        self.assertIn("step-48000", self.text("#diff .versus"))
+        self.assertIn("step-49000", self.text("#diff .versus"))
+        self.assertNotIn("only in A", self.text("#diff"))
+
+    # The numbers.
+
+    def test_numbers_have_columns_that_sort_and_filter(self):
+        b = self.browser
+        self.show("small")
+        b.click('#table [data-column="bad"] button')
+        self.assertEqual(self.rows()[0], "model.layers.17.attention.wk.weight")
+        self.assertEqual(self.count("#table .body .row .bad.alarm"), 1)
+        red = b.js("return getComputedStyle(document.querySelector('#table .body .bad.alarm')).color")
+        ink = b.js("return getComputedStyle(document.body).color")
+        self.assertNotEqual(red, ink)
+        b.js("const s = document.getElementById('number-filter'); s.value = 'bad'; s.dispatchEvent(new Event('change'))")
+        self.assertEqual(self.rows(), ["model.layers.17.attention.wk.weight"])
+        b.js("const s = document.getElementById('number-filter'); s.value = ''; s.dispatchEvent(new Event('change'))")
+        b.js("document.querySelector('#number-counts .count-chip:nth-child(3)').click()")
+        self.assertEqual(self.rows(), ["model.layers.9.attention.wo.weight"])
+        b.js("const s = document.getElementById('number-filter'); s.value = ''; s.dispatchEvent(new Event('change'))")
+        for query, shown in (
+            ("rms>1000", "219 of 879"),
+            ("nan>0", "1 of 879"),
+            ("zero>50%", "1 of 879"),
+            ("update>0.1", "1 of 879"),
+        ):
+            self.search(query)
+            self.assertIn(shown, self.text("#shown"), query)
+        self.search("")
+        b.js("const s = document.getElementById('role-filter'); s.value = 'experts'; s.dispatchEvent(new Event('change'))")
+        self.assertTrue(all("feed_forward" in key for key in self.rows()))
+        self.check_quiet()
+
+    def test_layers_are_a_strip(self):
+        b = self.browser
+        self.show("small")
+        self.assertGreaterEqual(self.count(".strip-row"), 5)
+        self.assertEqual(self.count(".strip-cell:has(rect.alarm)"), 3, "NaN, zeros and a large update are red")
+        b.js("document.querySelector('.strip-grid').focus()")
+        b.keys(RIGHT + RIGHT)
+        self.assertIn("NaN, Inf", self.text("#strip .said"))
+        b.click('#strip-by [data-value="rms"]')
+        names = b.js("return [...document.querySelectorAll('.strip-name')].map((n) => n.textContent)")
+        self.assertIn("attention.wq.weight", names)
+        self.assertEqual(self.count(".strip-cell:first-of-type rect"), 24)
+        self.shot("strip")
+        b.js("document.querySelector('.strip-grid').focus()")
+        b.keys(RIGHT + ENTER)
+        self.assertIn("model.layers.0", self.text("#scope"))
+        self.check_quiet()
+
+    def test_the_optimizer_is_shown_by_slot(self):
+        b = self.browser
+        self.show("small")
+        said = self.text("#optimizer")
+        for words in ("exp_avg_sq", "weight_decay", "0.1", "0.0", "Next update over weights", "Group 1"):
+            self.assertIn(words, said)
+        self.assertEqual(self.count("#optimizer .differs"), 2, "the weight decay of both groups")
+        self.assertEqual(self.count("#optimizer .hot"), 1)
+        b.click("#optimizer .plain-table tbody tr:first-child .link")
+        self.assertIn("219 of 879", self.text("#shown"))
+        self.check_quiet()
+
+    def test_sick_numbers_are_never_called_healthy(self):
+        self.show("sick")
+        self.assertEqual(self.text("h1"), "checkpoint/model.safetensors")
+        self.assertIn("Bad numbers", self.text("#health"))
+        self.assertEqual(self.checks(), {"structure": "fine", "checksums": "unchecked", "numbers": "bad"})
+        found = self.text("#findings")
+        for words in ("nan", "inf", "large-weight", "zero-weight", "model.layers.1.attn.q_proj.weight"):
+            self.assertIn(words, found)
+        self.assertIn("1with NaN", self.text("#number-counts"))
+        self.shot("sick", full=True)
+        self.show("sick", "dark")
+        self.shot("sick-dark", full=True)
+        self.check_quiet()
+        # And what nobody looked at is not, either.
+        self.show("glanced")
+        self.assertIn("Fine so far", self.text("#health"))
+        self.assertEqual(self.checks(), {"structure": "fine", "checksums": "unchecked", "numbers": "unchecked"})
+        self.assertEqual(self.count("#numbers:not([hidden])"), 0)
+        self.shot("glanced")
+
     # Size, hostility, nothing.
+
+    def test_twenty_thousand_alike_fold(self):
+        b = self.browser
+        ready = self.show("many")
+        self.assertLess(ready, READY_LIMIT_MS)
+        self.assertIn("20,002", self.text("#tiles"))
+        self.assertIn("Healthy", self.text("#health"))
+        folds = b.js("return [...document.querySelectorAll('.tile.fold .label')].map((t) => t.textContent)")
+        self.assertEqual(folds, ["1,993 alike", "1,993 alike"])
+        self.assertNotIn("others", self.text("#map-legend"))
+        self.assertLess(self.count(".tile"), 400)
+        b.click(".tile.fold .label")
+        self.assertIn("9,965 of 20,002", self.text("#shown"))
+        b.click("#crumbs li:first-child button")
+        # A strip of very many modules has no more columns than can be told apart.
+        self.assertLessEqual(b.js("return document.querySelector('.strip-row').childElementCount"), 480)
+        self.shot("many", full=True)
+        self.phone()
+        self.assertLessEqual(b.js("return document.documentElement.scrollWidth"), 400)
+        self.shot("many-phone", full=True)
+        self.check_quiet()
+        print(
+            f"\n20,002 tensors with numbers: ready {ready:.0f} ms, page {(self.folder / 'many.html').stat().st_size / 1e6:.2f} MB"
+        )
 
     def test_ten_thousand_tensors_are_fast(self):
         b = self.browser
@@ -493,11 +659,21 @@ class ReportTest(unittest.TestCase):
         self.shot("empty", full=True)
 
     def test_small_screens_fit(self):
-        self.show("small")
-        self.browser.devtools("Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=1, mobile=True)
-        time.sleep(0.2)
-        self.assertLessEqual(self.browser.js("return document.documentElement.scrollWidth"), 390)
-        self.shot("phone", full=True)
+        b = self.browser
+        for name, theme in (("small", "light"), ("sick", "dark"), ("compared", "light"), ("zoo", "dark"), ("hostile", "light")):
+            self.show(name, theme)
+            self.phone()
+            self.assertLessEqual(b.js("return document.documentElement.scrollWidth"), 400, name)
+            clipped = "return [...document.querySelectorAll('#nav a')].filter((a) => a.getBoundingClientRect().right > innerWidth + 1 || a.parentElement.scrollWidth > a.parentElement.clientWidth + 1).length"
+            self.assertEqual(b.js(clipped), 0, f"{name}: the navigation is clipped")
+            self.shot(f"phone-{name}", full=True)
+            b.devtools("Emulation.clearDeviceMetricsOverride")
+
+    def test_keys_of_plain_values_have_room(self):
+        for name in ("small", "zoo", "true"):
+            self.show(name)
+            width = self.browser.js("return document.querySelector('#plain tbody th').getBoundingClientRect().width")
+            self.assertGreaterEqual(width, 200, name)
 
     def test_names_for_readers(self):
         """Every control has a name, and every grid says how many rows it has."""
@@ -506,7 +682,7 @@ class ReportTest(unittest.TestCase):
             return [...document.querySelectorAll('button, input, select, canvas, [role=grid], [role=img]')]
               .filter((n) => !(n.ariaLabel || n.textContent.trim() || n.labels?.[0]?.textContent.trim())).map((n) => n.outerHTML.slice(0, 80))""")
         self.assertEqual(nameless, [])
-        self.assertEqual(self.browser.js("return document.getElementById('table').getAttribute('aria-rowcount')"), "879")
+        self.assertEqual(self.browser.js("return document.getElementById('table').getAttribute('aria-rowcount')"), "880")
         heads = self.browser.js(
             "return [...document.querySelectorAll('h1, h2')].filter((h) => h.offsetParent).map((h) => h.tagName)"
         )
@@ -517,8 +693,9 @@ class ReportTest(unittest.TestCase):
     def test_a_true_checkpoint_is_shown_as_it_is(self):
         b = self.browser
         self.show("true")
-        self.assertEqual(self.text("h1"), "checkpoint")
-        self.assertIn("Healthy", self.text("#health"))
+        self.assertEqual(self.text("h1"), "tp_fsdp2_w4/checkpoint")
+        self.assertEqual(self.checks()["checksums"], "fine")
+        self.assertNotEqual(self.checks()["numbers"], "unchecked")
         self.assertIn("137 checksums compared", self.text("#health"))
         self.assertIn("torch.distributed.checkpoint", b.js("return document.body.textContent"))
         self.assertEqual(self.count("#files-body .bars li"), 4)
@@ -529,7 +706,7 @@ class ReportTest(unittest.TestCase):
         self.shot("true-light", full=True)
         self.choose("model.blocks.0.down.weight")
         b.wait("return document.querySelector('.picture canvas')")
-        self.assertEqual(self.count(".histogram"), 1)
+        self.assertEqual(self.count("#values .histogram"), 1)
         self.shot("true-tensor")
         self.search("exp_avg_sq")
         self.assertEqual(len(self.rows()), 10)
@@ -538,7 +715,7 @@ class ReportTest(unittest.TestCase):
     def test_a_true_comparison_lists_what_differs(self):
         self.show("compared", "dark")
         said = self.text("#diff")
-        for words in ("30 changed", "14 unchanged", "model.head.weight"):
+        for words in ("30 changed", "14 unchanged", "model.head.weight", "only in tp_fsdp2_w4"):
             self.assertIn(words, said)
         self.check_quiet()
         self.shot("compared-dark", full=True)
@@ -548,6 +725,11 @@ class ReportTest(unittest.TestCase):
         for dtype in ("complex128", "float8_e4m3fn", "bfloat16", "uint64", "bool"):
             self.assertIn(dtype, self.text("#dtypes-body"))
         self.assertIn("naïve ✓", self.text("#plain"))
+        hues = self.browser.js(
+            "return [...document.querySelectorAll('#dtypes-body > div:first-child .swatch')].map((s) => getComputedStyle(s).backgroundColor)"
+        )
+        self.assertGreater(len(hues), 8)
+        self.assertEqual(len(set(hues)), len(hues), "no two types share a colour")
         for key in ("tensors.empty", "tensors.scalar", "tensors.five_d", "tensors.dtype_complex64"):
             self.choose(key)
         self.check_quiet()
@@ -555,6 +737,7 @@ class ReportTest(unittest.TestCase):
 
     def test_the_command_serves_tensors_on_demand(self):
         b = self.browser
+        before = sorted(SHARDED.iterdir())
         server = command(
             "serve",
             SHARDED,
@@ -568,13 +751,21 @@ class ReportTest(unittest.TestCase):
         try:
             url = server.stdout.readline().strip()
             self.show(url)
+            # Numbers come from behind: the badge and the columns follow.
+            b.wait(
+                "return !['unchecked', 'running'].includes(document.querySelector('.checks [data-check=numbers]').dataset.state)"
+            )
+            b.wait("return document.querySelector('#table.with-numbers .body .rms')?.textContent")
+            self.assertEqual((self.checks()["structure"], self.checks()["checksums"]), ("fine", "unchecked"))
+            self.assertGreaterEqual(self.count(".strip-row"), 3)
             self.choose("model.blocks.0.down.weight")
-            self.assertEqual(self.count(".histogram"), 0)
+            self.assertEqual(self.count("#values .histogram"), 1)
             b.click("#load")
-            b.wait("return document.querySelector('.histogram')")
+            b.wait("return document.querySelector('.sample')")
             self.assertEqual(self.count(".sample td"), 64)
             self.shot("served")
-            self.check_quiet([f"{url}api/tensor?key=model.blocks.0.down.weight"])
+            self.check_quiet([f"{url}api/tensor?key=model.blocks.0.down.weight", f"{url}api/numbers"])
+            self.assertEqual(sorted(SHARDED.iterdir()), before, "nothing is written into the checkpoint")
         finally:
             server.stdin.close()
             self.assertEqual(server.wait(timeout=20), 0, "the server did not stop cleanly")
@@ -589,9 +780,9 @@ class ReportTest(unittest.TestCase):
             url = server.stdout.readline().strip()
             self.show(url)
             self.choose("optim.state.norm.weight.exp_avg")
-            self.assertEqual(self.count(".histogram"), 0)
+            self.assertEqual(self.count("#values .histogram"), 0)
             b.click("#load")
-            b.wait("return document.querySelector('.histogram')")
+            b.wait("return document.querySelector('#values .histogram')")
             self.assertEqual(self.count(".sample td"), 36)
             self.assertIn("nan", self.text(".sample td.alarm"))
             self.shot("live")

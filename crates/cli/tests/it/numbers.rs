@@ -4,7 +4,7 @@ use std::path::Path;
 
 use reshard::{SaveState, Solo, save};
 
-use crate::command::{case, check, fine, json, ran, reshard, run};
+use crate::command::{case, check, corpus, fine, json, ran, reshard, run};
 use crate::conversions::copy;
 
 fn wave(i: usize) -> f32 {
@@ -85,7 +85,24 @@ fn nothing_is_wider_than_the_terminal() {
     let sick = folder.path().join("sick");
     model(&sick, 2, true);
     let whole = case("torch-2.13/fsdp2_w3");
+    let run = folder.path().join("run");
+    for step in 1..=3 {
+        model(&run.join(format!("a-step-with-quite-a-long-name-{step}")), step, step == 3);
+    }
+    let (a, b) = (text(&run.join("a-step-with-quite-a-long-name-1")), text(&run.join("a-step-with-quite-a-long-name-3")));
+    let other = text(&folder.path().join("other"));
     for args in [
+        vec!["trend", &text(&run)],
+        vec!["trend", &text(&run), "--numbers"],
+        vec!["diff", &a, &b],
+        vec!["stats", "--rules"],
+        vec!["latest", &text(&run), "--all"],
+        vec!["prune", &text(&run), "--keep-last", "1", "--dry-run"],
+        vec!["view", "list"],
+        vec!["show", &a, "model.one.weight"],
+        vec!["relayout", &whole, &other, "--mesh", "dp=2"],
+        vec!["help", "convert"],
+        vec!["--help"],
         vec!["inspect", &whole],
         vec!["ls", &whole],
         vec!["ls", &whole, "--tree"],
@@ -98,6 +115,8 @@ fn nothing_is_wider_than_the_terminal() {
     ] {
         let shown = ran(&reshard(&args).env("COLUMNS", "80").output().unwrap());
         let wide: Vec<&str> = shown.stdout.lines().filter(|line| line.chars().count() > 80).collect();
+        assert!(wide.is_empty(), "{args:?}: {wide:#?}");
+        let wide: Vec<&str> = shown.stderr.lines().filter(|line| line.chars().count() > 80).collect();
         assert!(wide.is_empty(), "{args:?}: {wide:#?}");
         let cut = shown.stdout.replace('…', "");
         assert!(!cut.is_empty() && shown.code <= 1, "{args:?}\n{shown}");
@@ -179,6 +198,59 @@ fn other_names_of_verbs_and_help_are_understood() {
 }
 
 #[test]
+fn what_people_type_for_formats_and_old_flags_are_understood() {
+    let folder = tempfile::tempdir().unwrap();
+    let (whole, at) = (case("torch-2.13/fsdp2_w3"), |name: &str| text(&folder.path().join(name)));
+    fine(&["convert", &whole, &at("x.bin"), "--to", "pt"]);
+    fine(&["convert", &whole, &at("y.bin"), "--to", "torch"]);
+    assert_eq!(fine(&["digest", &at("x.bin")]), fine(&["digest", &at("y.bin")]));
+    assert_eq!(run(&["diff", &whole, &at("x.bin"), "--tolerance", "1e-6"]).code, 0);
+    // The page: numbers are read unless they are not wanted; a flag of before is still taken.
+    for (flags, read) in [(&["--histograms"][..], true), (&[], true), (&["--no-numbers"], false)] {
+        let page = at("page.html");
+        fine(&[&["report", &whole, "-o", &page][..], flags].concat());
+        let page = std::fs::read_to_string(page).unwrap();
+        assert_eq!(page.contains(r#""numbers":{"stats""#), read, "{flags:?}");
+        assert!(page.contains("fsdp2_w3/checkpoint"), "the title has two parts");
+        assert!(!page.contains(r#""state":"healthy""#), "checksums were not compared");
+    }
+}
+
+#[test]
+fn a_page_says_what_is_wrong_and_what_was_not_looked_at() {
+    let folder = tempfile::tempdir().unwrap();
+    let (sick, well, page) = (folder.path().join("sick"), folder.path().join("well"), text(&folder.path().join("page.html")));
+    model(&sick, 2, true);
+    model(&well, 1, false);
+    let state = |args: &[&str]| {
+        fine(&[&["report", "-o", &page][..], args].concat());
+        let html = std::fs::read_to_string(&page).unwrap();
+        let start = html.find(r#"type="application/json">"#).unwrap() + r#"type="application/json">"#.len();
+        let data: serde_json::Value = serde_json::from_str(html[start..].split("</script>").next().unwrap()).unwrap();
+        data
+    };
+    let found = state(&[&text(&sick), "--verify"]);
+    let health = &found["checkpoint"]["health"];
+    assert_eq!((&health["state"], &health["checks"]["checksums"]["state"]), (&"unwell".into(), &"fine".into()), "{health}");
+    assert!(health["findings"][0]["text"].as_str().unwrap().starts_with("nan: "), "{health}");
+    assert_eq!(state(&[&text(&well), "--verify"])["checkpoint"]["health"]["state"], "warning", "two have no state");
+    assert_eq!(state(&[&text(&well), "--verify", "--limit", "no-state=off"])["checkpoint"]["health"]["state"], "healthy");
+    assert_eq!(run(&["report", &text(&well), "-o", &page, "--limit", "no-sate=off"]).code, 2);
+    let glanced = state(&[&text(&sick), "--no-numbers"]);
+    assert_eq!(glanced["checkpoint"]["health"]["state"], "partial");
+    let both = state(&[&text(&well), &text(&sick)]);
+    assert_eq!((&both["diff"]["name_a"], &both["diff"]["name_b"]), (&"well".into(), &"sick".into()));
+    let bad = both["diff"]["changed"].as_array().unwrap().iter().filter(|what| what["newly_bad"].as_u64() > Some(0)).count();
+    assert_eq!(bad, 1, "{}", both["diff"]["changed"]);
+    assert!(!both["numbers"]["other"].as_object().unwrap().is_empty());
+    // What cannot be read is still a page.
+    let data =
+        std::fs::read_dir(&sick).unwrap().map(|e| e.unwrap().path()).find(|p| p.extension().is_some_and(|e| e == "distcp"));
+    std::fs::write(data.unwrap(), b"short").unwrap();
+    assert_eq!(state(&[&text(&sick)])["checkpoint"]["health"]["state"], "damaged");
+}
+
+#[test]
 fn a_mesh_alone_means_fully_sharded_and_says_so() {
     let folder = tempfile::tempdir().unwrap();
     let (whole, to) = (case("torch-2.13/fsdp2_w3"), text(&folder.path().join("to")));
@@ -218,4 +290,16 @@ fn a_model_alone_loads_into_the_model() {
     fine(&["convert", &at("top"), &at("optimizer.pt"), "--optimizer-only"]);
     let none = run(&["convert", &at("optimizer.pt"), &at("none.safetensors"), "--model-only"]);
     assert!(none.code == 2 && !Path::new(&at("none.safetensors")).exists(), "{none}");
+}
+
+#[test]
+fn megatrons_model_alone_is_found_at_the_top_level() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = corpus().join("../../../reshard/tests/foreign/megatron-0.16/tp2_dp2/checkpoint").canonicalize().unwrap();
+    let to = text(&folder.path().join("model.safetensors"));
+    fine(&["convert", &text(&source), &to, "--model-only"]);
+    let listed = json(&["ls", &to, "--json"]);
+    let keys: Vec<&str> = listed["entries"].as_array().unwrap().iter().map(|entry| entry["key"].as_str().unwrap()).collect();
+    assert!(!keys.is_empty() && keys.iter().all(|key| !key.contains("optimizer") && !key.contains("rng_state")), "{keys:?}");
+    assert!(keys.contains(&"embedding.weight"), "{keys:?}");
 }

@@ -135,6 +135,9 @@ pub(crate) fn write(
     options: &OutputOptions,
 ) -> Result<Vec<Checksums>> {
     options.control.expect(pieces.iter().map(|p| p.data).sum());
+    if options.sync {
+        options.control.expect_sync(files.iter().map(|file| file.length).sum());
+    }
     let mut writers: Vec<Box<dyn Writer>> = Vec::with_capacity(files.len());
     for file in files {
         let length = WriteOptions::with_length(file.length);
@@ -160,7 +163,11 @@ pub(crate) fn write(
     };
     let finished: Vec<Result<()>> = Workers::normal().run(|| {
         let finish = |(writer, file): (Box<dyn Writer>, &OutputFile)| {
-            writer.finish(options.sync).doing(|| format!("finishing {}", file.name))
+            writer.finish(options.sync).doing(|| format!("finishing {}", file.name))?;
+            if options.sync {
+                options.control.advance_sync(file.length);
+            }
+            Ok(())
         };
         writers.into_par_iter().zip(files).with_max_len(1).map(finish).collect()
     })?;

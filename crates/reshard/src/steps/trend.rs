@@ -59,6 +59,8 @@ pub struct TrendStep {
     pub metrics: IndexMap<String, f64>,
     /// Numbers about its tensors, when asked for.
     pub tensors: IndexMap<String, TrendTensor>,
+    /// How far each module whose tensors changed moved since the step before, over these: ‖Δw‖ / ‖w‖.
+    pub modules: IndexMap<String, f64>,
 }
 
 /// A tensor at one step.
@@ -117,9 +119,9 @@ pub fn trend(folder: &str, options: &TrendOptions) -> Result<Trend> {
     for (i, step) in run.steps.iter().enumerate() {
         options.control.check("looking at steps")?;
         let checkpoint = run.open(i)?;
-        let mut tensors = IndexMap::new();
+        let (mut tensors, mut modules) = (IndexMap::new(), IndexMap::new());
         if options.numbers {
-            tensors = run.numbers(&checkpoint, before.as_ref())?;
+            (tensors, modules) = run.numbers(&checkpoint, before.as_ref())?;
         }
         found.push(TrendStep {
             name: step.name.clone(),
@@ -128,6 +130,7 @@ pub fn trend(folder: &str, options: &TrendOptions) -> Result<Trend> {
             modified: step.modified,
             metrics: metrics(&checkpoint)?,
             tensors,
+            modules,
         });
         before = Some(checkpoint);
     }
@@ -186,7 +189,11 @@ impl Run<'_> {
         scan(checkpoint, &ScanOptions { selection, control, ..ScanOptions::default() })
     }
 
-    fn numbers(&self, checkpoint: &Checkpoint, before: Option<&Checkpoint>) -> Result<IndexMap<String, TrendTensor>> {
+    fn numbers(
+        &self,
+        checkpoint: &Checkpoint,
+        before: Option<&Checkpoint>,
+    ) -> Result<(IndexMap<String, TrendTensor>, IndexMap<String, f64>)> {
         let stats = self.scanned(checkpoint, self.options.selection.clone())?;
         let mut tensors: IndexMap<String, TrendTensor> = stats
             .into_iter()
@@ -195,7 +202,7 @@ impl Run<'_> {
                 (key, TrendTensor { rms, absmax, nans, infinities, zeros, change: None, cosine: None })
             })
             .collect();
-        let Some(before) = before else { return Ok(tensors) };
+        let Some(before) = before else { return Ok((tensors, IndexMap::new())) };
         let options = DiffOptions {
             first: self.options.selection.clone(),
             second: self.options.selection.clone(),
@@ -203,6 +210,7 @@ impl Run<'_> {
             ..DiffOptions::default()
         };
         let report = diff(before, checkpoint, &options)?;
+        let modules = report.modules().into_iter().filter_map(|module| Some((module.module, module.relative_change?))).collect();
         for (key, tensor) in &mut tensors {
             if before.tensor(key).is_ok() {
                 (tensor.change, tensor.cosine) = (Some(0.0), Some(1.0));
@@ -218,7 +226,7 @@ impl Run<'_> {
                 _ => (None, None),
             };
         }
-        Ok(tensors)
+        Ok((tensors, modules))
     }
 
     /// Tensors of these keys that are bad in a step.

@@ -332,3 +332,18 @@ fn stores_that_take_bytes_in_order_get_them_in_order() {
         assert_eq!(sorted(corpus::digest_of(&Checkpoint::open_store(store).unwrap())), expected, "{target:?} again");
     }
 }
+
+#[test]
+fn progress_counts_what_is_moved_and_what_is_synced() {
+    let (folder, source) = saved();
+    for (name, sync) in [("a.safetensors", true), ("b.safetensors", false)] {
+        let mut options = ConvertOptions::default();
+        options.sync = sync;
+        let at = folder.path().join(name);
+        converted(&source, &at, SAFETENSORS, &options);
+        let control = &options.control;
+        assert!(control.total() > 0 && control.done() == control.total(), "{control:?}");
+        let length = if sync { std::fs::metadata(&at).unwrap().len() } else { 0 };
+        assert_eq!((control.to_sync(), control.synced()), (length, length));
+    }
+}

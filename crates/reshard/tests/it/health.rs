@@ -209,6 +209,8 @@ fn since_when_a_tensor_is_bad_is_found_by_halving() {
     options.selection = Selection::globs(&["model.big.*"]).unwrap();
     let run = trend(folder.path().to_str().unwrap(), &options).unwrap();
     let big = |step: usize| &run.steps[step].tensors["model.big.weight"];
+    let moved = run.steps[1].modules["model.big"];
+    assert!(run.steps[0].modules.is_empty() && (moved / big(1).change.unwrap() - 1.0).abs() < 1e-9);
     assert!(big(0).change.is_none() && big(15).change.unwrap() < big(1).change.unwrap() && big(1).cosine.unwrap() > 0.9);
 }
 

@@ -1,18 +1,12 @@
-// The head of the page, bytes per rank and file, element types, optimizer slots, plain values.
+// The head of the page, bytes per rank and file, element types, plain values.
 
 function summary() {
   const { checkpoint } = data;
   $('format').textContent = [checkpoint.format, checkpoint.writer].filter(Boolean).join(' · ');
-  $('name').textContent = checkpoint.name;
+  const split = checkpoint.name.lastIndexOf('/');
+  $('name').replaceChildren(...(split > 0 ? [el('span', { class: 'parent' }, checkpoint.name.slice(0, split + 1)), el('wbr')] : []), checkpoint.name.slice(split + 1));
   $('location').textContent = checkpoint.location;
-  const { health } = checkpoint;
-  const [word, icon] = {
-    healthy: ['Healthy', 'm3.5 8.5 3 3 6-7'], warning: ['Worth a look', 'M8 3.5v5.5M8 12v.5'],
-    damaged: ['Damaged', 'm4.5 4.5 7 7m0-7-7 7'], unchecked: ['Not checked', 'M4 8h8'],
-  }[health.state];
-  fill($('health'), { 'data-state': health.state }, [
-    el('p', { class: 'pill' }, svg('svg', { viewBox: '0 0 16 16', 'aria-hidden': 'true' }, svg('path', { d: icon })), word),
-    el('p', { class: 'soft' }, health.summary)]);
+  verdict(checkpoint.health);
   const tile = (label, value, note) => el('div', {}, el('dt', {}, label), el('dd', {}, value, note && el('small', {}, note)));
   $('tiles').replaceChildren(
     tile('Tensors', count(tensors.length), `${bigCount(total.elements)} elements`),
@@ -22,16 +16,6 @@ function summary() {
     ...(checkpoint.step !== undefined ? [tile('Step', count(checkpoint.step), checkpoint.saved)] : []));
   const facts = [...(checkpoint.step === undefined && checkpoint.saved ? [['Saved', checkpoint.saved]] : []), ...(checkpoint.facts ?? [])];
   $('facts').replaceChildren(...facts.map(([label, text]) => el('div', {}, el('dt', {}, label), el('dd', {}, text))));
-  if (health.findings?.length) {
-    const rows = health.findings.slice(0, 500).map((finding) => {
-      const tensor = finding.key !== undefined && byKey.get(finding.key);
-      return el('li', {}, finding.text, el('span', { class: 'mono soft' },
-        tensor ? el('button', { type: 'button', class: 'link', on: { click: () => show(tensor, true) } }, finding.key) : finding.key,
-        finding.file !== undefined && ` ${finding.file}${finding.offset === undefined ? '' : ` at ${count(finding.offset)}`}`));
-    });
-    $('findings').replaceChildren(el('details', { class: 'findings', 'data-state': health.state, open: rows.length <= 6 },
-      el('summary', {}, plural(health.findings.length, 'finding')), el('ul', {}, ...rows)));
-  }
 }
 function bigCount(n) {
   for (const [size, word] of [[1e12, 'T'], [1e9, 'B'], [1e6, 'M']]) if (n >= size) return `${(n / size).toPrecision(3)} ${word}`;
@@ -120,34 +104,17 @@ function shares(head, rows, className) {
       rows.map((row) => [[swatch(row.hue), row.name], count(row.tensors), bytes(row.bytes), percent(row.bytes, total.bytes)])));
 }
 function sharesCharts() {
-  const types = data.dtypes.map((name, i) => ({ name, bytes: 0, tensors: 0, hue: hueOf(i % HUES, Math.min(data.dtypes.length, HUES)) }));
+  const types = data.dtypes.map((name, i) => ({ name, bytes: 0, tensors: 0, hue: typeHue(i) }));
   for (const tensor of tensors) { types[tensor.dtype].bytes += tensor.bytes; types[tensor.dtype].tensors += 1; }
   types.sort((a, b) => b.bytes - a.bytes);
   const largest = parts.slice(0, HUES).map((part, i) => ({ name: part.path || part.name, bytes: part.bytes, tensors: part.tensors, hue: `var(--c${i})` }));
   const few = parts.length > 1 && parts.length <= 40;
-  $('dtypes-body').replaceChildren(shares('Type', types), few ? shares(parts.length > HUES ? 'Largest parts' : 'Part', largest, 'parts') : '');
-}
-
-function optimizerSection() {
-  const { optimizer } = data;
-  if (!optimizer) return;
-  const sizeOf = (group) => group.slots.reduce((sum, slot) => sum + slot.bytes, 0);
-  const names = [...new Set(optimizer.groups.flatMap((group) => group.slots.map((slot) => slot.name)))];
-  const most = Math.max(1, ...optimizer.groups.map(sizeOf));
-  const hue = (name) => hueOf(names.indexOf(name) % HUES, Math.min(names.length, HUES));
-  const article = (group) => el('article', { class: 'group' },
-    el('header', {}, el('h3', {}, `Group ${group.name}`), el('span', { class: 'soft' }, `${plural(group.params, 'parameter')} · ${bytes(sizeOf(group))}`)),
-    stack(group.slots.map((slot) => ({ hue: hue(slot.name), size: slot.bytes })), { css: { width: `${Math.max(2, (100 * sizeOf(group)) / most)}%` } }),
-    el('div', { class: 'group-body' },
-      plainTable([['Slot'], ['Type'], ['Tensors', 'num'], ['Bytes', 'num']],
-        group.slots.map((slot) => [[swatch(hue(slot.name)), slot.name], slot.dtypes.join(', '), count(slot.tensors), bytes(slot.bytes)])),
-      el('dl', { class: 'options' }, ...group.options.map(([name, text]) => el('div', {}, el('dt', {}, name), el('dd', { class: 'mono' }, text))))));
-  $('optimizer').hidden = false;
-  $('optimizer').replaceChildren(
-    el('div', { class: 'card-head' }, el('h2', { id: 'optimizer-title' }, 'Optimizer'),
-      el('p', { class: 'soft' }, [optimizer.name, plural(optimizer.groups.length, 'param group')].filter(Boolean).join(' · ')),
-      el('div', { class: 'legend' }, ...names.slice(0, HUES).map((name) => el('span', { css: { '--hue': hue(name) } }, name)))),
-    ...optimizer.groups.map(article));
+  const roles = rolesFound.map(([id, name, hue]) => {
+    const some = tensors.filter((tensor) => tensor.role === id);
+    return { name, hue, tensors: some.length, bytes: some.reduce((sum, tensor) => sum + tensor.bytes, 0) };
+  }).sort((a, b) => b.bytes - a.bytes);
+  $('dtypes-body').replaceChildren(shares('Type', types), roles.length > 2 ? shares('Role', roles, 'parts')
+    : few ? shares(parts.length > HUES ? 'Largest parts' : 'Part', largest, 'parts') : '');
 }
 
 function plainSection() {
@@ -162,5 +129,5 @@ function plainSection() {
   $('plain').hidden = false;
   $('plain').replaceChildren(
     el('div', { class: 'card-head' }, el('h2', { id: 'plain-title' }, 'Plain values'), el('p', { class: 'soft' }, plural(values.length, 'value'))),
-    el('div', { class: 'scroll tall', tabindex: 0, role: 'group', 'aria-label': 'Plain values' }, table), values.length > most ? more : '');
+    el('div', { class: 'scroll tall values-table', tabindex: 0, role: 'group', 'aria-label': 'Plain values' }, table), values.length > most ? more : '');
 }

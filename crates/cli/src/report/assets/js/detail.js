@@ -23,11 +23,17 @@ async function askForValues(tensor, box) {
 
 function valuesOf(tensor) {
   const more = loaded.get(tensor.i);
-  const stats = more?.stats ?? data.stats?.[tensor.i];
+  const stats = more?.stats ?? statsOf(tensor);
+  const other = numbers?.other?.[tensor.i];
   const box = el('div', { id: 'values', class: 'values' });
   if (stats) {
-    if (stats.histogram?.counts.length) box.append(histogram(stats.histogram));
-    box.append(statistics(stats));
+    const flag = flagOf(tensor);
+    if (flag) box.append(el('p', { class: flag.bad ? 'rule alarm' : 'rule caution' }, `Breaks ${flag.rules.join(', ')}`));
+    const shape = distribution(stats, other);
+    if (shape) box.append(shape);
+    box.append(statistics(stats, other));
+    const update = numbers?.updates?.[tensor.i];
+    if (update !== undefined) box.append(el('p', { class: 'soft note' }, `Next update, estimated from the moments: ${number(update)} of the weights`));
   }
   if (more?.sample) box.append(sampleTable(more.sample));
   if (more?.text) box.append(el('pre', {}, more.text));
@@ -44,15 +50,17 @@ function changeOf(tensor) {
   const item = (label, text) => text !== undefined && text !== null && box.append(el('div', {}, el('dt', {}, label), el('dd', {}, text)));
   if (what === undefined) {
     const verdict = data.diff.values_compared ? 'The same, value by value.' : 'The same type and shape; values were not compared.';
-    return [el('h4', {}, 'Compared with B'), el('p', { class: 'verdict' }, verdict)];
+    return [el('h4', {}, `Compared with ${nameB}`), el('p', { class: 'verdict' }, verdict)];
   }
-  if (what === 'only_a') return [el('h4', {}, 'Compared with B'), el('p', { class: 'verdict only-a' }, 'B does not have it.')];
-  item('type in B', what.dtype);
-  item('shape in B', what.shape && shapeText(what.shape));
-  const sizes = [['max_abs', 'max |Δ|'], ['mean_abs', 'mean |Δ|'], ['max_rel', 'max rel Δ'], ['mean_rel', 'mean rel Δ']];
+  if (what === 'only_a') return [el('h4', {}, `Compared with ${nameB}`), el('p', { class: 'verdict only-a' }, `${nameB} does not have it.`)];
+  if (what.newly_bad) item(`new NaN, Inf`, count(what.newly_bad));
+  if (what.newly_zero) item('now', 'all zero');
+  item('type there', what.dtype);
+  item('shape there', what.shape && shapeText(what.shape));
+  const sizes = [['moved', '‖Δw‖ / ‖w‖'], ['cosine', 'cosine'], ['max_abs', 'max |Δ|'], ['mean_abs', 'mean |Δ|'], ['max_rel', 'max rel Δ'], ['mean_rel', 'mean rel Δ']];
   for (const [field, label] of sizes) if (field in what) item(label, number(what[field]));
   item('first at', what.first && `[${what.first.join(', ')}]`);
-  return [el('h4', {}, 'Compared with B'), box];
+  return [el('h4', {}, `Compared with ${nameB}`), box];
 }
 
 function detail(tensor) {
@@ -69,7 +77,6 @@ function detail(tensor) {
   }, 'Copy');
   const fact = (label, text) => el('div', {}, el('dt', {}, label), el('dd', {}, text));
   const cut = tensor.key.lastIndexOf('.');
-  const files = new Set(data.holders[tensor.holders]);
   // Long names break at their dots.
   const path = tensor.key.slice(0, cut + 1).split(/(?<=\.)/, 200).flatMap((part) => [el('span', { class: 'soft' }, part), el('wbr')]);
   const name = el('h3', { class: 'key-name' }, ...path, tensor.key.slice(cut + 1) || (cut < 0 && '(no name)'));
@@ -77,8 +84,8 @@ function detail(tensor) {
     el('div', { class: 'detail-head' }, name, copy),
     el('dl', { class: 'facts-grid' },
       fact('Type', tensor.dtypeName), fact('Shape', shapeText(tensor.shape)), fact('Bytes', bytes(tensor.bytes)),
-      fact('Elements', count(volume(tensor.shape))), fact('Chunks', count(tensor.chunks)), fact('Files', count(files.size))),
-    el('h4', {}, 'Chunks'), picture.node, ...changeOf(tensor), ...valuesOf(tensor));
+      fact('Elements', count(volume(tensor.shape))), fact('Chunks', count(tensor.chunks)), fact('Role', ROLES.find(([id]) => id === tensor.role)[1])),
+    ...(flagOf(tensor) || data.diff ? [...valuesOf(tensor), ...changeOf(tensor), el('h4', {}, 'Chunks'), picture.node] : [el('h4', {}, 'Chunks'), picture.node, ...valuesOf(tensor)]));
   picture.draw();
 }
 
@@ -94,3 +101,4 @@ function show(tensor, jump) {
   if (jump) $('tensors').scrollIntoView({ behavior: calm.matches ? 'auto' : 'smooth', block: 'start' });
 }
 redraws.push(() => picture?.draw());
+onNumbers.push(() => { if (chosen) detail(chosen); });

@@ -12,7 +12,9 @@ sharesCharts();
 diffSection();
 optimizerSection();
 plainSection();
-$('nav').replaceChildren(...[['modules', 'Modules'], ['files', 'Files'], ['diff', 'Changes'], ['tensors', 'Tensors'], ['optimizer', 'Optimizer'], ['plain', 'Values']]
+numbersSection();
+scan.start();
+$('nav').replaceChildren(...[['diff', 'Changes'], ['numbers', 'Numbers'], ['modules', 'Modules'], ['files', 'Files'], ['tensors', 'Tensors'], ['optimizer', 'Optimizer'], ['plain', 'Values']]
   .filter(([id]) => !$(id).hidden).map(([id, text]) => el('a', { href: `#${id}` }, text)));
 
 // A link may name a tensor; else the largest is shown, so that the panel is never empty.

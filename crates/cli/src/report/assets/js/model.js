@@ -49,20 +49,81 @@ function boxesOf(tiling) {
   unfolded.set(tiling, boxes);
   return boxes;
 }
-// How a tensor is cut, in a few words.
+// How a tensor is cut, in the words of placements: `Shard(0) over 4: 2+2+2+0 rows`. Ranks that got nothing count, too.
+const UNIT = ['rows', 'columns'];
+function shardText(d, sizes) {
+  const unit = UNIT[d] ?? 'elements';
+  const text = `Shard(${d}) over ${count(sizes.length)}`;
+  if (sizes.every((size) => size === sizes[0])) return `${text}: ${count(sizes[0])} ${unit} each`;
+  return sizes.length <= 8 ? `${text}: ${sizes.join('+')} ${unit}` : `${text}: ${count(Math.min(...sizes))} to ${count(Math.max(...sizes))} ${unit}`;
+}
+// The sizes of pieces along one dimension, if they are nothing but slices of it, in order; empty ones go last.
+function slices(tiling) {
+  const boxes = boxesOf(tiling);
+  const full = boxes.filter((box) => volume(box.sizes) > 0);
+  const cut = tiling.s.map((size, d) => d).filter((d) => full.some((box) => box.sizes[d] !== tiling.s[d]));
+  if (!full.length || cut.length > 1) return null;
+  const d = cut[0] ?? 0;
+  full.sort((a, b) => a.offsets[d] - b.offsets[d]);
+  let at = 0;
+  for (const box of full) { if (box.offsets[d] !== at) return null; at += box.sizes[d]; }
+  return at === tiling.s[d] ? [d, [...full.map((box) => box.sizes[d]), ...boxes.slice(full.length).map(() => 0)]] : null;
+}
 function cutText(tensor) {
   const { tiling } = tensor;
+  if (!tensor.chunks) return 'nothing stored';
   if (tiling.g) {
-    const parts = tiling.g.map((cuts) => cuts.length - 1);
-    const cut = parts.map((n, d) => [n, d]).filter(([n]) => n > 1);
-    if (cut.length === 1) return `${cut[0][0]} parts along dim ${cut[0][1]}`;
-    return `${parts.join(' × ')} grid`;
+    const cut = tiling.g.map((cuts, d) => [cuts.length - 1, d]).filter(([n]) => n > 1);
+    if (cut.length > 1) return cut.map(([n, d]) => `Shard(${d}) over ${count(n)}`).join(' × ');
   }
-  if (tiling.b) return tensor.chunks ? plural(tensor.chunks, 'irregular piece') : 'nothing stored';
+  if (tiling.g || tiling.b) {
+    const found = tiling.s.length ? slices(tiling) : null;
+    return found ? shardText(...found) : plural(tensor.chunks, 'irregular piece');
+  }
   return 'whole, in one chunk';
 }
 const regionText = ({ offsets, sizes }) =>
   (offsets.length ? `[${offsets.map((o, d) => `${o}:${o + sizes[d]}`).join(', ')}]` : '[]');
+
+// Very many modules that are alike but for a number in their names fold into one: "1,993 alike". Whatever else is too much
+// to draw folds by size.
+const MANY = 160; const KEPT = 7; const MOST_DRAWN = 400;
+const looks = new Map();
+const generic = (name) => name.replace(/\d+/g, '#');
+function lookOf(node) {
+  const text = node.kids.length
+    ? node.kids.map((kid) => `${generic(kid.name)}:${kid.look}`).sort().join('|') : `${node.leaf?.dtype}[${node.leaf?.shape}]`;
+  if (!looks.has(text)) looks.set(text, looks.size);
+  return looks.get(text);
+}
+function folded(parent, kids, word) {
+  const node = newNode(`${count(kids.length)} ${word}`, parent.path, parent);
+  node.fold = true;
+  node.kids = kids.sort((a, b) => b.bytes - a.bytes || natural(a.name, b.name));
+  for (const kid of kids) { node.bytes += kid.bytes; node.tensors += kid.tensors; kid.parent = node; }
+  node.look = -1;
+  return node;
+}
+function fold(parent, kids) {
+  if (kids.length <= MANY) return kids;
+  const groups = new Map();
+  for (const kid of kids) {
+    const key = `${generic(kid.name)}:${kid.look}`;
+    if (groups.has(key)) groups.get(key).push(kid); else groups.set(key, [kid]);
+  }
+  let shown = [];
+  for (const group of groups.values()) {
+    if (group.length <= 4 * KEPT) { shown.push(...group); continue; }
+    group.sort((a, b) => natural(a.name, b.name));
+    shown.push(...group.slice(0, KEPT), folded(parent, group.slice(KEPT), 'alike'));
+  }
+  if (shown.length > MOST_DRAWN) {
+    shown.sort((a, b) => b.bytes - a.bytes);
+    shown = [...shown.slice(0, MANY), folded(parent, shown.slice(MANY), 'smaller')];
+  }
+  return shown;
+}
+const within = (node, each) => { if (node.leaf) each(node.leaf); for (const kid of node.kids) within(kid, each); };
 
 // The tree of modules. A module that holds one module only is shown joined with it.
 const newNode = (name, path, parent) => ({ name: name || '(no name)', path, parent, bytes: 0, tensors: 0, children: new Map(), leaf: null });
@@ -96,7 +157,8 @@ for (const tensor of tensors) {
     node.leaf = only.leaf;
     children = only.kids;
   }
-  node.kids = children.sort((a, b) => b.bytes - a.bytes || natural(a.name, b.name));
+  node.kids = fold(node, children).sort((a, b) => b.bytes - a.bytes || natural(a.name, b.name));
+  node.look = lookOf(node);
   for (const child of node.kids) child.parent = node;
   node.children = null;
 })(root);
@@ -105,6 +167,35 @@ for (const tensor of tensors) {
 const parts = root.kids.length === 1 && !root.kids[0].leaf ? root.kids[0].kids : root.kids;
 const partTotal = Math.min(parts.length, HUES);
 parts.forEach((part, i) => { (function paint(node) { node.part = Math.min(i, HUES - 1); if (node.leaf) node.leaf.part = node.part; node.kids.forEach(paint); })(part); });
+
+// What a tensor is for, told by its name. Optimizer state has the role of its parameter.
+const ROLES = [
+  ['attention', 'Attention', 'var(--c0)'], ['mlp', 'MLP', 'var(--c1)'], ['embedding', 'Embedding and head', 'var(--c2)'],
+  ['norm', 'Norm', 'var(--c3)'], ['experts', 'Experts', 'var(--c6)'], ['other', 'Other', 'var(--same)'],
+];
+const ROLE_WORDS = [
+  ['norm', /norm|(^|[._])ln(_?\w{1,5})?([._]|$)/],
+  ['experts', /(^|[._])(experts?|moe|router|gate\.weight|block_sparse_moe)([._]|$)/],
+  ['embedding', /embed|(^|[._])(wte|wpe|lm_head|head|output|tok_embeddings|shared|unembed)\.(weight|bias)/],
+  ['attention', /attn|attention|(^|[._])(q|k|v|o|qkv|kv|query|key|value|w[qkvo]|c_attn|in_proj|out_proj)(_proj|_a|_b|_lora)?([._]|$)/],
+  ['mlp', /mlp|ffn|feed_?forward|(^|[._])(fc\d?|c_fc|w[123]|(up|down|gate)(_proj)?|dense\w*|linear\d?|intermediate)([._]|$)/],
+];
+for (const tensor of tensors) tensor.role = ROLE_WORDS.find(([, words]) => words.test(tensor.lower))?.[0] ?? 'other';
+const rolesFound = ROLES.filter(([id]) => tensors.some((tensor) => tensor.role === id));
+const roleHue = (id) => ROLES.find(([role]) => role === id)[2];
+
+// Element types, each with a colour that no other has: the eight hues, or as many steps around the circle as there are types.
+const typeHue = (i) => (data.dtypes.length <= HUES ? `var(--c${i})`
+  : `oklch(${[0.66, 0.8, 0.52][i % 3]} ${i % 2 ? 0.13 : 0.17} ${((360 * i) / data.dtypes.length).toFixed(1)})`);
+
+// The numbers, where they were looked at; live, they come later.
+let numbers = data.numbers ?? null;
+const onNumbers = [];
+const statsOf = (tensor) => numbers?.stats[tensor.i];
+const flagOf = (tensor) => numbers?.flags?.[tensor.i];
+const badCount = (stats) => stats.nans + stats.infs;
+const stateRoot = data.optimizer ? `${data.optimizer.root}state.` : null;
+const isState = (tensor) => stateRoot !== null && tensor.key.startsWith(stateRoot);
 
 // What the comparison says about a tensor.
 const change = new Map();

@@ -16,12 +16,17 @@ class Rows {
     }));
     this.body = el('div', { class: 'body', role: 'rowgroup' });
     this.none = el('p', { class: 'empty', hidden: true }, 'Nothing matches.');
+    box.replaceChildren();
     fill(box, { role: 'grid', tabindex: 0, 'aria-label': label, 'aria-colcount': columns.length },
       [el('div', { role: 'rowgroup', class: 'head-group' }, this.head), this.body, this.none]);
     for (const button of this.head.querySelectorAll('button')) button.tabIndex = 0;
-    box.addEventListener('scroll', () => this.draw(), { passive: true });
-    new ResizeObserver(() => this.draw()).observe(box);
-    box.addEventListener('keydown', (event) => this.key(event));
+    // A box may be given other columns later: it listens once, for whoever has it then.
+    if (!box.rows) {
+      box.addEventListener('scroll', () => box.rows.draw(), { passive: true });
+      new ResizeObserver(() => box.rows.draw()).observe(box);
+      box.addEventListener('keydown', (event) => box.rows.key(event));
+    }
+    box.rows = this;
     this.body.addEventListener('click', (event) => {
       const row = event.target.closest('.row');
       if (row) this.go(row.index, true, true);

@@ -16,15 +16,39 @@ function globPattern(glob) {
   }
   try { return new RegExp(`^${pattern}$`, 's'); } catch { return null; }
 }
+// Numbers that a word of a query may ask for: `rms>1`, `nan>0`, `zero>50%`.
+const MEASURES = {
+  nan: (tensor) => statsOf(tensor)?.nans, inf: (tensor) => statsOf(tensor)?.infs, rms: (tensor) => statsOf(tensor)?.rms,
+  zero(tensor) { const stats = statsOf(tensor); return stats && stats.zeros / (stats.count || 1); },
+  max(tensor) { const stats = statsOf(tensor); return stats && Math.max(Math.abs(stats.min ?? 0), Math.abs(stats.max ?? 0)); },
+  update: (tensor) => numbers?.updates?.[tensor.i], bytes: (tensor) => tensor.bytes,
+  moved(tensor) { const what = change.get(tensor.i); return what === undefined ? 0 : what.moved; },
+};
+function measure(word) {
+  const found = /^(\w+)([<>])(-?[\d.]+(?:e[-+]?\d+)?)(%?)$/.exec(word);
+  const of = found && Object.hasOwn(MEASURES, found[1]) ? MEASURES[found[1]] : null;
+  if (!of) return null;
+  const limit = Number(found[3]) / (found[4] ? 100 : 1);
+  return (tensor) => { const x = of(tensor); return typeof x === 'number' && (found[2] === '>' ? x > limit : x < limit); };
+}
 // Every word must be found; a word with * ? or [ ] must match the whole key.
 function matcher(query) {
   const words = query.toLowerCase().split(/\s+/).filter(Boolean);
   const tests = words.map((word) => {
+    const asks = measure(word);
+    if (asks) return asks;
     const pattern = /[*?[]/.test(word) ? globPattern(word) : null;
-    return pattern ? (key) => pattern.test(key) : (key) => key.includes(word);
+    return pattern ? (tensor) => pattern.test(tensor.lower) : (tensor) => tensor.lower.includes(word);
   });
-  return { words, test: (key) => tests.every((test) => test(key)) };
+  return { words, test: (tensor) => tests.every((test) => test(tensor)) };
 }
+// Choices of the filter by numbers.
+const FILTERS = {
+  bad: ['NaN or Inf', (tensor) => statsOf(tensor) && badCount(statsOf(tensor)) > 0],
+  zero: ['All zero', (tensor) => statsOf(tensor)?.count > 0 && statsOf(tensor).zeros === statsOf(tensor).count],
+  flagged: ['Breaks a rule', (tensor) => flagOf(tensor)],
+  weights: ['Weights only', (tensor) => !isState(tensor)],
+};
 
 // A key with the words found in it marked; the head of a long key gives way before its tail.
 function keyCell(key, words, cell) {
@@ -52,8 +76,11 @@ function keyCell(key, words, cell) {
   cell.append(put(el('span', { class: 'path' }), 0, split), put(el('span', { class: 'last' }), split, key.length));
 }
 
+// How bad a tensor's numbers are: what is not finite, then what breaks a rule.
+const badness = (tensor) => (statsOf(tensor) ? badCount(statsOf(tensor)) + (flagOf(tensor) ? (flagOf(tensor).bad ? 0.5 : 0.25) : 0) : -1);
+
 const list = {
-  query: '', match: matcher(''), dtype: -1, scope: null, by: 'bytes', descending: true, orders: new Map(), items: [],
+  query: '', match: matcher(''), dtype: -1, role: '', filter: '', scope: null, by: 'bytes', descending: true, orders: new Map(), items: [],
 
   order() {
     if (!this.orders.has(this.by)) {
@@ -61,6 +88,8 @@ const list = {
         key: (a, b) => natural(a.key, b.key), bytes: (a, b) => a.bytes - b.bytes, chunks: (a, b) => a.chunks - b.chunks,
         dtype: (a, b) => natural(a.dtypeName, b.dtypeName), shape: (a, b) => volume(a.shape) - volume(b.shape),
         change: (a, b) => rankOfChange(a) - rankOfChange(b),
+        bad: (a, b) => badness(a) - badness(b),
+        zero: (a, b) => (MEASURES.zero(a) ?? -1) - (MEASURES.zero(b) ?? -1), rms: (a, b) => (MEASURES.rms(a) ?? -1) - (MEASURES.rms(b) ?? -1),
       }[this.by];
       // Ties go by name in both directions, so each column keeps two orders.
       const byName = this.by === 'key' ? tensors : this.namesInOrder();
@@ -76,6 +105,7 @@ const list = {
   inScope() {
     const { scope } = this;
     if (!scope) return () => true;
+    if (scope.kind === 'set') return (tensor) => scope.set.has(tensor.i);
     if (scope.kind === 'module') return (tensor) => tensor.key === scope.path || tensor.key.startsWith(`${scope.path}.`);
     const rows = data.holders.map((files) => files.some((file) => scope.files.has(file)));
     return (tensor) => rows[tensor.holders];
@@ -84,7 +114,9 @@ const list = {
   update() {
     const start = performance.now();
     const inScope = this.inScope();
-    this.items = this.order().filter((tensor) => (this.dtype < 0 || tensor.dtype === this.dtype) && inScope(tensor) && this.match.test(tensor.lower));
+    const passes = this.filter ? FILTERS[this.filter][1] : () => true;
+    this.items = this.order().filter((tensor) => (this.dtype < 0 || tensor.dtype === this.dtype) && (!this.role || tensor.role === this.role)
+      && inScope(tensor) && passes(tensor) && this.match.test(tensor));
     this.rows.box.scrollTop = 0;
     this.rows.sorted(this.by, this.descending);
     this.rows.set(this.items, this.items.indexOf(chosen));
@@ -98,44 +130,88 @@ const list = {
     $('table').dataset.tookMs = (performance.now() - start).toFixed(1);
   },
 
+  filterBy(filter) {
+    this.filter = filter;
+    $('number-filter').value = filter;
+    if (filter) { this.by = filter === 'zero' ? 'zero' : 'bad'; this.descending = true; }
+    this.update();
+  },
   within(scope) { this.scope = scope; this.update(); },
   sortBy(id) {
-    this.descending = this.by === id ? !this.descending : ['bytes', 'chunks', 'shape', 'change'].includes(id);
+    this.descending = this.by === id ? !this.descending : !['key', 'dtype'].includes(id);
     this.by = id;
     this.update();
   },
   // Brings a tensor's row into view, letting go of whatever hides it.
   reveal(tensor) {
     if (!this.items.includes(tensor)) {
-      this.scope = null; this.dtype = -1; this.query = ''; this.match = matcher('');
-      $('search').value = ''; $('dtype-filter').value = '-1';
+      this.scope = null; this.dtype = -1; this.role = ''; this.filter = ''; this.query = ''; this.match = matcher('');
+      $('search').value = ''; $('dtype-filter').value = '-1'; $('role-filter').value = ''; $('number-filter').value = '';
       this.update();
     }
     this.rows.go(this.items.indexOf(tensor), false);
   },
 
-  start() {
+  // The columns: those of numbers are there once the numbers are.
+  build() {
     const largest = tensors.reduce((most, tensor) => Math.max(most, tensor.bytes), 1);
     const text = (get) => (tensor, cell) => { cell.textContent = get(tensor); };
+    const alarm = (cell, kind) => { cell.classList.toggle('alarm', kind === 'bad'); cell.classList.toggle('caution', kind === 'warn'); };
+    const measured = [
+      { id: 'bad', title: 'NaN, Inf', sortable: true, className: 'num bad', cell(tensor, cell) {
+        const stats = statsOf(tensor);
+        const bad = stats ? badCount(stats) : 0;
+        cell.textContent = !stats ? '' : bad ? count(bad) : '0';
+        cell.title = stats && bad ? `${count(stats.nans)} NaN, ${count(stats.infs)} Inf` : '';
+        cell.classList.toggle('nothing', !bad);
+        alarm(cell, bad ? 'bad' : '');
+      } },
+      { id: 'zero', title: 'Zero', sortable: true, className: 'num zero', cell(tensor, cell) {
+        const stats = statsOf(tensor);
+        cell.textContent = stats ? percent(stats.zeros, stats.count) : '';
+        cell.classList.toggle('nothing', !stats?.zeros);
+        const flag = flagOf(tensor);
+        alarm(cell, flag?.rules.some((rule) => /zero|dead/.test(rule)) ? 'warn' : '');
+      } },
+      { id: 'rms', title: 'RMS', sortable: true, className: 'num rms', cell(tensor, cell) {
+        const stats = statsOf(tensor);
+        cell.textContent = stats ? number(stats.rms) : '';
+        const flag = flagOf(tensor);
+        alarm(cell, flag?.rules.some((rule) => /large|negative/.test(rule)) ? (flag.bad ? 'bad' : 'warn') : '');
+        cell.title = flag ? `breaks ${flag.rules.join(', ')}` : '';
+      } },
+    ];
     this.rows = new Rows($('table'), {
       label: 'Tensors', choose: (tensor) => show(tensor), sort: (id) => this.sortBy(id),
       columns: [
-        { id: 'key', title: 'Name', sortable: true, className: 'key mono', cell: (tensor, cell) => keyCell(tensor.key, this.match.words, cell) },
+        { id: 'key', title: 'Name', sortable: true, className: 'key mono', cell: (tensor, cell) => {
+          cell.classList.toggle('flagged-bad', Boolean(flagOf(tensor)?.bad)); cell.classList.toggle('flagged-warn', flagOf(tensor)?.bad === false);
+          keyCell(tensor.key, this.match.words, cell);
+        } },
         ...(data.diff ? [{ id: 'change', title: 'Change', sortable: true, className: 'change', cell: changeCell }] : []),
         { id: 'dtype', title: 'Type', sortable: true, className: 'dtype', cell: text((tensor) => tensor.dtypeName) },
         { id: 'shape', title: 'Shape', sortable: true, className: 'shape', cell: text((tensor) => shapeText(tensor.shape)) },
-        { id: 'chunks', title: 'Chunks', sortable: true, className: 'num', cell: text((tensor) => count(tensor.chunks)) },
+        { id: 'chunks', title: 'Chunks', sortable: true, className: 'num chunks', cell: text((tensor) => count(tensor.chunks)) },
+        ...(numbers ? measured : []),
         {
           id: 'bytes', title: 'Bytes', sortable: true, className: 'num size',
           cell(tensor, cell) {
             // By the square root, or all but the largest would have no bar.
-            const css = { '--part': String(Math.sqrt(tensor.bytes / largest)), '--hue': `var(--c${tensor.part ?? 0})` };
+            const css = { '--part': String(Math.sqrt(tensor.bytes / largest)), '--hue': rolesFound.length > 2 ? roleHue(tensor.role) : `var(--c${tensor.part ?? 0})` };
             cell.append(el('i', { class: 'meter', 'aria-hidden': 'true', css }), bytes(tensor.bytes));
           },
         },
       ],
     });
-    if (data.diff) $('table').classList.add('with-change');
+    $('table').classList.toggle('with-change', Boolean(data.diff));
+    $('table').classList.toggle('with-numbers', Boolean(numbers));
+    $('number-filter').hidden = !numbers;
+    this.orders.clear();
+  },
+
+  start() {
+    this.build();
+    onNumbers.push(() => { this.build(); this.update(); });
     $('search').addEventListener('input', (event) => { this.query = event.target.value; this.match = matcher(this.query); this.update(); });
     $('search').addEventListener('keydown', (event) => {
       if (event.key === 'ArrowDown' || event.key === 'Enter') { event.preventDefault(); $('table').focus(); this.rows.go(Math.max(this.rows.chosen, 0), true); }
@@ -148,6 +224,13 @@ const list = {
       $('search').select();
     });
     $('dtype-filter').replaceChildren(el('option', { value: '-1' }, 'All types'), ...data.dtypes.map((name, i) => el('option', { value: i }, name)));
+    const options = (id, all, choices, choose) => {
+      $(id).replaceChildren(el('option', { value: '' }, all), ...choices.map(([value, text]) => el('option', { value }, text)));
+      $(id).addEventListener('change', (event) => choose(event.target.value));
+    };
+    options('role-filter', 'All roles', rolesFound.map(([id, name]) => [id, name]), (role) => { this.role = role; this.update(); });
+    $('role-filter').hidden = rolesFound.length < 2;
+    options('number-filter', 'Any numbers', Object.entries(FILTERS).map(([id, [name]]) => [id, name]), (filter) => this.filterBy(filter));
     $('dtype-filter').addEventListener('change', (event) => { this.dtype = Number(event.target.value); this.update(); });
     this.update();
   },

@@ -35,8 +35,16 @@ function squarify(items, x, y, w, h, place) {
   }
 }
 
+// A module's name; of a fold, also what it is a fold of.
+const titleOf = (node) => (node.fold ? `${node.path ? `${node.path}: ` : ''}${node.name}, such as ${node.kids[0].name}` : node.path || node.name);
+function setScope(label, node) {
+  const set = new Set();
+  within(node, (tensor) => set.add(tensor.i));
+  return { kind: 'set', label, set };
+}
+
 const treemap = {
-  box: $('map'), at: root, colourBy: 'part', tiles: [], focused: 0,
+  box: $('map'), at: root, colourBy: rolesFound.length > 2 ? 'role' : 'part', tiles: [], focused: 0,
   LEVELS: 8, MOST: 2400, HEAD: 19,
 
   // A tensor's colour, and how much of it; a closed module takes those of most of its bytes. Changes are never outvoted: a
@@ -45,7 +53,13 @@ const treemap = {
     const mix = siblings > 12 ? 42 : 36 + 10 * (place % 3);
     if (this.colourBy === 'part') return [node.part === undefined ? 'var(--muted)' : `var(--c${node.part})`, mix];
     const tally = this.tally(node);
-    if (this.colourBy === 'dtype') return [hueOf(this.most(tally) % HUES, Math.min(data.dtypes.length, HUES)), mix];
+    if (this.colourBy === 'dtype') return [typeHue(this.most(tally)), mix];
+    if (this.colourBy === 'role') return [roleHue(this.most(tally)), mix];
+    if (this.colourBy === 'numbers') {
+      // What is bad is never outvoted, however small.
+      const worst = ['bad', 'warn'].find((kind) => tally.has(kind));
+      return worst ? [`var(--${worst})`, 38 + 30 * (tally.get(worst) / (node.bytes || 1))] : tally.has('good') ? ['var(--good)', 22] : ['var(--same)', 30];
+    }
     const differing = new Map([...tally].filter(([kind]) => kind !== 'same'));
     if (!differing.size) return ['var(--same)', 45];
     const share = 1 - (tally.get('same') ?? 0) / (node.bytes || 1);
@@ -59,7 +73,9 @@ const treemap = {
     const add = (kind, size) => sums.set(kind, (sums.get(kind) ?? 0) + size);
     if (node.leaf) {
       const what = change.get(node.leaf.i);
-      add(this.colourBy === 'dtype' ? node.leaf.dtype : what === undefined ? 'same' : what === 'only_a' ? 'only-a' : 'changed', node.leaf.bytes);
+      const flag = flagOf(node.leaf);
+      add(this.colourBy === 'dtype' ? node.leaf.dtype : this.colourBy === 'role' ? node.leaf.role
+        : this.colourBy === 'numbers' ? (flag ? (flag.bad ? 'bad' : 'warn') : statsOf(node.leaf) ? 'good' : 'unknown') : what === undefined ? 'same' : what === 'only_a' ? 'only-a' : 'changed', node.leaf.bytes);
     }
     for (const kid of node.kids) for (const [kind, size] of this.tally(kid)) add(kind, size);
     node.tallies[this.colourBy] = sums;
@@ -73,14 +89,14 @@ const treemap = {
     const add = (node, x, y, w, h, depth, place, siblings) => {
       if (this.tiles.length >= this.MOST || w < 2.5 || h < 2.5) return;
       // A module shows its inside where that leaves room for its own heading; deep down, only where there is plenty.
-      const open = !node.leaf && depth < this.LEVELS && (depth <= 3 ? w > 54 && h > 44 : w > 88 && h > 66);
+      const open = !node.leaf && !node.fold && depth < this.LEVELS && (depth <= 3 ? w > 54 && h > 44 : w > 88 && h > 66);
       const [hue, mix] = this.shade(node, place, siblings);
       const left = Math.round(x); const top = Math.round(y);
       const wide = Math.max(1, Math.round(x + w) - left - 2); const high = Math.max(1, Math.round(y + h) - top - 2);
       const what = node.leaf ? `tensor ${node.leaf.dtypeName} ${shapeText(node.leaf.shape)}` : plural(node.tensors, 'tensor');
       const tile = el('div', {
-        class: `tile ${node.leaf ? 'leaf' : 'module'} d${depth}`, role: 'button', tabindex: -1, 'data-path': node.path,
-        'aria-label': `${node.path || node.name}, ${what}, ${bytes(node.bytes)}`,
+        class: `tile ${node.leaf ? 'leaf' : node.fold ? 'module fold' : 'module'} d${depth}`, role: 'button', tabindex: -1, 'data-path': node.fold ? `${node.path}#${node.name}` : node.path,
+        'aria-label': `${titleOf(node)}, ${what}, ${bytes(node.bytes)}`,
         css: { left: `${left}px`, top: `${top}px`, width: `${wide}px`, height: `${high}px`, '--hue': hue, '--mix': `${mix}%` },
       });
       if (open || (wide > 34 && high > 15)) {
@@ -125,8 +141,10 @@ const treemap = {
   },
 
   drawLegend() {
-    const entries = this.colourBy === 'dtype' ? data.dtypes.slice(0, HUES).map((name, i) => [name, hueOf(i, Math.min(data.dtypes.length, HUES))])
-      : this.colourBy === 'change' ? [['unchanged', 'var(--same)'], ['changed', 'var(--changed)'], ['only in A', 'var(--only-a)']]
+    const entries = this.colourBy === 'dtype' ? data.dtypes.map((name, i) => [name, typeHue(i)])
+      : this.colourBy === 'role' ? rolesFound.map(([, name, hue]) => [name, hue])
+      : this.colourBy === 'numbers' ? [['breaks a rule', 'var(--bad)'], ['worth a look', 'var(--warn)'], ['no rule broken', 'var(--good)']]
+      : this.colourBy === 'change' ? [['unchanged', 'var(--same)'], ['changed', 'var(--changed)'], [`only in ${nameA}`, 'var(--only-a)']]
         : parts.slice(0, HUES).map((part, i) => [i === HUES - 1 && parts.length > HUES ? 'others' : part.name, `var(--c${i})`]);
     $('map-legend').replaceChildren(...entries.map(([name, hue]) => el('span', { css: { '--hue': hue } }, name)));
   },
@@ -136,7 +154,7 @@ const treemap = {
     this.at = node;
     tip.hide();
     this.draw(from);
-    list.within(node === root ? null : { kind: 'module', label: node.path || node.name, path: node.path });
+    list.within(node === root ? null : node.fold ? setScope(titleOf(node), node) : { kind: 'module', label: node.path || node.name, path: node.path });
   },
   open(tile) {
     const { node } = tile;
@@ -171,10 +189,14 @@ const treemap = {
       const tile = tileOf(event);
       if (!tile) return tip.hide();
       const { node } = tile;
-      tip.show(event.clientX, event.clientY, node.path || node.name, [
+      const stats = node.leaf && statsOf(node.leaf);
+      tip.show(event.clientX, event.clientY, titleOf(node), [
         ['Bytes', `${bytes(node.bytes)} · ${percent(node.bytes, total.bytes)}`],
         node.leaf ? ['Tensor', `${node.leaf.dtypeName} · ${shapeText(node.leaf.shape)}`] : ['Tensors', count(node.tensors)],
         node.leaf && ['Cut', cutText(node.leaf)],
+        node.leaf && ['Role', ROLES.find(([id]) => id === node.leaf.role)[1]],
+        stats && ['RMS', number(stats.rms)],
+        node.leaf && flagOf(node.leaf) && ['Breaks', flagOf(node.leaf).rules.join(', ')],
         ['Click', node.leaf ? 'to see how it is cut' : 'to look inside'],
       ]);
     });
@@ -188,8 +210,15 @@ const treemap = {
       else return;
       event.preventDefault();
     });
-    const choices = [['part', 'Part'], ['dtype', 'Type'], ...(data.diff ? [['change', 'Change']] : [])];
-    segmented($('colour-by'), choices, this.colourBy, (by) => { this.colourBy = by; this.draw(); });
+    this.choices();
+    onNumbers.push(() => { (function forget(node) { if (node.tallies) delete node.tallies.numbers; node.kids.forEach(forget); })(root); this.choices(); this.draw(); });
     new ResizeObserver(() => this.draw()).observe(this.box);
+  },
+  choices() {
+    const choices = [
+      ...(rolesFound.length > 1 ? [['role', 'Role']] : []), ['part', 'Part'], ['dtype', 'Type'],
+      ...(numbers ? [['numbers', 'Numbers']] : []), ...(data.diff ? [['change', 'Change']] : []),
+    ];
+    segmented($('colour-by'), choices, this.colourBy, (by) => { this.colourBy = by; this.draw(); });
   },
 };

@@ -40,11 +40,65 @@ function histogram({ low, high, counts }) {
   return node;
 }
 
-function statistics(stats) {
-  const item = (label, text, alarm) => el('div', { class: alarm ? 'alarm' : undefined }, el('dt', {}, label), el('dd', {}, text));
+// Shares by magnitude, one bar for each power of two; another checkpoint's as a line over them.
+function magnitudes(a, b) {
+  const W = 400; const H = 110; const BASE = 92;
+  const all = [a, b].filter(Boolean);
+  const low = Math.min(...all.map((m) => m.low)); const high = Math.max(...all.map((m) => m.low + m.counts.length));
+  const step = W / Math.max(high - low, 1);
+  const shares = (m) => { const sum = m.counts.reduce((x, y) => x + y, 0) || 1; return Array.from({ length: high - low }, (_, i) => (m.counts[i + low - m.low] ?? 0) / sum); };
+  const [ours, theirs] = [shares(a), b && shares(b)];
+  const most = greatest([...ours, ...(theirs ?? [])], 1e-9);
+  const height = (x) => (x > 0 ? Math.max(1, (x / most) * (BASE - 6)) : 0);
+  const chart = svg('svg', { viewBox: `0 0 ${W} ${H}`, role: 'img', 'aria-label': `Shares by magnitude${b ? `, ${nameA} against ${nameB}` : ''}` });
+  ours.forEach((x, i) => { if (x > 0) chart.append(svg('rect', { class: 'bin', x: i * step + 0.5, y: BASE - height(x), width: Math.max(step - 1, 0.5), height: height(x) })); });
+  if (theirs) {
+    const points = theirs.flatMap((x, i) => [`${i * step},${BASE - height(x)}`, `${(i + 1) * step},${BASE - height(x)}`]);
+    chart.append(svg('polyline', { class: 'other', points: `0,${BASE} ${points.join(' ')} ${W},${BASE}` }));
+  }
+  ours.forEach((x, i) => chart.append(svg('rect', {
+    class: 'catch', x: i * step, y: 0, width: step, height: BASE,
+    on: {
+      pointermove: (event) => tip.show(event.clientX, event.clientY, `${number(2 ** (low + i))} to ${number(2 ** (low + i + 1))}`,
+        [[b ? nameA : 'Share', percent(x, 1)], theirs && [nameB, percent(theirs[i], 1)]]),
+      pointerleave: () => tip.hide(),
+    },
+  })));
+  chart.append(svg('line', { x1: 0, x2: W, y1: BASE, y2: BASE, class: 'axis' }));
+  // Powers of ten along the axis, as many as have room.
+  const tens = []; for (let e = Math.ceil(low * Math.log10(2)); e <= high * Math.log10(2); e += 1) tens.push(e);
+  const every = Math.ceil(tens.length / 7);
+  tens.filter((_, i) => i % every === 0).forEach((e) => {
+    const x = (e / Math.log10(2) - low) * step;
+    chart.append(svg('line', { x1: x, x2: x, y1: BASE, y2: BASE + 4, class: 'axis' }), svg('text', { x, y: H - 3, 'text-anchor': x < 14 ? 'start' : x > W - 14 ? 'end' : 'middle' }, number(10 ** e)));
+  });
+  const legend = b ? el('span', { class: 'legend' }, el('span', { css: { '--hue': 'var(--c0)' } }, nameA), el('span', { css: { '--hue': 'var(--c5)' } }, nameB)) : el('span', { class: 'soft' }, 'by power of two, without zeros');
+  return el('figure', { class: 'histogram magnitudes' }, chart, el('figcaption', {}, legend));
+}
+
+// The distribution, by value or by magnitude; where there are two checkpoints, one against the other.
+function distribution(stats, other) {
+  const ways = [stats.magnitudes && ['magnitude', 'Magnitude'], stats.histogram?.counts.length && ['value', 'Value']].filter(Boolean);
+  if (!ways.length) return null;
+  const body = el('div');
+  const draw = (way) => body.replaceChildren(way === 'value' ? histogram(stats.histogram) : magnitudes(stats.magnitudes, other?.magnitudes));
+  const choose = el('div', { class: 'segmented small by-what', role: 'group', 'aria-label': 'Distribution by' });
+  const first = other?.magnitudes && stats.magnitudes ? 'magnitude' : ways.at(-1)[0];
+  if (ways.length > 1) segmented(choose, ways, first, draw);
+  draw(first);
+  return el('div', { class: 'distribution' }, choose, body);
+}
+
+function statistics(stats, other) {
+  const item = (label, text, kind, before) => el('div', { class: kind }, el('dt', {}, label), el('dd', {}, text, before !== undefined && before !== text && el('small', { class: 'soft' }, `${nameB}: ${before}`)));
+  const pair = (label, of, kind) => item(label, of(stats), kind, other && of(other));
+  const most = (s) => number(Math.max(Math.abs(s.min ?? 0), Math.abs(s.max ?? 0)));
   return el('dl', { class: 'stats' },
-    item('min', number(stats.min)), item('max', number(stats.max)), item('mean', number(stats.mean)), item('std', number(stats.std)),
-    item('zeros', percent(stats.zeros, stats.count)), item('NaN', count(stats.nans), stats.nans > 0), item('Inf', count(stats.infs), stats.infs > 0));
+    pair('NaN', (s) => count(s.nans), stats.nans > 0 && 'alarm'), pair('Inf', (s) => count(s.infs), stats.infs > 0 && 'alarm'),
+    pair('zero', (s) => percent(s.zeros, s.count), stats.count > 1 && stats.zeros === stats.count && 'caution'), pair('RMS', (s) => number(s.rms)),
+    pair('min', (s) => number(s.min)), pair('max', (s) => number(s.max)), pair('mean', (s) => number(s.mean)), pair('std', (s) => number(s.std)),
+    pair('largest', most), stats.subnormals ? pair('subnormal', (s) => percent(s.subnormals ?? 0, s.count)) : null,
+    ...(stats.percentiles?.length ? [[3, 'median'], [0, '1 %'], [6, '99 %']].map(([i, name]) => pair(name, (s) => number(s.percentiles?.[i]))) : []));
 }
 
 // A corner of the numbers, tinted by sign and size.

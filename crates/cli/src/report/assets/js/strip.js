@@ -1,0 +1,204 @@
+// Layers as a strip: a heat map of modules and statistics, or of layers and the tensors in them.
+
+// What is known of several tensors together.
+function gathered(list) {
+  const sum = { tensors: list, count: 0, bad: 0, zeros: 0, squares: 0, finite: 0, most: 0, update: null, moved: null, flags: [] };
+  let moved = 0; let weighed = 0;
+  for (const tensor of list) {
+    const stats = statsOf(tensor);
+    const flag = flagOf(tensor);
+    if (flag) sum.flags.push(flag);
+    if (stats) {
+      const finite = stats.count - badCount(stats);
+      sum.count += stats.count; sum.bad += badCount(stats); sum.zeros += stats.zeros; sum.finite += finite;
+      sum.squares += (stats.rms ?? 0) ** 2 * finite;
+      sum.most = Math.max(sum.most, Math.abs(stats.min ?? 0), Math.abs(stats.max ?? 0));
+    }
+    const update = numbers?.updates?.[tensor.i];
+    if (update !== undefined) sum.update = Math.max(sum.update ?? 0, update);
+    const what = change.get(tensor.i);
+    if (data.diff?.values_compared && what !== 'only_a' && stats) {
+      const weight = (stats.rms ?? 0) ** 2 * stats.count;
+      const far = what === undefined ? 0 : what.moved;
+      if (far !== undefined && far !== null) { moved += far ** 2 * weight; weighed += weight; }
+    }
+  }
+  sum.rms = sum.finite ? Math.sqrt(sum.squares / sum.finite) : null;
+  if (weighed) sum.moved = Math.sqrt(moved / weighed);
+  return sum;
+}
+const STATISTICS = [
+  { id: 'bad', title: 'NaN, Inf', of: (sum) => sum.bad, text: (x) => count(x), alarm: (x) => x > 0 },
+  { id: 'zeros', title: 'Zero', of: (sum) => (sum.count ? sum.zeros / sum.count : null), text: (x) => percent(x, 1), alarm: (x, sum) => sum.flags.some((flag) => flag.rules.includes('zero-weight')), linear: true },
+  { id: 'rms', title: 'RMS', of: (sum) => sum.rms, text: number, alarm: () => false },
+  { id: 'most', title: 'Largest', of: (sum) => sum.most, text: number, alarm: (x, sum) => sum.flags.some((flag) => flag.rules.includes('large-weight')) },
+  { id: 'update', title: 'Next update', of: (sum) => sum.update, text: number, alarm: (x, sum) => sum.flags.some((flag) => flag.rules.includes('large-update')) },
+  { id: 'moved', title: 'Moved', of: (sum) => sum.moved, text: number, alarm: () => false },
+];
+
+const strip = {
+  mode: 'all', MOST: 480,
+
+  // The modules of the model, in the order of their names: each layer of a stack is one, and what is outside of all stacks.
+  modules() {
+    const stacks = new Map();
+    const model = tensors.filter((tensor) => statsOf(tensor) && !isState(tensor) && tensor.shape.length > 0);
+    const place = (tensor) => /^(.*?)\.(\d+)\./.exec(tensor.key);
+    for (const tensor of model) {
+      const found = place(tensor);
+      if (found) stacks.set(found[1], (stacks.get(found[1]) ?? new Set()).add(found[2]));
+    }
+    const groups = new Map();
+    for (const tensor of model) {
+      const found = place(tensor);
+      const inStack = found && stacks.get(found[1]).size > 1;
+      const id = inStack ? `${found[1]}.${found[2]}` : tensor.key.slice(0, Math.max(tensor.key.lastIndexOf('.'), 0)) || tensor.key;
+      if (!groups.has(id)) groups.set(id, { id, label: inStack ? found[2] : id.split('.').pop(), stack: inStack ? found[1] : null, tensors: [] });
+      groups.get(id).tensors.push(tensor);
+    }
+    const all = [...groups.values()].sort((a, b) => natural(a.id, b.id));
+    if (all.length <= this.MOST) return all;
+    // Too many to tell apart: neighbours together.
+    const each = Math.ceil(all.length / this.MOST);
+    const few = [];
+    for (let i = 0; i < all.length; i += each) {
+      const some = all.slice(i, i + each);
+      const last = some.at(-1);
+      few.push({ id: some[0] === last ? last.id : `${some[0].id} … ${last.id}`, label: some[0].label, stack: null, tensors: some.flatMap((m) => m.tensors) });
+    }
+    return few;
+  },
+
+  // One row: a value for each column, and how to say it.
+  rows(modules) {
+    if (this.mode === 'all') {
+      const sums = modules.map((module) => gathered(module.tensors));
+      return STATISTICS.map((statistic) => ({ title: statistic.title, statistic, sums, values: sums.map(statistic.of) }))
+        .filter(({ values }) => values.some((value) => value !== null));
+    }
+    const statistic = STATISTICS.find(({ id }) => id === this.mode);
+    const names = new Map();
+    modules.forEach((module, column) => {
+      for (const tensor of module.tensors) {
+        const name = tensor.key.slice(module.id.length + 1) || tensor.key;
+        if (!names.has(name)) names.set(name, new Array(modules.length).fill(null));
+        (names.get(name)[column] ??= []).push(tensor);
+      }
+    });
+    return [...names].slice(0, 24).map(([title, columns]) => {
+      const sums = columns.map((some) => some && gathered(some));
+      return { title, statistic, sums, values: sums.map((sum) => (sum ? statistic.of(sum) : null)) };
+    });
+  },
+
+  draw() {
+    const box = $('strip');
+    let modules = this.modules();
+    if (this.mode !== 'all') {
+      const sizes = new Map();
+      for (const module of modules) if (module.stack !== null) sizes.set(module.stack, (sizes.get(module.stack) ?? 0) + 1);
+      const stack = [...sizes].sort((a, b) => b[1] - a[1])[0]?.[0];
+      if (stack !== undefined) modules = modules.filter((module) => module.stack === stack);
+    }
+    if (modules.length < 2) { box.replaceChildren(); $('strip-by').replaceChildren(); return; }
+    const rows = this.rows(modules);
+    const gap = Math.min(0.04, modules.length / 1200);
+    const said = el('p', { class: 'said mono', role: 'status', 'aria-live': 'polite' });
+    const lines = rows.map((row, r) => {
+      const known = row.values.filter((value) => value !== null && Number.isFinite(value));
+      const scale = row.statistic.linear ? (x) => x : (x) => Math.log10(Math.max(x, 1e-30));
+      const sizes = known.filter((value) => row.statistic.linear || value > 0).map(scale);
+      let low = -greatest(sizes.map((x) => -x), -Infinity); let high = greatest(sizes, -Infinity);
+      if (row.statistic.linear) { low = 0; high = Math.max(high, 0.5); } else if (high - low < 1) { const middle = (low + high) / 2; low = middle - 0.5; high = middle + 0.5; }
+      const chart = svg('svg', { viewBox: `0 0 ${modules.length} 1`, preserveAspectRatio: 'none', class: 'strip-row', 'aria-hidden': 'true' });
+      row.values.forEach((value, i) => {
+        if (value === null) return;
+        const alarm = row.statistic.alarm(value, row.sums[i]);
+        const part = value > 0 || row.statistic.linear ? Math.min(Math.max((scale(value) - low) / ((high - low) || 1), 0), 1) : 0;
+        const quiet = row.statistic.id === 'bad' && !alarm;
+        const rect = svg('rect', { x: i + gap, y: 0, width: 1 - 2 * gap, height: 1, class: alarm ? 'alarm' : quiet ? 'quiet' : undefined });
+        rect.style.setProperty('--mix', `${Math.round(10 + 82 * part)}%`);
+        chart.append(rect);
+      });
+      chart.addEventListener('pointermove', (event) => {
+        const area = chart.getBoundingClientRect();
+        this.point(r, Math.floor(((event.clientX - area.left) / area.width) * modules.length), event.clientX, event.clientY);
+      });
+      chart.addEventListener('pointerleave', () => { tip.hide(); this.mark(-1); });
+      chart.addEventListener('click', () => this.choose());
+      return [el('span', { class: 'strip-name', title: row.title }, row.title), el('div', { class: 'strip-cell' }, chart),
+        el('span', { class: 'strip-range soft' }, known.length ? `${row.statistic.text(-greatest(known.map((x) => -x), -Infinity))} – ${row.statistic.text(greatest(known, -Infinity))}` : '')];
+    });
+    const labels = el('div', { class: 'strip-labels soft' });
+    const room = Math.max(1, Math.ceil(modules.length / Math.max(4, (box.clientWidth - 200) / 44)));
+    modules.forEach((module, i) => { if (i % room === 0) labels.append(el('span', { css: { '--at': String((i + 0.5) / modules.length) } }, module.label.length > 6 && modules.length > box.clientWidth / 90 ? `${module.label.slice(0, 5)}…` : module.label)); });
+    const grid = el('div', {
+      class: 'strip-grid', tabindex: 0, role: 'img',
+      'aria-label': `Heat map: ${plural(rows.length, this.mode === 'all' ? 'statistic' : 'tensor')} of ${plural(modules.length, 'module')}. Arrow keys move, Enter lists the tensors.`,
+    }, ...lines.flat(), el('span', {}), labels, el('span', {}));
+    grid.addEventListener('keydown', (event) => {
+      const move = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+      if (move) { event.preventDefault(); this.point((this.row ?? 0) + move[0], (this.column ?? -1) + move[1]); } else if (event.key === 'Enter') this.choose();
+    });
+    Object.assign(this, { shown: { modules, rows, grid, said }, row: 0, column: -1 });
+    box.replaceChildren(grid, said);
+    const ids = new Set(STATISTICS.filter((statistic) => modules.some((module) => statistic.of(gathered(module.tensors)) !== null)).map(({ id }) => id));
+    const stacked = modules.some((module) => module.stack !== null);
+    segmented($('strip-by'), stacked ? [['all', 'All statistics'], ...STATISTICS.filter(({ id }) => ids.has(id)).map(({ id, title }) => [id, title])] : [], this.mode,
+      (mode) => { this.mode = mode; this.draw(); });
+  },
+  mark(column) {
+    const { modules, grid } = this.shown;
+    grid.style.setProperty('--column', String(column / modules.length));
+    grid.style.setProperty('--columns', String(1 / modules.length));
+    grid.classList.toggle('marked', column >= 0);
+  },
+  point(row, column, x, y) {
+    const { modules, rows, said } = this.shown;
+    this.row = Math.min(Math.max(row, 0), rows.length - 1);
+    this.column = Math.min(Math.max(column, 0), modules.length - 1);
+    this.mark(this.column);
+    const module = modules[this.column];
+    const at = rows[this.row];
+    const value = at.values[this.column];
+    said.textContent = `${module.id}${this.mode === 'all' ? '' : `.${at.title}`} · ${at.statistic.title} ${value === null ? '–' : at.statistic.text(value)}`;
+    if (x === undefined) return;
+    const sum = gathered(this.mode === 'all' ? module.tensors : module.tensors.filter((tensor) => tensor.key.endsWith(at.title)));
+    tip.show(x, y, `${module.id}${this.mode === 'all' ? '' : `.${at.title}`}`, [
+      ['Tensors', count(sum.tensors.length)], ...STATISTICS.map((s) => [s, s.of(sum)]).filter(([, v]) => v !== null).map(([s, v]) => [s.title, s.text(v)]),
+      sum.flags.length > 0 && ['Breaks', [...new Set(sum.flags.flatMap((flag) => flag.rules))].join(', ')], ['Click', 'to list its tensors'],
+    ]);
+  },
+  choose() {
+    if (this.column < 0) return;
+    const module = this.shown.modules[this.column];
+    list.within({ kind: 'set', label: module.id, set: new Set(module.tensors.map((tensor) => tensor.i)) });
+    tip.hide();
+    $('tensors').scrollIntoView({ behavior: calm.matches ? 'auto' : 'smooth', block: 'start' });
+  },
+};
+
+// The card: what is wrong at a glance, each a filter of the table; then the strip.
+function numbersSection() {
+  if (!numbers) return;
+  const known = tensors.filter(statsOf);
+  if (!known.length) return;
+  $('numbers').hidden = false;
+  const chip = (text, filter, kind) => el('button', {
+    type: 'button', class: `count-chip ${kind}`,
+    on: { click: () => { list.filterBy(filter); $('tensors').scrollIntoView({ behavior: calm.matches ? 'auto' : 'smooth', block: 'start' }); } },
+  }, el('b', {}, count(text[0])), text[1]);
+  const numberOf = (test) => known.filter(test).length;
+  const bad = numberOf((t) => statsOf(t).nans); const infinite = numberOf((t) => statsOf(t).infs);
+  const zero = numberOf((t) => t.shape.length > 1 && statsOf(t).count > 0 && statsOf(t).zeros === statsOf(t).count);
+  const flagged = numberOf(flagOf);
+  $('number-counts').replaceChildren(
+    chip([bad, 'with NaN'], 'bad', bad ? 'is-bad' : 'is-none'), chip([infinite, 'with Inf'], 'bad', infinite ? 'is-bad' : 'is-none'),
+    chip([zero, 'all zero'], 'zero', zero ? 'is-warn' : 'is-none'),
+    chip([flagged, 'break a rule'], 'flagged', flagged ? (known.some((t) => flagOf(t)?.bad) ? 'is-bad' : 'is-warn') : 'is-none'),
+    el('span', { class: 'soft' }, `of ${plural(known.length, 'tensor')} read`));
+  strip.draw();
+}
+onNumbers.push(numbersSection);
+// As many labels as have room.
+new ResizeObserver(() => { const wide = $('strip').clientWidth; if (numbers && wide && wide !== strip.wide) { strip.wide = wide; strip.draw(); } }).observe($('strip'));

@@ -1,0 +1,167 @@
+//! What the numbers of a checkpoint look like, as the page shows them.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use reshard::health::{HealthFinding, HealthLimits, HealthOptions, health};
+use reshard::numbers::{ScanOptions, TensorStats, scan};
+use reshard::verify::Severity;
+use reshard::{Checkpoint, Control};
+
+use crate::human;
+use crate::report::{Check, CheckState, Finding, Flag, Histogram, Magnitudes, Numbers, Stats};
+
+/// Bins of a histogram.
+pub(super) const BINS: usize = 48;
+/// Tensors of which a page holds histograms and percentiles, the largest first; the others' numbers are a few words each.
+const MOST_SHAPES: usize = 4000;
+/// Fewer elements than this have no distribution to speak of.
+const FEW: u64 = 16;
+
+/// What a scan found.
+pub(super) struct Looked {
+    pub(super) numbers: Numbers,
+    pub(super) check: Check,
+    pub(super) findings: Vec<Finding>,
+}
+
+/// Reads every tensor once, and those of what it is compared with.
+pub(super) fn look(
+    checkpoint: &Checkpoint,
+    other: Option<&Checkpoint>,
+    places: &HashMap<String, u32>,
+    limits: &HealthLimits,
+    control: &Control,
+) -> reshard::Result<Looked> {
+    let mut options = HealthOptions::default();
+    options.bins = BINS;
+    options.limits = limits.clone();
+    options.control = control.clone();
+    let report = health(checkpoint, &options)?;
+    let place = |key: &str| places.get(key).copied();
+    let mut numbers = Numbers { stats: by_place(&report.tensors, place), ..Numbers::default() };
+    let told = |finding: &HealthFinding| Finding {
+        text: format!("{}: {}", finding.rule, finding.what),
+        bad: finding.severity == Severity::Error,
+        rule: Some(finding.rule.to_owned()),
+        key: Some(finding.key.clone()),
+        ..Finding::default()
+    };
+    for finding in &report.findings {
+        if let Some(place) = place(&finding.key) {
+            let flag: &mut Flag = numbers.flags.entry(place).or_default();
+            flag.bad |= finding.severity == Severity::Error;
+            flag.rules.push(finding.rule.to_owned());
+        }
+    }
+    for param in report.optimizer.iter().flat_map(|optimizer| &optimizer.params) {
+        if let (Some(place), Some(ratio)) = (param.weights.as_deref().and_then(place), param.update_ratio) {
+            numbers.updates.insert(place, brief(ratio));
+        }
+    }
+    if let Some(other) = other {
+        let mut options = ScanOptions::default();
+        options.bins = BINS;
+        options.control = control.clone();
+        numbers.other = by_place(&scan(other, &options)?, place);
+    }
+    let findings: Vec<Finding> = report.findings.iter().map(told).collect();
+    Ok(Looked { numbers, check: check(&report.findings, report.tensors.len()), findings })
+}
+
+/// The check of numbers that could not be read, and why.
+pub(super) fn unreadable(error: &reshard::Error) -> (Check, Finding) {
+    let text = human::printable(&error.full_text());
+    (Check::new(CheckState::Bad, "could not be read"), Finding { text, bad: true, ..Finding::default() })
+}
+
+/// The check, in words: how many tensors break which rule.
+fn check(findings: &[HealthFinding], tensors: usize) -> Check {
+    let mut rules: BTreeMap<(bool, &str), HashSet<&str>> = BTreeMap::new();
+    for finding in findings {
+        rules.entry((finding.severity != Severity::Error, finding.rule)).or_default().insert(&finding.key);
+    }
+    let state = match rules.keys().next() {
+        None => CheckState::Fine,
+        Some((false, _)) => CheckState::Bad,
+        Some((true, _)) => CheckState::Warning,
+    };
+    let mut words: Vec<String> =
+        rules.iter().map(|((_, rule), keys)| format!("{} {rule}", human::exact(keys.len() as u64))).collect();
+    let more = words.len().saturating_sub(4);
+    words.truncate(4);
+    if more > 0 {
+        words.push(format!("{more} more rules"));
+    }
+    let note = match words.is_empty() {
+        true => format!("no rule is broken in {}", human::count(tensors as u64, "tensor")),
+        false => words.join(", "),
+    };
+    Check::new(state, note)
+}
+
+fn by_place<'a>(
+    tensors: impl IntoIterator<Item = (&'a String, &'a TensorStats)>,
+    place: impl Fn(&str) -> Option<u32>,
+) -> BTreeMap<u32, Stats> {
+    let mut found: Vec<(u32, &TensorStats)> = tensors.into_iter().filter_map(|(key, stats)| Some((place(key)?, stats))).collect();
+    found.sort_by_key(|(_, stats)| std::cmp::Reverse(stats.elements));
+    found.into_iter().enumerate().map(|(i, (place, stats))| (place, page(stats, i < MOST_SHAPES))).collect()
+}
+
+/// Six digits are enough to look at, and a third of the bytes.
+fn brief(number: f64) -> f64 {
+    format!("{number:.5e}").parse().unwrap_or(number)
+}
+
+/// Statistics as the page wants them.
+pub(super) fn page(found: &TensorStats, shape: bool) -> Stats {
+    let short = |number: Option<f64>| number.map(brief);
+    let shape = shape && found.elements >= FEW;
+    Stats {
+        min: short(found.min),
+        max: short(found.max),
+        mean: short(found.mean),
+        std: short(found.std),
+        rms: short(found.rms),
+        count: found.elements,
+        zeros: found.zeros,
+        nans: found.nans,
+        infs: found.infinities,
+        subnormals: found.subnormals,
+        percentiles: match found.percentiles.filter(|_| shape) {
+            Some(p) => [p.p1, p.p5, p.p25, p.p50, p.p75, p.p95, p.p99].map(brief).to_vec(),
+            None => Vec::new(),
+        },
+        magnitudes: magnitudes(&found.magnitudes).filter(|_| shape),
+        histogram: match (found.min, found.max, shape && !found.histogram.is_empty()) {
+            (Some(low), Some(high), true) => Some(Histogram { low, high, counts: found.histogram.clone() }),
+            _ => None,
+        },
+    }
+}
+
+fn magnitudes(counts: &[(i32, u64)]) -> Option<Magnitudes> {
+    let (low, high) = (counts.iter().map(|(e, _)| *e).min()?, counts.iter().map(|(e, _)| *e).max()?);
+    let mut all = vec![0; usize::try_from(high - low).ok()? + 1];
+    for (exponent, count) in counts {
+        all[usize::try_from(exponent - low).ok()?] += count;
+    }
+    Some(Magnitudes { low, counts: all })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn magnitudes_have_no_holes() {
+        assert_eq!(magnitudes(&[(-3, 2), (0, 5)]), Some(Magnitudes { low: -3, counts: vec![2, 0, 0, 5] }));
+        assert_eq!(magnitudes(&[]), None);
+    }
+
+    #[test]
+    fn numbers_are_brief() {
+        assert_eq!(brief(0.123_456_789), 0.123_457);
+        assert_eq!(brief(-3.0), -3.0);
+    }
+}
