@@ -753,7 +753,9 @@ def digest(
 ) -> dict[str, DigestEntry]:
     """What a checkpoint holds, independent of how."""
 
-def stats(path: str, key: str, bins: int, storage_options: StorageOptions | None = None) -> TensorStats:
+def stats(
+    path: str, key: str, bins: int, storage_options: StorageOptions | None = None, views: list[View] | None = None
+) -> TensorStats:
     """Numbers about a tensor."""
 
 def scan(

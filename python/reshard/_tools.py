@@ -315,7 +315,9 @@ def digest(
 
 
 @overload
-def stats(path: StrPath, key: str, *, bins: int = 0, storage_options: _Storage = None) -> TensorStats: ...
+def stats(
+    path: StrPath, key: str, *, bins: int = 0, view: Views | None = None, storage_options: _Storage = None
+) -> TensorStats: ...
 @overload
 def stats(
     path: StrPath,
@@ -325,6 +327,7 @@ def stats(
     exclude: Sequence[str] | None = None,
     bins: int = 0,
     verify: bool = False,
+    view: Views | None = None,
     storage_options: _Storage = None,
 ) -> dict[str, TensorStats]: ...
 def stats(
@@ -335,6 +338,7 @@ def stats(
     exclude: Sequence[str] | None = None,
     bins: int = 0,
     verify: bool = False,
+    view: Views | None = None,
     storage_options: _Storage = None,
 ) -> TensorStats | dict[str, TensorStats]:
     """Numbers about one tensor, or about every tensor by key, in one pass and bounded memory.
@@ -345,12 +349,15 @@ def stats(
         include, exclude: only keys that fit one of these globs, none that fit one of those.
         bins: a histogram of so many equal steps between the extremes.
         verify: compare stored checksums on the way; those of one tensor always are.
+        view: rules through which to see it.
         storage_options: settings of the store by name.
     """
+    views = inner_views(view)
     with as_raised():
         if key is not None:
-            return _reshard.stats(path_text(path), key, bins, storage_options)
-        return _reshard.scan(path_text(path), {"include": include, "exclude": exclude}, bins, verify, storage_options)
+            return _reshard.stats(path_text(path), key, bins, storage_options, views)
+        options = {"include": include, "exclude": exclude, "view": views}
+        return _reshard.scan(path_text(path), options, bins, verify, storage_options)
 
 
 def health(
@@ -360,6 +367,7 @@ def health(
     exclude: Sequence[str] | None = None,
     limits: Mapping[str, float | None] | None = None,
     verify: bool = False,
+    view: Views | None = None,
     storage_options: _Storage = None,
 ) -> HealthReport:
     """What is wrong with a checkpoint's numbers: NaN, dead layers, exploding weights, the optimizer's moments.
@@ -369,11 +377,13 @@ def health(
         include, exclude: only keys that fit one of these globs, none that fit one of those.
         limits: limits of rules by name; None turns a rule off. ``reshard stats --rules`` lists them.
         verify: compare stored checksums on the way.
+        view: rules through which to see it.
         storage_options: settings of the store by name.
     """
+    options = {"include": include, "exclude": exclude, "view": inner_views(view)}
     texts = [f"{name}={'off' if limit is None else repr(float(limit))}" for name, limit in (limits or {}).items()]
     with as_raised():
-        return _reshard.health(path_text(path), {"include": include, "exclude": exclude}, texts, verify, storage_options)
+        return _reshard.health(path_text(path), options, texts, verify, storage_options)
 
 
 def trend(

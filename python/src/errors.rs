@@ -81,10 +81,10 @@ pub(crate) fn differences<'py>(py: Python<'py>, differences: &[Difference]) -> P
                 entry.set_item("narrowing", narrowing)?;
                 "dtype"
             }
-            Difference::Scaled { stored, wanted, scales, .. } => {
+            Difference::Scaled { stored, wanted, detail, .. } => {
                 entry.set_item("stored", stored)?;
                 entry.set_item("wanted", wanted)?;
-                entry.set_item("scales", scales)?;
+                entry.set_item("detail", detail)?;
                 "dtype"
             }
             Difference::Kind { stored, wanted, .. } => {

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import urllib.request
 
 import pytest
 import torch
@@ -181,3 +182,52 @@ def test_the_command_sees_through_rules(model, rules, tmp_path):
     assert code == 0, err
     code, out, err = command("view", "check", '{from="layers.{i}.x", to="x"}', model)
     assert code == 2 and "does not name {i}" in err
+
+
+def test_every_verb_sees_through_rules(model, rules, tmp_path):
+    words = ["--view", rules, "--set", "kv_heads=2"]
+    keys = sorted(seen(separate()))
+    code, out, err = command("ls", model, "--json", *words)
+    assert code == 0 and sorted(entry["key"] for entry in json.loads(out)["entries"]) == keys, (out, err)
+    code, out, err = command("inspect", model, "--json", *words)
+    assert code == 0 and json.loads(out)["tensors"] == len(keys), (out, err)
+    code, out, err = command("show", model, "blocks.1.experts", "--slice", "2,1:3,:2", "--json", *words)
+    found = seen(separate())["blocks.1.experts"][2, 1:3, :2]
+    assert code == 0 and torch.equal(torch.tensor(json.loads(out)["values"]), found), (out, err)
+    code, out, err = command("stats", model, "--json", *words)
+    assert code == 0 and all(key in out for key in keys), (out, err)
+    code, out, err = command("digest", model, *words)
+    assert code == 0 and all(key in out for key in keys), (out, err)
+    code, out, err = command("verify", model, *words)
+    assert code == 0, (out, err)
+    code, out, err = command("relayout", model, tmp_path / "cut", "--mesh", "2", *words)
+    assert code == 0, (out, err)
+    code, out, err = command("diff", model, tmp_path / "cut", *words)
+    assert code == 0, (out, err)
+    code, out, err = command("report", model, "--histograms", "--verify", "-o", tmp_path / "page.html", *words)
+    page = (tmp_path / "page.html").read_text()
+    assert code == 0 and "blocks.0.qkv" in page and "layers.0.q" not in page, (out, err)
+    code, out, err = command("report", model, tmp_path / "cut", "-o", tmp_path / "two.html", *words)
+    assert code == 0, (out, err)
+    # Several views, and a parameter that only one of them has.
+    both = ["--view", '{from="layers.{i}.experts.{x...}", to="layers.{i}.experts.{x}"}', *words]
+    code, out, err = command("ls", model, "--json", *both)
+    assert code == 0 and sorted(entry["key"] for entry in json.loads(out)["entries"]) == keys, (out, err)
+    code, out, err = command("ls", model, *both, "--set", "unknown=3")
+    assert code == 2 and 'no view has a parameter "unknown"' in " ".join(err.split()), err
+    assert reshard.stats(model, "blocks.0.qkv", view=reshard.View(rules, kv_heads=2)).elements == 32 * 12
+    assert sorted(reshard.stats(model, view=reshard.View(rules, kv_heads=2))) == keys
+
+
+def test_the_page_is_served_through_rules(model, rules):
+    line = [sys.executable, "-m", "reshard", "serve", model, "--until-stdin-ends", "--view", rules, "--set", "kv_heads=2"]
+    with subprocess.Popen([str(word) for word in line], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        url = server.stdout.readline().strip()
+        with urllib.request.urlopen(url, timeout=30) as page:
+            text = page.read().decode()
+        with urllib.request.urlopen(f"{url.rstrip('/')}/api/tensor?key=blocks.0.qkv", timeout=30) as answer:
+            detail = json.loads(answer.read())
+        server.stdin.close()
+        assert "blocks.0.qkv" in text and "layers.0.q" not in text
+        assert detail["key"] == "blocks.0.qkv" and detail["stats"], detail
+        assert server.wait(30) == 0

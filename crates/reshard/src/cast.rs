@@ -38,6 +38,11 @@ pub(crate) fn can_cast(from: DType, to: DType) -> bool {
     from == to || (reader(from).is_some() && writer(to).is_some())
 }
 
+/// The types that can hold the values of block-scaled codes, and in which weights can be added up.
+pub(crate) fn holds_values(dtype: DType) -> bool {
+    matches!(dtype, DType::BFloat16 | DType::Float16 | DType::Float32 | DType::Float64)
+}
+
 /// Reads element `index` of packed elements as a number, for statistics and printing; `None` for types without one.
 pub(crate) fn as_f64(dtype: DType, element: &[u8]) -> Option<f64> {
     Some(match reader(dtype)?(element) {

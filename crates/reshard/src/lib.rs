@@ -75,6 +75,7 @@ pub mod relayout;
 mod report;
 pub mod save;
 mod scaled;
+mod seen;
 pub mod select;
 mod source;
 mod staging;

@@ -60,6 +60,10 @@ pub fn merge(
         return Err(Error::invalid("a merge does not cast; convert its result"));
     }
     check_same(first, others, options)?;
+    if let Some((name, _)) = first.scaled_weights().first() {
+        let hint = "convert with --cast bfloat16 first";
+        return Err(Error::invalid(format!("{name:?} is stored in codes with scales, whose mean is no weight; {hint}")));
+    }
     let planned = plan_of(first, options, target.format())?;
     let differing: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let stored: Vec<&str> = planned.plan.tensors.iter().map(|t| t.stored.as_str()).collect();

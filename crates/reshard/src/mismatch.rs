@@ -52,7 +52,7 @@ pub enum Difference {
         /// Whether values could be lost.
         narrowing: bool,
     },
-    /// Codes of a scaled tensor where its values are wanted: a cast without the scales gives other numbers.
+    /// Codes of a block-scaled weight whose values cannot be had: a cast without the scales would give other numbers.
     Scaled {
         /// The key.
         key: String,
@@ -60,8 +60,8 @@ pub enum Difference {
         stored: String,
         /// As wanted.
         wanted: String,
-        /// The checkpoint's key of the scales.
-        scales: String,
+        /// What is known of its scales.
+        detail: String,
     },
     /// A tensor here, a value there.
     Kind {
@@ -108,8 +108,8 @@ impl fmt::Display for Difference {
             Difference::DType { key, stored, wanted, .. } => {
                 write!(f, "dtype: {key} is {stored} in the checkpoint, {wanted} wanted")
             }
-            Difference::Scaled { key, stored, wanted, scales } => {
-                write!(f, "dtype: {key} is {stored} codes scaled by {scales} in the checkpoint, {wanted} wanted")
+            Difference::Scaled { key, stored, wanted, detail } => {
+                write!(f, "dtype: {key} is {stored} in the checkpoint, {wanted} wanted: {detail}")
             }
             Difference::Kind { key, stored, wanted } => write!(f, "kind: {key} is {stored} in the checkpoint, {wanted} wanted"),
             Difference::Coverage { key, detail } => write!(f, "coverage: {key}: {detail}"),

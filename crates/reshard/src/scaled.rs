@@ -1,12 +1,26 @@
-//! Scaled tensors: codes of a small type in one tensor, what to multiply them with in another. Codes without their scales are not
-//! values, so nothing casts them alone.
+//! Block-scaled weights: codes of a small type in one tensor, what to multiply them with in another. The two are one weight, and
+//! whoever wants its values gets codes times scales; codes without their scales are no values, and nothing casts them.
 
+mod block;
+
+use indexmap::IndexMap;
 use reshard_formats::DType;
 
-use crate::checkpoint::{Catalog, CatalogEntry, CatalogKind};
+use self::block::{block_of, configured};
+use crate::cast::holds_values;
+use crate::checkpoint::{
+    Catalog, CatalogEntry, CatalogKind, CatalogTensor, Checkpoint, Computed, Formula, Input, ScaledWeight, Weights,
+};
+use crate::seen;
 
 /// What is put behind the name of a float8 tensor for that of its scales.
-const BEHIND: [&str; 3] = ["_scale_inv", "_scale", "_scales"];
+const BEHIND: [&str; 4] = ["_scale_inv", "_scales_inv", "_scale", "_scales"];
+/// Bytes of a row of four-bit codes that has one scale (MXFP4).
+const PACKED: u64 = 16;
+
+pub(crate) fn is_float8(dtype: DType) -> bool {
+    matches!(dtype, DType::Float8E4M3Fn | DType::Float8E5M2 | DType::Float8E4M3Fnuz | DType::Float8E5M2Fnuz)
+}
 
 /// The key of a stored tensor's scales, if it is one of codes: a float8 tensor with scales beside it, or packed blocks.
 pub(crate) fn scales_of<'c>(catalog: &'c Catalog, key: &str, entry: &CatalogEntry) -> Option<&'c str> {
@@ -22,6 +36,184 @@ pub(crate) fn scales_of<'c>(catalog: &'c Catalog, key: &str, entry: &CatalogEntr
     found(format!("{packed}_scales"))
 }
 
-fn is_float8(dtype: DType) -> bool {
-    matches!(dtype, DType::Float8E4M3Fn | DType::Float8E5M2 | DType::Float8E4M3Fnuz | DType::Float8E5M2Fnuz)
+impl Checkpoint {
+    /// The block-scaled weights; looked for on first use.
+    pub(crate) fn scaled_weights(&self) -> &Weights {
+        self.weights.get_or_init(|| weights(self))
+    }
+}
+
+fn weights(checkpoint: &Checkpoint) -> Weights {
+    let catalog = checkpoint.catalog();
+    let small = |tensor: &CatalogTensor| is_float8(tensor.dtype) || tensor.dtype == DType::UInt8;
+    let mut found = Weights::new();
+    let mut bare = Vec::new();
+    let mut config = None;
+    for (key, entry) in &catalog.entries {
+        let CatalogKind::Tensor(tensor) = &entry.kind else { continue };
+        if !small(tensor) {
+            continue;
+        }
+        let Some(scales) = scales_of(catalog, key, entry) else {
+            let packed = key.ends_with("_blocks") && tensor.shape.len() >= 3 && tensor.shape.last() == Some(&PACKED);
+            if is_float8(tensor.dtype) || packed {
+                bare.push((key, packed));
+            }
+            continue;
+        };
+        let config = config.get_or_insert_with(|| configured(checkpoint));
+        let made = match config {
+            Ok(config) => weight(catalog, key, entry, scales, config.block.as_deref()),
+            Err(why) => Err(why.clone()),
+        };
+        let name = if is_float8(tensor.dtype) { Some(key.as_str()) } else { key.strip_suffix("_blocks") };
+        // Bytes that only look like packed codes.
+        let Some(name) = name.filter(|name| *name == key || !catalog.entries.contains_key(*name)) else { continue };
+        found.insert(name.to_owned(), made);
+    }
+    // Plain float8 tensors are numbers as they are; beside scaled ones, or by the model's settings, scales are missing.
+    let scaled = !found.is_empty() || (!bare.is_empty() && configured(checkpoint).is_ok_and(|config| config.scaled));
+    for (key, packed) in bare.into_iter().filter(|(_, packed)| *packed || scaled) {
+        let (name, behind) = match packed {
+            true => (key.trim_end_matches("_blocks"), "_scales"),
+            false => (key.as_str(), BEHIND[0]),
+        };
+        found
+            .insert(name.to_owned(), Err(format!("{key:?} is codes whose scales, {:?}, are missing", format!("{name}{behind}"))));
+    }
+    found
+}
+
+fn weight(
+    catalog: &Catalog,
+    key: &str,
+    entry: &CatalogEntry,
+    scales_key: &str,
+    block: Option<&[u64]>,
+) -> Result<ScaledWeight, String> {
+    let Some(CatalogEntry { kind: CatalogKind::Tensor(scales), .. }) = catalog.entries.get(scales_key) else {
+        return Err(format!("{scales_key:?} is no tensor"));
+    };
+    let CatalogKind::Tensor(codes) = &entry.kind else { return Err(format!("{key:?} is no tensor")) };
+    let input = |key: &str, tensor: &CatalogTensor| Input { key: key.to_owned(), tensor: tensor.copied() };
+    let made = dequantised(input(key, codes), input(scales_key, scales), block)?;
+    // As the models have them: experts' packed codes are stored row by row, and used as [expert, columns, rows].
+    let made = match codes.dtype == DType::UInt8 && made.shape.len() == 3 {
+        true => seen::permuted(&made, &[0, 2, 1])?,
+        false => made,
+    };
+    let path = entry.path.clone().map(|mut path| {
+        if let (Some(reshard_formats::PathSegment::Key(last)), true) = (path.last_mut(), codes.dtype == DType::UInt8) {
+            *last = last.trim_end_matches("_blocks").to_owned();
+        }
+        path
+    });
+    let entry = CatalogEntry::tensor(path, made);
+    Ok(ScaledWeight { codes: key.to_owned(), scales: scales_key.to_owned(), entry })
+}
+
+/// Codes times scales. The size of the blocks follows from the shapes where it is not given.
+pub(crate) fn dequantised(codes: Input, scales: Input, block: Option<&[u64]>) -> Result<CatalogTensor, String> {
+    if codes.tensor.dtype == DType::UInt8 {
+        return Computed::new(Formula::Packed, vec![codes, scales])?.into_tensor();
+    }
+    if !is_float8(codes.tensor.dtype) {
+        return Err(format!("{:?} is {}; float8 and uint8 (MXFP4) codes have scales", codes.key, codes.tensor.dtype.name()));
+    }
+    let shape = codes.tensor.shape.clone();
+    let fitted = match fitted(&shape, &scales.tensor.shape) {
+        Some(fitted) => seen::reshaped(&scales.tensor, &fitted)?,
+        None => scales.tensor,
+    };
+    let scales = Input { tensor: fitted, ..scales };
+    let block = block_of(&codes.key, &shape, &scales.key, &scales.tensor.shape, block)?;
+    Computed::new(Formula::Scaled { block }, vec![codes, scales])?.into_tensor()
+}
+
+/// Scales of fewer dimensions, as of as many: one for all, or one for each row.
+fn fitted(shape: &[u64], scales: &[u64]) -> Option<Vec<u64>> {
+    if scales.len() == shape.len() {
+        return None;
+    }
+    let mut fitted = vec![1; shape.len()];
+    match (scales.iter().product::<u64>(), scales, fitted.first_mut()) {
+        (1, ..) => Some(fitted),
+        (rows, &[_], Some(first)) if shape.first() == Some(&rows) => {
+            *first = rows;
+            Some(fitted)
+        }
+        _ => None,
+    }
+}
+
+/// A weight as codes and scales, in blocks.
+pub(crate) fn quantised(weight: Input, dtype: DType, block: &[u64]) -> Result<(CatalogTensor, CatalogTensor), String> {
+    if !matches!(dtype, DType::Float8E4M3Fn | DType::Float8E5M2) {
+        return Err(format!("weights are quantised to float8_e4m3fn or float8_e5m2, not to {}", dtype.name()));
+    }
+    if !holds_values(weight.tensor.dtype) {
+        return Err(format!("{:?} is {}, and not a float of 16 bits or more", weight.key, weight.tensor.dtype.name()));
+    }
+    let missing = weight.tensor.shape.len().checked_sub(block.len());
+    let Some(missing) = missing else {
+        return Err(format!("blocks of {block:?} do not fit {:?} of shape {:?}", weight.key, &weight.tensor.shape[..]));
+    };
+    // Blocks are of the last dimensions; each index of those before has its own.
+    let block: reshard_layout::Dims = std::iter::repeat_n(1, missing).chain(block.iter().copied()).collect();
+    let again = Input { key: weight.key.clone(), tensor: weight.tensor.copied() };
+    let codes = Computed::new(Formula::Codes { block: block.clone(), dtype }, vec![weight])?.into_tensor()?;
+    let scales = Computed::new(Formula::Scales { block, dtype }, vec![again])?.into_tensor()?;
+    Ok((codes, scales))
+}
+
+impl Catalog {
+    /// All its entries with weights in place of codes and scales; what is wrong with one is an error.
+    pub(crate) fn dequantised(&self, weights: &Weights, dtype: DType) -> Result<Catalog, String> {
+        let mut entries = IndexMap::with_capacity(self.entries.len());
+        let mut by_codes: IndexMap<&str, (&str, &ScaledWeight)> = IndexMap::new();
+        let mut gone = std::collections::HashSet::new();
+        for (name, weight) in weights {
+            let weight = weight.as_ref().map_err(Clone::clone)?;
+            by_codes.insert(&weight.codes, (name, weight));
+            gone.insert(weight.scales.as_str());
+        }
+        for (key, entry) in &self.entries {
+            if gone.contains(key.as_str()) {
+                continue;
+            }
+            let (name, entry) = match by_codes.get(key.as_str()) {
+                Some((name, weight)) => ((*name).to_owned(), weight.cast(dtype)?),
+                None => (key.clone(), entry.copied()),
+            };
+            entries.insert(name, entry);
+        }
+        Ok(Catalog {
+            format: self.format,
+            files: self.files.clone(),
+            entries,
+            save_id: self.save_id.clone(),
+            dcp_version: self.dcp_version.clone(),
+            writer: self.writer.clone(),
+            notes: self.notes.clone(),
+        })
+    }
+}
+
+impl ScaledWeight {
+    /// The weight in another type.
+    fn cast(&self, dtype: DType) -> Result<CatalogEntry, String> {
+        let entry = self.entry.copied();
+        Ok(match entry.kind {
+            CatalogKind::Tensor(tensor) => CatalogEntry::tensor(entry.path, seen::cast(tensor, dtype)?),
+            value @ CatalogKind::Value(_) => CatalogEntry { path: entry.path, kind: value },
+        })
+    }
+
+    /// The weight's tensor.
+    pub(crate) fn tensor(&self) -> Option<&CatalogTensor> {
+        match &self.entry.kind {
+            CatalogKind::Tensor(tensor) => Some(tensor),
+            CatalogKind::Value(_) => None,
+        }
+    }
 }

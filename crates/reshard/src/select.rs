@@ -320,6 +320,11 @@ impl CastRules {
         self.rules.is_empty()
     }
 
+    /// The type that the first rule for a key names, whatever the tensor is.
+    pub(crate) fn asked(&self, key: &str) -> Option<DType> {
+        self.rules.iter().find(|(glob, _)| glob.matches(key)).map(|(_, dtype)| *dtype)
+    }
+
     /// The element type that a tensor is to have.
     pub(crate) fn wanted(&self, key: &str, stored: DType) -> DType {
         let rule = self.rules.iter().find(|(glob, _)| glob.matches(key));

@@ -4,6 +4,7 @@
 //! row-major order restricted to a chunk is the chunk's own row-major order, the bytes of a chunk that passes whole pass in
 //! their stored order whatever the cut, so its checksum is compared on the way without a second read.
 
+mod computed;
 mod slab;
 
 use std::collections::HashMap;
@@ -68,7 +69,17 @@ impl<'c> TensorStream<'c> {
 
     /// A region of a tensor. Chunks that pass whole are compared with their checksums when `verify`.
     pub(crate) fn new(checkpoint: &'c Checkpoint, key: &'c str, region: Region, verify: bool) -> Result<TensorStream<'c>> {
-        let tensor = checkpoint.tensor(key)?;
+        TensorStream::of(checkpoint, key, checkpoint.tensor(key)?, region, verify)
+    }
+
+    /// A region of a tensor whose chunks lie in the checkpoint's files; `key` is what it is called.
+    pub(crate) fn of(
+        checkpoint: &'c Checkpoint,
+        key: &'c str,
+        tensor: &'c CatalogTensor,
+        region: Region,
+        verify: bool,
+    ) -> Result<TensorStream<'c>> {
         region.check_inside(&tensor.shape)?;
         let (open, scratch) = (HashMap::new(), Vec::new());
         Ok(TensorStream { checkpoint, key, tensor, region, only: None, verify, position: 0, open, scratch })
@@ -114,8 +125,8 @@ impl<'c> TensorStream<'c> {
         let straight = overlap == wanted && (!open.in_order || stretches.count_runs() == 1) && located.dtype == dtype;
         self.scratch.resize(if straight { 0 } else { length as usize }, 0);
         let bytes: &mut [u8] = if straight { target } else { &mut self.scratch };
-        let reader = checkpoint.reader(located.file)?;
         if open.in_order {
+            let reader = checkpoint.reader(located.file)?;
             read_runs(reader.as_ref(), stretches, bytes).doing(|| format!("reading {key:?} from {}", reader.path()))?;
         } else {
             let slab = match open.slab.take().filter(|slab| slab.contains(&from)) {
@@ -123,7 +134,11 @@ impl<'c> TensorStream<'c> {
                 None => {
                     let all =
                         self.region.intersection(&stored.region).unwrap_or_else(|| overlap.clone()).within(&stored.region)?;
-                    Slab::read(reader.as_ref(), layout, &from, &all, Slab::most(self.tensor.chunks.len()))?
+                    let most = Slab::most(self.tensor.chunks.len());
+                    match &located.computed {
+                        Some(computed) => Slab::computed(checkpoint, computed, layout, &from, &all, most)?,
+                        None => Slab::read(checkpoint.reader(located.file)?.as_ref(), layout, &from, &all, most)?,
+                    }
                 }
             };
             slab.copy(&from, bytes)?;
@@ -162,12 +177,19 @@ impl<'c> TensorStream<'c> {
             return Ok(OpenChunk { located, checker: None, left: u64::MAX, in_order: true, slab: None });
         }
         let element = located.dtype.size();
+        let wanted = self.region.intersection(region).map_or(0, |r| r.volume());
+        if let Some(computed) = &located.computed {
+            if self.verify && self.region.contains(region) {
+                computed.check_inputs(self.checkpoint, &Control::new())?;
+            }
+            let left = wanted.saturating_mul(element);
+            return Ok(OpenChunk { located, checker: None, left, in_order: false, slab: None });
+        }
         let layout = &located.layout;
         let (base, extent) = (layout.base(), layout.end() - layout.base());
         let in_order = layout.is_contiguous();
         let exact = in_order && located.check.stretch() == Some((base, extent));
         let checker = (self.verify && exact && self.region.contains(region)).then(|| Checker::new(located.check));
-        let wanted = self.region.intersection(region).map_or(0, |r| r.volume());
         let reader = self.checkpoint.reader(located.file)?;
         if layout.end() > reader.len() {
             let detail = format!("its data ends at byte {}, the file has {}", layout.end(), reader.len());
@@ -255,13 +277,28 @@ pub(crate) fn for_each_block(stream: &mut dyn Stream, length: u64, mut each: imp
 /// Compares the checksums of those chunks of a tensor that lie in none of `regions` whole, and so were not compared by
 /// streams of these regions.
 pub(crate) fn check_cut_chunks(checkpoint: &Checkpoint, key: &str, regions: &[&Region], control: &Control) -> Result<()> {
-    let tensor = checkpoint.tensor(key)?;
+    check_chunks(checkpoint, key, checkpoint.tensor(key)?, regions, control)
+}
+
+/// [`check_cut_chunks`], of a tensor whose chunks lie in the checkpoint's files.
+pub(crate) fn check_chunks(
+    checkpoint: &Checkpoint,
+    key: &str,
+    tensor: &CatalogTensor,
+    regions: &[&Region],
+    control: &Control,
+) -> Result<()> {
     for (i, chunk) in tensor.chunks.iter().enumerate() {
         if regions.iter().any(|region| region.contains(&chunk.region)) {
             continue;
         }
+        if matches!(chunk.place, ChunkPlace::Live) {
+            continue;
+        }
         let located = checkpoint.locate(key, tensor, i)?;
-        if is_most(&located, &chunk.region, tensor.dtype.size()) {
+        if let Some(computed) = &located.computed {
+            computed.check_inputs(checkpoint, control)?;
+        } else if is_most(&located, &chunk.region, tensor.dtype.size()) {
             checkpoint.check_stretch(key, located.file, located.check, control)?;
         }
     }

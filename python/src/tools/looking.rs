@@ -15,6 +15,7 @@ use crate::errors::{Raise, invalid};
 use crate::options::{Storage, store_with};
 use crate::reports::{report, reports};
 use crate::run::run;
+use crate::view::{View, views_of};
 
 /// What differs between two checkpoints. `tolerance` is an absolute and a relative distance; `None` compares no elements.
 #[pyfunction]
@@ -70,17 +71,19 @@ pub(crate) fn digest<'py>(
 
 /// Numbers about a tensor.
 #[pyfunction]
-#[pyo3(signature = (path, key, bins, storage_options=None))]
+#[pyo3(signature = (path, key, bins, storage_options=None, views=None))]
 pub(crate) fn stats<'py>(
     py: Python<'py>,
     path: String,
     key: String,
     bins: usize,
     storage_options: Option<Storage>,
+    views: Option<Vec<Py<View>>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let mut chosen = StatsOptions::default();
     chosen.bins = bins;
-    let open = open_options(storage_options);
+    let mut open = open_options(storage_options);
+    open.views = views_of(views);
     let found =
         run(py, &chosen.control.clone(), move || reshard::numbers::stats(&Checkpoint::open_with(&path, &open)?, &key, &chosen))?;
     report(py, "TensorStats", &found.or_raise(py)?)

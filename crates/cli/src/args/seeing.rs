@@ -8,8 +8,8 @@ use super::JsonArg;
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "View")]
 pub(crate) struct ViewArgs {
-    /// See the checkpoint through RULES: a file, a recipe (`reshard view list`), or one rule such as
-    /// `{from="a.{x}", to="b.{x}"}` (repeatable, applied in order)
+    /// See the checkpoint through RULES: a file, a recipe (`reshard view list`), the folder of a LoRA adapter, or one rule such
+    /// as `{from="a.{x}", to="b.{x}"}` (repeatable, applied in order)
     #[arg(long, value_name = "RULES")]
     pub(crate) view: Vec<String>,
     /// Apply the rules backwards

@@ -123,9 +123,9 @@ impl Context {
     pub(crate) fn open_through(&self, args: &ViewArgs) -> Result<OpenOptions> {
         let parameters = parameters(&args.set)?;
         let mut open = self.open.clone();
-        open.views = args.view.iter().map(|rules| found(rules, args.reverse, &parameters)).collect::<Result<Vec<_>>>()?;
+        open.views = View::find_all(&args.view, &parameters)?;
         if args.reverse {
-            open.views.reverse();
+            open.views = open.views.iter().rev().map(View::reversed).collect::<reshard::Result<_>>()?;
         }
         Ok(open)
     }

@@ -1,11 +1,13 @@
 //! Keys, chunks and their places, the same for every format.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use indexmap::IndexMap;
 use reshard_formats::{DType, ElementForm, KeyPath, Value};
 use reshard_layout::{ByteLayout, ChunkIndex, Dims, LayoutError, Region};
 use serde::Serialize;
+
+use super::computed::Computed;
 
 /// How a checkpoint is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -200,6 +202,8 @@ pub enum ChunkPlace {
     Data(Box<DataPlace>),
     /// In another stored chunk: a part of it, or its elements in another order. What views make.
     Seen(Box<SeenPlace>),
+    /// In no file: its elements are computed from those of other tensors while they are read.
+    Computed(Arc<Computed>),
     /// In no file: every element is this one.
     Fill(Box<[u8]>),
     /// Nowhere: a load leaves these elements as they are, and nothing else can read them.
@@ -299,6 +303,34 @@ impl CatalogTensor {
         self.elements().saturating_mul(self.dtype.size())
     }
 
+    /// The bytes of what it is made from: its own, or those of what it is computed from.
+    pub(crate) fn needed_bytes(&self) -> u64 {
+        let of = |chunk: &StoredChunk| match chunk.place.stored() {
+            ChunkPlace::Computed(computed) => {
+                let share = u128::from(computed.input_bytes()) * u128::from(chunk.region.volume());
+                u64::try_from(share / u128::from(computed.elements().max(1))).unwrap_or(u64::MAX)
+            }
+            _ => chunk.region.volume().saturating_mul(self.dtype.size()),
+        };
+        match self.chunks.iter().any(|chunk| matches!(chunk.place.stored(), ChunkPlace::Computed(_))) {
+            true => self.chunks.iter().map(of).fold(0, u64::saturating_add),
+            false => self.bytes(),
+        }
+    }
+
+    /// The files in which it lies, or what it is computed from; with repetitions.
+    pub(crate) fn files(&self) -> Vec<u32> {
+        let mut files = Vec::new();
+        for chunk in &self.chunks {
+            match chunk.place.stored() {
+                ChunkPlace::Computed(computed) => computed.tensors().for_each(|tensor| files.extend(tensor.files())),
+                _ if chunk.file == StoredChunk::NO_FILE => {}
+                _ => files.push(chunk.file),
+            }
+        }
+        files
+    }
+
     /// The chunks, ready for overlap queries; built on first use.
     pub(crate) fn index(&self) -> Result<&ChunkIndex, LayoutError> {
         let build = || ChunkIndex::new(&self.shape, self.chunks.iter().map(|c| c.region.clone()).collect());
@@ -309,6 +341,14 @@ impl CatalogTensor {
 impl CatalogEntry {
     pub(crate) fn tensor(path: Option<KeyPath>, tensor: CatalogTensor) -> CatalogEntry {
         CatalogEntry { path, kind: CatalogKind::Tensor(tensor) }
+    }
+
+    /// The element type in words; of a value, that it is one.
+    pub(crate) fn dtype_name(&self) -> &'static str {
+        match &self.kind {
+            CatalogKind::Tensor(tensor) => tensor.dtype.name(),
+            CatalogKind::Value(_) => "a value",
+        }
     }
 
     /// A copy of it.
@@ -333,3 +373,16 @@ impl CatalogEntry {
         }
     }
 }
+
+/// A weight that is stored as codes and scales.
+#[derive(Debug)]
+pub(crate) struct ScaledWeight {
+    /// The keys of both.
+    pub(crate) codes: String,
+    pub(crate) scales: String,
+    /// Codes times scales, of type float32.
+    pub(crate) entry: CatalogEntry,
+}
+
+/// The block-scaled weights of a checkpoint by their names, or what is wrong with one.
+pub(crate) type Weights = IndexMap<String, Result<ScaledWeight, String>>;

@@ -7,7 +7,7 @@
 use reshard_layout::Region;
 
 use super::Checkpoint;
-use super::catalog::{CatalogKind, CatalogTensor, ChunkPlace, ValuePlace};
+use super::catalog::{CatalogKind, CatalogTensor, ChunkPlace, StoredChunk, ValuePlace};
 use crate::error::{EXPANDED_LIMIT_VARIABLE, Error, Result};
 
 /// What keys may take beyond twice the bytes that are stored of them.
@@ -86,11 +86,7 @@ impl Checkpoint {
                 CatalogKind::Tensor(tensor) => {
                     // A record is opened for each chunk that it holds, whatever the chunk's size.
                     let records: u64 = tensor.chunks.iter().map(|chunk| record_length(&chunk.place)).sum();
-                    let stretches = tensor.chunks.iter().map(|chunk| {
-                        let (start, end) = stretch(&chunk.place);
-                        (chunk.file, start, end)
-                    });
-                    tensors.add(key, tensor.bytes().max(records), stretches);
+                    tensors.add(key, tensor.needed_bytes().max(records), stretches(tensor).into_iter());
                 }
                 CatalogKind::Value(ValuePlace::Record { file, offset, length }) => {
                     values.add(key, *length, std::iter::once((*file, *offset, offset.saturating_add(*length))));
@@ -119,20 +115,32 @@ impl Checkpoint {
     }
 }
 
+/// A code of four bits may become a float of 32.
+const WIDENED: u64 = 8;
+
 fn stored_of(tensor: &CatalogTensor) -> u64 {
+    let length = |(_, start, end): &(u32, u64, u64)| end.saturating_sub(*start);
     let lengths = tensor.chunks.iter().map(|chunk| {
-        let (start, end) = stretch(&chunk.place);
-        end.saturating_sub(start)
+        let stored = chunk_stretches(chunk).iter().map(length).fold(0, u64::saturating_add);
+        match chunk.place.stored() {
+            ChunkPlace::Computed(_) => stored.saturating_mul(WIDENED),
+            _ => stored,
+        }
     });
     lengths.fold(0, u64::saturating_add)
 }
 
-fn stretch(place: &ChunkPlace) -> (u64, u64) {
-    match place {
-        ChunkPlace::Record { offset, length, .. } => (*offset, offset.saturating_add(*length)),
-        ChunkPlace::Data(data) => (data.layout.base(), data.layout.end()),
-        ChunkPlace::Seen(seen) => stretch(&seen.stored),
-        ChunkPlace::Fill(_) | ChunkPlace::Live => (0, 0),
+/// The stretches of files that a tensor is made from.
+fn stretches(tensor: &CatalogTensor) -> Vec<(u32, u64, u64)> {
+    tensor.chunks.iter().flat_map(chunk_stretches).collect()
+}
+
+fn chunk_stretches(chunk: &StoredChunk) -> Vec<(u32, u64, u64)> {
+    match chunk.place.stored() {
+        ChunkPlace::Record { offset, length, .. } => vec![(chunk.file, *offset, offset.saturating_add(*length))],
+        ChunkPlace::Data(data) => vec![(chunk.file, data.layout.base(), data.layout.end())],
+        ChunkPlace::Computed(computed) => computed.tensors().flat_map(stretches).collect(),
+        ChunkPlace::Seen(_) | ChunkPlace::Fill(_) | ChunkPlace::Live => Vec::new(),
     }
 }
 
@@ -140,7 +148,7 @@ fn record_length(place: &ChunkPlace) -> u64 {
     match place {
         ChunkPlace::Record { length, .. } => *length,
         // Parts of a record, as a view has them, are read as such.
-        ChunkPlace::Data(_) | ChunkPlace::Seen(_) | ChunkPlace::Fill(_) | ChunkPlace::Live => 0,
+        ChunkPlace::Data(_) | ChunkPlace::Seen(_) | ChunkPlace::Computed(_) | ChunkPlace::Fill(_) | ChunkPlace::Live => 0,
     }
 }
 

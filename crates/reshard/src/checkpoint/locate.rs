@@ -1,9 +1,12 @@
 //! Where exactly a chunk's bytes lie, and what they should hash to.
 
+use std::sync::Arc;
+
 use reshard_formats::{Content, DType, ElementForm, TorchArchive};
 use reshard_layout::{ByteLayout, Dims};
 
 use super::catalog::{CatalogTensor, ChunkPlace, StoredChunk};
+use super::computed::Computed;
 use super::{Checkpoint, StoredFile};
 use crate::error::{Error, Result, chain};
 
@@ -19,6 +22,8 @@ pub(crate) struct Located {
     pub(crate) dtype: DType,
     /// For a chunk that lies in no file: what every element is.
     pub(crate) fill: Option<Box<[u8]>>,
+    /// For a chunk that is computed: how. The layout is that of a file that holds all of it in row-major order.
+    pub(crate) computed: Option<Arc<Computed>>,
 }
 
 /// What is known about the bytes.
@@ -74,7 +79,15 @@ impl Checkpoint {
                 let layout = ByteLayout::strided(sizes, &none, tensor.dtype.size())?;
                 let form = ElementForm::default();
                 let fill = Some(value.clone());
-                Ok(Located { file: StoredChunk::NO_FILE, layout, form, check: Check::None, dtype: tensor.dtype, fill })
+                Ok(Located {
+                    file: StoredChunk::NO_FILE,
+                    layout,
+                    form,
+                    check: Check::None,
+                    dtype: tensor.dtype,
+                    fill,
+                    computed: None,
+                })
             }
             place => self.locate_stored(key, (tensor.dtype, stored.region.sizes()), stored.file, place, precision),
         }
@@ -95,12 +108,25 @@ impl Checkpoint {
                     Some(c) => Check::Crc32 { offset: c.offset, length: c.length, expected: c.crc32 },
                     None => Check::None,
                 };
-                return Ok(Located { file, layout: data.layout.clone(), form: data.form, check, dtype, fill: None });
+                return Ok(Located {
+                    file,
+                    layout: data.layout.clone(),
+                    form: data.form,
+                    check,
+                    dtype,
+                    fill: None,
+                    computed: None,
+                });
             }
             ChunkPlace::Record { transform: Some(name), .. } => {
                 return Err(Error::unsupported(format!("{key:?} was stored through {name}, which reshard cannot undo")));
             }
             ChunkPlace::Record { offset, length, .. } => (*offset, *length),
+            ChunkPlace::Computed(computed) => {
+                let (layout, form) = (ByteLayout::contiguous(sizes, dtype.size())?, ElementForm::default());
+                let (file, computed) = (StoredChunk::NO_FILE, Some(Arc::clone(computed)));
+                return Ok(Located { file, layout, form, check: Check::None, dtype, fill: None, computed });
+            }
             ChunkPlace::Live => {
                 let detail = "the view leaves these elements as they are in the tensor that is loaded";
                 return Err(Error::invalid(format!("{key:?} in {} is not stored whole: {detail}", self.path)));
@@ -118,7 +144,7 @@ impl Checkpoint {
                 None => Check::None,
             };
             let layout = packed.try_at(data)?;
-            return Ok(Located { file, layout, form: ElementForm::default(), check, dtype, fill: None });
+            return Ok(Located { file, layout, form: ElementForm::default(), check, dtype, fill: None, computed: None });
         }
         if precision == Precision::Metadata {
             let layout = packed.try_at(offset)?;
@@ -143,7 +169,7 @@ impl Checkpoint {
                     Some(expected) => Check::Crc32 { offset: storage.offset, length: storage.length, expected },
                     None => Check::None,
                 };
-                Ok(Located { file, layout: found.layout, form: found.form, check, dtype, fill: None })
+                Ok(Located { file, layout: found.layout, form: found.form, check, dtype, fill: None, computed: None })
             }
             _ => Err(damaged("the record holds no tensor".into())),
         }

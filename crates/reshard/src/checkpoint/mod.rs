@@ -20,6 +20,7 @@
 
 mod catalog;
 mod check;
+mod computed;
 mod expansion;
 mod locate;
 mod read;
@@ -31,7 +32,9 @@ pub use catalog::{
     Catalog, CatalogEntry, CatalogKind, CatalogTensor, ChunkPlace, DataPlace, Format, SeenPlace, StoredChunk, StoredCrc,
     ValuePlace,
 };
+pub(crate) use catalog::{ScaledWeight, Weights};
 pub(crate) use check::{Checker, check_whole};
+pub(crate) use computed::{Computed, Formula, Input};
 use indexmap::IndexMap;
 pub(crate) use locate::{Check, Located, Precision};
 pub use read::{LoadedValue, decode_record};
@@ -70,6 +73,10 @@ pub struct Checkpoint {
     pub(crate) expanded_limit: u64,
     /// The checkpoint that this one is a view of; it has the files and what is known of them.
     base: Option<Arc<Checkpoint>>,
+    /// Other checkpoints whose files are numbered behind the own, from these numbers on.
+    beside: Vec<(u32, Arc<Checkpoint>)>,
+    /// What block-scaled weights there are; looked for on first use.
+    pub(crate) weights: OnceLock<Weights>,
     readers: Vec<OnceLock<Arc<dyn Reader>>>,
 }
 
@@ -77,7 +84,20 @@ impl Checkpoint {
     pub(crate) fn new(store: Arc<dyn Store>, path: String, catalog: Catalog, side: Option<Sidecar>) -> Checkpoint {
         let readers = catalog.files.iter().map(|_| OnceLock::new()).collect();
         let expanded_limit = expansion::default_limit();
-        Checkpoint { store, path, catalog, side, flaws: Vec::new(), object: None, expanded_limit, base: None, readers }
+        let (flaws, weights) = (Vec::new(), OnceLock::new());
+        Checkpoint {
+            store,
+            path,
+            catalog,
+            side,
+            flaws,
+            object: None,
+            expanded_limit,
+            base: None,
+            beside: Vec::new(),
+            weights,
+            readers,
+        }
     }
 
     /// This checkpoint with other entries, which lie in its files.
@@ -92,10 +112,26 @@ impl Checkpoint {
             notes: self.catalog.notes.clone(),
         };
         let (store, path, expanded_limit) = (Arc::clone(&self.store), self.path.clone(), self.expanded_limit);
+        let beside = self.beside.clone();
         // A view of a view has the same files.
         let base = self.base.clone().unwrap_or_else(|| Arc::new(self));
-        let (flaws, readers) = (Vec::new(), Vec::new());
-        Checkpoint { store, path, catalog, side: None, flaws, object: None, expanded_limit, base: Some(base), readers }
+        let (flaws, readers, weights, base) = (Vec::new(), Vec::new(), OnceLock::new(), Some(base));
+        Checkpoint { store, path, catalog, side: None, flaws, object: None, expanded_limit, base, beside, weights, readers }
+    }
+
+    /// [`Checkpoint::seen_as`], with entries that lie in the files of another, too; those are numbered behind the own.
+    pub(crate) fn seen_beside(self, entries: IndexMap<String, CatalogEntry>, other: Arc<Checkpoint>) -> Checkpoint {
+        let mut seen = self.seen_as(entries);
+        let first = seen.catalog.files.len() as u32;
+        let names = other.catalog.files.iter().map(|file| format!("{}/{file}", other.path));
+        seen.catalog.files.extend(names);
+        seen.beside.push((first, other));
+        seen
+    }
+
+    /// How many files are its own, and not of a checkpoint beside it.
+    pub(crate) fn own_files(&self) -> u32 {
+        self.beside.first().map_or(self.catalog.files.len() as u32, |(first, _)| *first)
     }
 
     /// What is stored, where this is a view of it.
@@ -161,6 +197,9 @@ impl Checkpoint {
 
     /// An open file of the checkpoint.
     pub(crate) fn reader(&self, file: u32) -> Result<&Arc<dyn Reader>> {
+        if let Some((first, other)) = self.beside.iter().rev().find(|(first, _)| file >= *first) {
+            return other.reader(file - first);
+        }
         if let Some(base) = self.base() {
             return base.reader(file);
         }

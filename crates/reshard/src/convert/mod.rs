@@ -16,6 +16,7 @@ pub(crate) mod dcp;
 pub(crate) mod output;
 mod publish;
 mod safetensors;
+mod scaled;
 mod torch;
 
 use std::sync::Arc;
@@ -31,15 +32,15 @@ use serde::Serialize;
 
 use self::output::{OutputOptions, Plan, PlanTensor, PlanValue};
 use self::safetensors::SafetensorsTarget;
+use self::scaled::{Role, roles};
 use crate::cast::can_cast;
-use crate::checkpoint::{CatalogKind, Checkpoint, Format, LoadedValue, ValuePlace};
+use crate::checkpoint::{CatalogKind, CatalogTensor, Checkpoint, Format, LoadedValue, ValuePlace};
 use crate::control::Control;
 use crate::error::{Error, Result, StorageContext};
 use crate::layout_names::METADATA_FILE;
 use crate::load::Cast;
 use crate::mesh::{Layout, RankPiece};
 use crate::mismatch::is_narrowing;
-use crate::scaled::scales_of;
 use crate::select::{CastRules, Selection};
 use crate::source::{is_safetensors, is_torch};
 use crate::stream::{CastStream, TensorStream, check_covered, check_cut_chunks, check_seen_records};
@@ -345,24 +346,32 @@ pub(crate) fn plan_of<'p>(source: &'p Checkpoint, options: &ConvertOptions, form
     let mut values = Vec::new();
     let mut casts = Vec::new();
     let mut skipped = Vec::new();
-    let mut scaled = Vec::new();
-    let mut streams: Vec<(&'p str, DType, DType)> = Vec::new();
-    for item in options.selection.to_write(source)? {
+    let mut streams: Vec<(&'p str, &'p CatalogTensor, DType)> = Vec::new();
+    let mut items = options.selection.to_write(source)?;
+    let roles = roles(source, options, &mut items)?;
+    for (item, role) in items.into_iter().zip(roles) {
         match &item.entry.kind {
-            CatalogKind::Tensor(tensor) => {
+            CatalogKind::Tensor(stored) => {
+                let tensor = match role {
+                    Role::Gone => continue,
+                    Role::Weight(weight) => weight,
+                    Role::Plain | Role::Kept => stored,
+                };
                 check_covered(source, item.stored, tensor)?;
-                let (from, to) = (tensor.dtype, options.casts.wanted(&item.key, tensor.dtype));
-                if from != to {
-                    if !can_cast(from, to) {
-                        return Err(Error::unsupported(format!("{:?}: no cast from {} to {}", item.key, from.name(), to.name())));
+                let to = match role {
+                    Role::Kept => tensor.dtype,
+                    _ => options.casts.wanted(&item.key, tensor.dtype),
+                };
+                if stored.dtype != to {
+                    let weight = matches!(role, Role::Weight(_));
+                    let from = if weight { format!("{}, scaled", stored.dtype.name()) } else { stored.dtype.name().to_owned() };
+                    if !can_cast(tensor.dtype, to) {
+                        return Err(Error::unsupported(format!("{:?}: no cast from {from} to {}", item.key, to.name())));
                     }
-                    if let Some(scales) = scales_of(&source.catalog, item.stored, item.entry) {
-                        scaled.push(format!("{:?} is {} codes scaled by {scales:?}", item.stored, from.name()));
-                    }
-                    let narrowing = is_narrowing(from, to);
-                    casts.push(Cast { key: item.key.clone(), from: from.name().to_owned(), to: to.name().to_owned(), narrowing });
+                    let narrowing = !weight && is_narrowing(tensor.dtype, to);
+                    casts.push(Cast { key: item.key.clone(), from, to: to.name().to_owned(), narrowing });
                 }
-                streams.push((item.stored, from, to));
+                streams.push((item.stored, tensor, to));
                 tensors.push(PlanTensor {
                     stored: item.stored.to_owned(),
                     key: item.key,
@@ -392,17 +401,11 @@ pub(crate) fn plan_of<'p>(source: &'p Checkpoint, options: &ConvertOptions, form
             }
         }
     }
-    if !scaled.is_empty() {
-        let (shown, more) = (&scaled[..scaled.len().min(3)], scaled.len().saturating_sub(3));
-        let more = if more > 0 { format!(" (and {more} more)") } else { String::new() };
-        let why = "a cast of codes without their scales gives other numbers; leave such tensors as they are";
-        return Err(Error::invalid(format!("{}{more}: {why}", shown.join(", "))));
-    }
     let verify = options.verify;
     let open: output::OpenStream<'p> = Box::new(move |i, region| {
-        let (key, from, to) = streams[i];
-        let stream = TensorStream::new(source, key, region.clone(), verify)?;
-        Ok(if from == to { Box::new(stream) } else { Box::new(CastStream::new(stream, from, to)?) })
+        let (key, tensor, to) = streams[i];
+        let stream = TensorStream::of(source, key, tensor, region.clone(), verify)?;
+        Ok(if tensor.dtype == to { Box::new(stream) } else { Box::new(CastStream::new(stream, tensor.dtype, to)?) })
     });
     Ok(Planned { plan: Plan { tensors, values, open }, casts, skipped })
 }

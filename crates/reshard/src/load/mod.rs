@@ -40,7 +40,7 @@ pub use resolve::Cast;
 use resolve::{Resolution, Resolved};
 use serde::Serialize;
 
-use crate::checkpoint::{CatalogKind, Checkpoint, LoadedValue, Precision, StoredChunk, ValuePlace};
+use crate::checkpoint::{CatalogKind, Checkpoint, LoadedValue, Precision, ValuePlace};
 use crate::error::{Error, Result};
 use crate::group::{Group, Solo, agree, decode, encode, together};
 use crate::leaf::LoadState;
@@ -202,12 +202,13 @@ fn stored_twice(checkpoint: &Checkpoint, found: &[Resolved<'_>], options: &LoadO
     for resolved in found {
         match &resolved.stored.kind {
             CatalogKind::Tensor(tensor) => {
-                files.extend(tensor.chunks.iter().map(|chunk| chunk.file).filter(|&file| file != StoredChunk::NO_FILE));
+                files.extend(tensor.files());
             }
             CatalogKind::Value(ValuePlace::Record { file, .. }) => drop(files.insert(*file)),
             CatalogKind::Value(_) => {}
         }
     }
+    files.retain(|file| *file < checkpoint.own_files());
     check_stored_twice(checkpoint, &files)
 }
 

@@ -128,6 +128,9 @@ pub(super) fn plan(
     plan.checks.sort_by_key(|c| (c.file, c.check.stretch()));
     plan.checks.dedup_by_key(|c| (c.file, c.check));
     let mut files: Vec<u32> = waves.iter().flatten().map(|m| m.located.file).collect();
+    let computed = waves.iter().flatten().filter_map(|m| m.located.computed.as_deref());
+    let inputs: Vec<u32> = computed.flat_map(|computed| computed.tensors().flat_map(CatalogTensor::files)).collect();
+    files.extend(inputs);
     files.sort_unstable();
     files.dedup();
     files.retain(|&file| file != StoredChunk::NO_FILE);
@@ -165,6 +168,11 @@ fn piece_moves(
             }
             let chunk_offsets = Dims::from_slice(found.region.within(&chunk.region).proven()?.offsets());
             let start = located.layout.position(&chunk_offsets);
+            if let Some(computed) = located.computed.as_deref().filter(|_| options.verify != Verify::Never) {
+                let part = found.region.within(&chunk.region)?;
+                let found = computed.checks(checkpoint, &located.layout, &part, options.verify == Verify::Always)?;
+                checks.extend(found.into_iter().map(|(file, check)| PlannedCheck { wanted: key, file, check }));
+            }
             planned.push(PlannedMove {
                 wanted: key,
                 piece,

@@ -16,7 +16,7 @@ use super::options::{LoadOptions, Verify};
 use super::order::FileOrder;
 use super::plan::{PlannedMove, ReadPlan};
 use crate::cast::cast;
-use crate::checkpoint::{Checker, Checkpoint, StoredChunk};
+use crate::checkpoint::{CatalogTensor, Checker, Checkpoint, Computed, StoredChunk};
 use crate::error::{Error, Proven, Result, StorageContext};
 use crate::leaf::{LoadLeaf, LoadPiece, LoadState};
 
@@ -132,7 +132,11 @@ impl<'a> Job<'_, 'a> {
         let Some(first) = batch.first() else { return Ok(()) };
         self.options.control.check("loading")?;
         if first.located.file == StoredChunk::NO_FILE {
-            return batch.iter().filter(|_| !self.dry_run).try_for_each(|planned| self.fill(planned));
+            return batch.iter().try_for_each(|planned| match planned.located.computed.as_deref() {
+                Some(computed) => self.compute(planned, computed),
+                None if self.dry_run => Ok(()),
+                None => self.fill(planned),
+            });
         }
         // Where reads are only counted there is no reader, and nothing to verify or to put anywhere.
         let reader = match self.dry_run {
@@ -288,6 +292,37 @@ impl<'a> Job<'_, 'a> {
             Some(checker) => self.compare(planned, checker),
             None => Ok(()),
         }
+    }
+
+    /// A chunk that is computed from others, part by part through a buffer.
+    fn compute(&self, planned: &PlannedMove, computed: &Computed) -> Result<()> {
+        let (piece, dtype) = self.piece(planned.wanted, planned.piece)?;
+        let stored = planned.located.dtype;
+        let order = FileOrder::new(&planned.located.layout, &planned.sizes);
+        let parts = order.parts(self.options.buffer / stored.size())?.collect::<std::result::Result<Vec<_>, _>>()?;
+        if self.dry_run {
+            for part in &parts {
+                let needed = computed.needed(&planned.located.layout, &part.translated(&planned.chunk_offsets)?)?;
+                let bytes = |(_, input, region): &(_, &CatalogTensor, Region)| region.volume().saturating_mul(input.dtype.size());
+                self.tally.read(needed.iter().map(bytes).fold(0, u64::saturating_add), needed.len() as u64);
+            }
+            return Ok(());
+        }
+        parts.par_iter().try_for_each(|part| {
+            self.options.control.check("loading")?;
+            let from = part.translated(&planned.chunk_offsets)?;
+            let mut content = vec![0u8; (part.volume() * stored.size()) as usize];
+            let read = computed.read(self.checkpoint, &planned.located.layout, &from, &mut content)?;
+            self.tally.read(read, 1);
+            if dtype != stored {
+                let mut values = vec![0u8; (part.volume() * dtype.size()) as usize];
+                cast(stored, &content, dtype, &mut values)?;
+                content = values;
+            }
+            boxes::put(piece, &part.translated(&planned.piece_offsets)?, &content)?;
+            self.options.control.advance(part.volume() * stored.size());
+            Ok(())
+        })
     }
 
     /// A chunk that lies in no file: every element is the same.

@@ -3,19 +3,19 @@
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashSet};
 
-use reshard_formats::PathSegment;
+use reshard_formats::{DType, PathSegment};
 use reshard_layout::{Region, coverage, moves};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::options::{CastPolicy, LoadOptions};
-use crate::cast::can_cast;
-use crate::checkpoint::{CatalogEntry, CatalogKind, CatalogTensor, Checkpoint};
+use crate::cast::{can_cast, holds_values};
+use crate::checkpoint::{CatalogEntry, CatalogKind, CatalogTensor, Checkpoint, ScaledWeight};
 use crate::error::Result;
 use crate::group::{Group, agree, decode, encode};
 use crate::leaf::{LoadEntry, LoadLeaf, LoadState, LoadTensor, Scope, per_rank_key};
 use crate::mismatch::{Difference, is_narrowing, near_names};
-use crate::scaled::scales_of;
+use crate::scaled::is_float8;
 
 /// A wanted leaf that can be loaded.
 pub(super) struct Resolved<'c> {
@@ -67,14 +67,22 @@ pub(super) fn resolve<'c>(
     };
     for (wanted, (key, entry)) in state.leaves.iter().enumerate() {
         let Some(name) = stored_name(key, entry, rank, options) else { continue };
-        let Some((position, name, stored)) = entries.get_full(name.as_ref()) else {
+        let found = entries.get_full(name.as_ref());
+        if let Some(weight) = scaled_weight(checkpoint, entry, &name, found.map(|(_, _, stored)| stored)) {
+            resolution.weight(checkpoint, wanted, key, entry, weight);
+            continue;
+        }
+        if let Some(difference) = found.and_then(|(_, name, stored)| packed_codes(checkpoint, key, entry, name, stored)) {
+            resolution.differences.push(difference);
+            continue;
+        }
+        let Some((position, name, stored)) = found else {
             let near = near_names(&name, entries.keys().map(String::as_str));
             resolution.differences.push(Difference::Missing { key: key.clone(), near });
             continue;
         };
         resolution.used[position] = true;
-        let scales = || scales_of(&checkpoint.catalog, name, stored).map(str::to_owned);
-        match difference(key, entry, stored, options, scales, &mut resolution.casts) {
+        match difference(key, entry, stored, options, &mut resolution.casts) {
             Some(difference) => resolution.differences.push(difference),
             None => resolution.found.push(Resolved { wanted, key: name, stored }),
         }
@@ -83,6 +91,85 @@ pub(super) fn resolve<'c>(
         resolution.unwanted = unwanted(checkpoint, state, &resolution.used, options);
     }
     resolution
+}
+
+/// A block-scaled weight and its name.
+type Weight<'c> = (&'c str, &'c std::result::Result<ScaledWeight, String>);
+
+/// The block-scaled weight that is wanted under a name: one that is stored under it in codes and wanted in another type, or one of
+/// which only codes and scales have names.
+fn scaled_weight<'c>(
+    checkpoint: &'c Checkpoint,
+    entry: &LoadEntry<'_>,
+    name: &str,
+    stored: Option<&CatalogEntry>,
+) -> Option<Weight<'c>> {
+    let LoadLeaf::Tensor(wanted) = &entry.leaf else { return None };
+    if let Some(stored) = stored {
+        let CatalogKind::Tensor(stored) = &stored.kind else { return None };
+        if stored.dtype == wanted.dtype || !is_float8(stored.dtype) {
+            return None;
+        }
+    }
+    let (_, name, weight) = checkpoint.scaled_weights().get_full(name)?;
+    Some((name, weight))
+}
+
+/// Packed codes that are wanted in another type: what they stand for has another name.
+fn packed_codes(
+    checkpoint: &Checkpoint,
+    key: &str,
+    entry: &LoadEntry<'_>,
+    name: &str,
+    stored: &CatalogEntry,
+) -> Option<Difference> {
+    let (LoadLeaf::Tensor(wanted), CatalogKind::Tensor(stored)) = (&entry.leaf, &stored.kind) else { return None };
+    let weight = name.strip_suffix("_blocks").filter(|_| stored.dtype == DType::UInt8 && wanted.dtype != DType::UInt8)?;
+    let detail = match checkpoint.scaled_weights().get(weight)? {
+        Ok(_) => format!("codes of four bits; {weight:?} is the weight"),
+        Err(why) => why.clone(),
+    };
+    let (stored, wanted) = (stored.dtype.name().to_owned(), wanted.dtype.name().to_owned());
+    Some(Difference::Scaled { key: key.to_owned(), stored, wanted, detail })
+}
+
+impl<'c> Resolution<'c> {
+    /// A wanted weight that is stored in codes: its values are codes times scales.
+    fn weight(&mut self, checkpoint: &'c Checkpoint, wanted: usize, key: &str, entry: &LoadEntry<'_>, (name, found): Weight<'c>) {
+        let entries = &checkpoint.catalog.entries;
+        let LoadLeaf::Tensor(tensor) = &entry.leaf else { return };
+        let to = tensor.dtype.name().to_owned();
+        let scaled =
+            |stored: String, detail: String| Difference::Scaled { key: key.to_owned(), stored, wanted: to.clone(), detail };
+        let weight = match found {
+            Ok(weight) => weight,
+            Err(why) => {
+                entries.get_index_of(name).into_iter().for_each(|position| self.used[position] = true);
+                let stored = entries.get(name).map_or("packed", |entry| entry.dtype_name());
+                return self.differences.push(scaled(stored.to_owned(), why.clone()));
+            }
+        };
+        for key in [&weight.codes, &weight.scales] {
+            entries.get_index_of(key.as_str()).into_iter().for_each(|position| self.used[position] = true);
+        }
+        let from = entries.get(&weight.codes).map_or("packed", |entry| entry.dtype_name()).to_owned();
+        if !holds_values(tensor.dtype) {
+            let detail = format!("codes scaled by {:?}, whose values need a float of 16 bits or more", weight.scales);
+            return self.differences.push(scaled(from, detail));
+        }
+        let Some(stored) = weight.tensor() else { return };
+        if tensor.shape != stored.shape {
+            let (stored, wanted) = (stored.shape.to_vec(), tensor.shape.to_vec());
+            return self.differences.push(Difference::Shape { key: key.to_owned(), stored, wanted });
+        }
+        match coverage_difference(key, tensor, stored) {
+            Some(difference) => self.differences.push(difference),
+            None => {
+                self.casts.push(Cast { key: key.to_owned(), from: format!("{from}, scaled"), to, narrowing: false });
+                self.found.push(Resolved { wanted, key: name, stored: &weight.entry });
+            }
+        }
+    }
 }
 
 /// What one rank says of its differences.
@@ -199,7 +286,6 @@ fn difference(
     entry: &LoadEntry<'_>,
     stored: &CatalogEntry,
     options: &LoadOptions,
-    scales: impl Fn() -> Option<String>,
     casts: &mut Vec<Cast>,
 ) -> Option<Difference> {
     match (&entry.leaf, &stored.kind) {
@@ -210,7 +296,7 @@ fn difference(
         (LoadLeaf::Tensor(_), CatalogKind::Value(_)) => {
             Some(Difference::Kind { key: key.to_owned(), stored: "a value", wanted: "a tensor" })
         }
-        (LoadLeaf::Tensor(wanted), CatalogKind::Tensor(stored)) => tensor_difference(key, wanted, stored, options, scales, casts),
+        (LoadLeaf::Tensor(wanted), CatalogKind::Tensor(stored)) => tensor_difference(key, wanted, stored, options, casts),
     }
 }
 
@@ -219,7 +305,6 @@ fn tensor_difference(
     wanted: &LoadTensor<'_>,
     stored: &CatalogTensor,
     options: &LoadOptions,
-    scales: impl Fn() -> Option<String>,
     casts: &mut Vec<Cast>,
 ) -> Option<Difference> {
     if wanted.shape != stored.shape {
@@ -236,9 +321,6 @@ fn tensor_difference(
         let (from, to) = (stored.dtype.name().to_owned(), wanted.dtype.name().to_owned());
         if !allowed || !can_cast(stored.dtype, wanted.dtype) {
             return Some(Difference::DType { key: key.to_owned(), stored: from, wanted: to, narrowing });
-        }
-        if let Some(scales) = scales() {
-            return Some(Difference::Scaled { key: key.to_owned(), stored: from, wanted: to, scales });
         }
         casts.push(Cast { key: key.to_owned(), from, to, narrowing });
     }

@@ -5,6 +5,7 @@ use reshard_layout::{ByteLayout, Dims, LayoutError, Region, Run, Runs, copy_runs
 use reshard_storage::Reader;
 
 use super::BLOCK;
+use crate::checkpoint::{Checkpoint, Computed};
 use crate::error::{Error, Result, StorageContext};
 
 /// Memory for the slabs of all threads together.
@@ -56,6 +57,22 @@ impl Slab {
         let strides: Dims =
             strides.iter().enumerate().map(|(dim, stride)| if repeats(dim) { 0 } else { stride / element }).collect();
         let layout = ByteLayout::strided(region.sizes(), &strides, element)?;
+        Ok(Slab { region, layout, bytes })
+    }
+
+    /// Computes such a slab, of a chunk that lies nowhere.
+    pub(super) fn computed(
+        checkpoint: &Checkpoint,
+        computed: &Computed,
+        stored: &ByteLayout,
+        first: &Region,
+        all: &Region,
+        most: u64,
+    ) -> Result<Slab> {
+        let region = grown(first, all, stored, most)?;
+        let layout = ByteLayout::contiguous(region.sizes(), stored.element_size())?;
+        let mut bytes = vec![0; layout.end() as usize];
+        computed.read(checkpoint, stored, &region, &mut bytes)?;
         Ok(Slab { region, layout, bytes })
     }
 

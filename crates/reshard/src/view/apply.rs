@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::family::{Families, Family, FamilyKind};
 use super::pattern::Captures;
-use super::rules::{Action, Rest, Rule, Rules, SlotRule};
+use super::rules::{Action, Rest, Rule, Rules, SlotRule, Step};
 use super::steps::{Piece, run};
 use crate::checkpoint::{Catalog, CatalogEntry, CatalogKind};
 use crate::scaled::scales_of;
@@ -191,6 +191,11 @@ fn check_matches(rules: &Rules, groups: &[BTreeMap<Captures, Group>], report: &V
     Ok(())
 }
 
+/// Whether a step makes one tensor of those of several names.
+fn joins(step: &Step) -> bool {
+    matches!(step.action, Action::Concat { .. } | Action::Dequantise { .. } | Action::Lora { .. })
+}
+
 /// Old and new names of parameters.
 type Renamed = Vec<(String, String)>;
 
@@ -210,7 +215,6 @@ enum Follows {
     Steps,
     /// It is the same for all, and only names change.
     Names,
-    Dropped,
 }
 
 impl Maker<'_> {
@@ -225,6 +229,9 @@ impl Maker<'_> {
         let mut pattern: Option<Vec<(String, Vec<String>)>> = None;
         let mut later = Vec::new();
         for (family, all) in group {
+            if self.is_dropped(family) {
+                continue;
+            }
             self.check_parts(family, all)?;
             match self.follows(group, family, all)? {
                 Follows::Steps => {
@@ -238,7 +245,6 @@ impl Maker<'_> {
                     }
                 }
                 Follows::Names => later.push((family, all)),
-                Follows::Dropped => {}
             }
         }
         for (family, all) in later {
@@ -270,7 +276,8 @@ impl Maker<'_> {
         }
         for (key, entry) in all.iter().filter_map(|taken| self.entry(taken.position)) {
             if let Some(scales) = scales_of(self.catalog, key, entry) {
-                return Err(format!("{key:?} is codes scaled by {scales:?}: a cast of the codes alone gives no weights"));
+                let hint = "dequantise them";
+                return Err(format!("{key:?} is codes scaled by {scales:?}: a cast of the codes alone gives no weights; {hint}"));
             }
         }
         Ok(())
@@ -281,9 +288,14 @@ impl Maker<'_> {
         names.map(|taken| taken.name.clone()).collect()
     }
 
+    /// Whether a family is of slots that the rules leave out.
+    fn is_dropped(&self, family: &Family) -> bool {
+        matches!(&family.kind, FamilyKind::Slot(slot) if self.rules.slots.get(slot) == Some(&SlotRule::Drop))
+    }
+
     /// Where tensors of several names are joined, each group has all of them.
     fn check_parts(&self, family: &Family, all: &[Taken]) -> Result<(), String> {
-        if family.kind == FamilyKind::Setting || !self.rule.steps.iter().any(|s| matches!(s.action, Action::Concat { .. })) {
+        if family.kind == FamilyKind::Setting || !self.rule.steps.iter().any(joins) {
             return Ok(());
         }
         let mut there: BTreeMap<&Captures, BTreeSet<usize>> = BTreeMap::new();
@@ -313,8 +325,8 @@ impl Maker<'_> {
                 (false, _) => Ok(Follows::Names),
             };
         };
-        if let Some(rule) = self.rules.slots.get(slot) {
-            return Ok(if *rule == SlotRule::Drop { Follows::Dropped } else { Follows::Names });
+        if self.rules.slots.contains_key(slot) {
+            return Ok(Follows::Names);
         }
         let parameters: HashMap<&str, &Taken> = group
             .iter()
@@ -359,7 +371,8 @@ impl Maker<'_> {
                 Some(CatalogKind::Tensor(tensor)) if tensors => Some(tensor.copied()),
                 _ => None,
             };
-            Piece { part: taken.part, captures: taken.captures.clone(), tensor, sources: vec![taken.position] }
+            let key = self.entry(taken.position).map(|(key, _)| key.to_owned());
+            Piece { part: taken.part, captures: taken.captures.clone(), tensor, sources: vec![taken.position], key }
         };
         let named = |why: String| match all.first() {
             Some(first) => format!("{:?}: {why}", family.key(&first.name)),

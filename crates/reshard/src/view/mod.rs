@@ -15,6 +15,7 @@
 //! # Ok::<(), reshard::Error>(())
 //! ```
 
+mod adapter;
 mod apply;
 mod family;
 mod parse;
@@ -22,17 +23,17 @@ mod pattern;
 mod recipes;
 mod rules;
 mod steps;
-mod tensor;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use reshard_formats::Value;
 
+use self::adapter::Adapter;
 use self::apply::{Applied, applied};
 pub use self::apply::{Made, RuleReport, ViewReport};
 pub use self::recipes::{Recipe, recipes};
 use self::rules::Rules;
-use crate::checkpoint::{CatalogKind, Checkpoint, LoadedValue, ValuePlace};
+use crate::checkpoint::{Catalog, CatalogKind, Checkpoint, LoadedValue, ValuePlace, Weights};
 use crate::error::{Error, Result};
 
 /// Rules by which a checkpoint is seen.
@@ -40,13 +41,15 @@ use crate::error::{Error, Result};
 pub struct View {
     origin: String,
     rules: Rules,
+    /// A view that is an adapter has no rules.
+    adapter: Option<Adapter>,
 }
 
 impl View {
     /// Reads rules from TOML. `origin` is what the text is called in messages: a file's name. `parameters` are values for the
     /// numbers that the rules leave open.
     pub fn parse(text: &str, origin: &str, parameters: &BTreeMap<String, i64>) -> Result<View> {
-        Ok(View { origin: origin.to_owned(), rules: parse::rules(text, origin, parameters)? })
+        Ok(View { origin: origin.to_owned(), rules: parse::rules(text, origin, parameters)?, adapter: None })
     }
 
     /// One rule, written as an inline table: `{ from = "a.{x}", to = "b.{x}", steps = [{ transpose = [0, 1] }] }`.
@@ -56,53 +59,130 @@ impl View {
 
     /// Rules that come with reshard, by name; [`recipes`] lists them.
     pub fn recipe(name: &str, parameters: &BTreeMap<String, i64>) -> Result<View> {
-        match recipes().iter().find(|recipe| recipe.name == name) {
-            Some(recipe) => View::parse(recipe.text, &format!("recipe {name}"), parameters),
-            None => {
-                let known: Vec<&str> = recipes().iter().map(|recipe| recipe.name).collect();
-                Err(Error::invalid(format!("{name:?} is neither a file nor a recipe; recipes: {}", known.join(", "))))
-            }
-        }
+        View::parse(recipe(name)?.text, &format!("recipe {name}"), parameters)
     }
 
-    /// Rules by what a person writes: one rule as an inline table, the name of a file, or that of a recipe.
+    /// A LoRA adapter that PEFT wrote, by the address of its folder: the base is seen with the adapter's updates added.
+    pub fn adapter(path: &str) -> View {
+        let adapter = Adapter::new(path);
+        View { origin: adapter.origin(), rules: Rules::default(), adapter: Some(adapter) }
+    }
+
+    /// A view by what a person writes: one rule as an inline table, the name of a file of rules, the folder of a LoRA adapter, or
+    /// the name of a recipe.
     pub fn find(what: &str, parameters: &BTreeMap<String, i64>) -> Result<View> {
-        if what.trim_start().starts_with('{') {
-            return View::parse_rule(what, parameters);
+        Written::read(what)?.view(parameters)
+    }
+
+    /// Views that are to be applied one after the other, each with those of the parameters that it has. One that none has is an
+    /// error.
+    pub fn find_all<S: AsRef<str>>(all: &[S], parameters: &BTreeMap<String, i64>) -> Result<Vec<View>> {
+        let written = all.iter().map(|what| Written::read(what.as_ref())).collect::<Result<Vec<_>>>()?;
+        if let [only] = written.as_slice() {
+            return Ok(vec![only.view(parameters)?]);
         }
-        let path = std::path::Path::new(what);
-        if path.is_file() {
-            let text = std::fs::read_to_string(path);
-            let text = text.map_err(|error| Error::invalid(format!("cannot read rules from {what}: {error}")))?;
-            return View::parse(&text, what, parameters);
+        let known: Vec<Vec<String>> = written.iter().map(Written::parameters).collect();
+        if let Some(unknown) = parameters.keys().find(|name| !known.iter().any(|known| known.contains(name))) {
+            let known: Vec<&str> = known.iter().flatten().map(String::as_str).collect();
+            let known = if known.is_empty() { "there are none".to_owned() } else { known.join(", ") };
+            return Err(Error::invalid(format!("no view has a parameter {unknown:?}; parameters: {known}")));
         }
-        if what.contains('/') || what.ends_with(".toml") {
-            return Err(Error::invalid(format!("the file of rules {what} does not exist")));
-        }
-        View::recipe(what, parameters)
+        let own = |known: &Vec<String>| known.iter().filter_map(|name| Some((name.clone(), *parameters.get(name)?))).collect();
+        written.iter().zip(&known).map(|(written, known)| written.view(&own(known))).collect()
     }
 
     /// The rules that undo these; an error names the first that nothing undoes.
     pub fn reversed(&self) -> Result<View> {
+        if self.adapter.is_some() {
+            return Err(Error::invalid(format!("{} cannot be reversed: nothing takes a sum apart; keep the base", self.origin)));
+        }
         let rules = self.rules.reversed().map_err(|why| Error::invalid(format!("{}: {why}", self.origin)))?;
-        Ok(View { origin: format!("{}, reversed", self.origin), rules })
+        Ok(View { origin: format!("{}, reversed", self.origin), rules, adapter: None })
     }
 
     /// What the view would make of a checkpoint, from metadata alone.
     pub fn check(&self, checkpoint: &Checkpoint) -> Result<ViewReport> {
+        if let Some(adapter) = &self.adapter {
+            return Ok(adapter.merged(checkpoint)?.report);
+        }
         Ok(self.applied(checkpoint)?.report)
     }
 
     fn applied(&self, checkpoint: &Checkpoint) -> Result<Applied> {
         let wrong = |why: String| Error::invalid(format!("{} on {}: {why}", self.origin, checkpoint.path()));
-        applied(checkpoint.catalog(), &self.rules).map_err(wrong)
+        let Some(dtype) = self.rules.dequantise else { return applied(checkpoint.catalog(), &self.rules).map_err(wrong) };
+        let weights = checkpoint.scaled_weights();
+        let catalog = checkpoint.catalog().dequantised(weights, dtype).map_err(wrong)?;
+        let mut applied = applied(&catalog, &self.rules).map_err(wrong)?;
+        applied.report.rules.insert(0, dequantised(&catalog, weights));
+        Ok(applied)
     }
+}
+
+/// What a person wrote for a view, as text.
+enum Written {
+    Rules { text: String, origin: String },
+    Adapter(String),
+}
+
+impl Written {
+    fn read(what: &str) -> Result<Written> {
+        if what.trim_start().starts_with('{') {
+            return Ok(Written::Rules { text: format!("rule = [{what}]"), origin: "the rule".to_owned() });
+        }
+        let path = std::path::Path::new(what);
+        if path.is_file() {
+            let text = std::fs::read_to_string(path);
+            let text = text.map_err(|error| Error::invalid(format!("cannot read rules from {what}: {error}")))?;
+            return Ok(Written::Rules { text, origin: what.to_owned() });
+        }
+        if path.join(adapter::CONFIG).is_file() {
+            return Ok(Written::Adapter(what.to_owned()));
+        }
+        if path.is_dir() {
+            let hint = format!("a folder is a view when it holds a LoRA adapter, with {}", adapter::CONFIG);
+            return Err(Error::invalid(format!("{what} is a folder without rules; {hint}")));
+        }
+        if what.contains('/') || what.ends_with(".toml") {
+            return Err(Error::invalid(format!("the file of rules {what} does not exist")));
+        }
+        let recipe = recipe(what)?;
+        Ok(Written::Rules { text: recipe.text.to_owned(), origin: format!("recipe {what}") })
+    }
+
+    /// The parameters that it has.
+    fn parameters(&self) -> Vec<String> {
+        match self {
+            Written::Rules { text, .. } => parse::declared(text),
+            Written::Adapter(_) => Vec::new(),
+        }
+    }
+
+    fn view(&self, parameters: &BTreeMap<String, i64>) -> Result<View> {
+        match (self, parameters.keys().next()) {
+            (Written::Rules { text, origin }, _) => View::parse(text, origin, parameters),
+            (Written::Adapter(path), None) => Ok(View::adapter(path)),
+            (Written::Adapter(_), Some(name)) => {
+                Err(Error::invalid(format!("there is no parameter {name:?}: an adapter has none")))
+            }
+        }
+    }
+}
+
+fn recipe(name: &str) -> Result<&'static Recipe> {
+    recipes().iter().find(|recipe| recipe.name == name).ok_or_else(|| {
+        let known: Vec<&str> = recipes().iter().map(|recipe| recipe.name).collect();
+        Error::invalid(format!("{name:?} is neither a file nor a recipe; recipes: {}", known.join(", ")))
+    })
 }
 
 impl Checkpoint {
     /// The checkpoint seen through a view. Every rule is checked against the metadata before anything is read, and then
     /// nothing is but what has become one and must be the same, such as step counters.
     pub fn through(self, view: &View) -> Result<Checkpoint> {
+        if let Some(adapter) = &view.adapter {
+            return Ok(adapter.merged(&self)?.over(self));
+        }
         let Applied { mut entries, same, names, group_lists, .. } = view.applied(&self)?;
         for keys in &same {
             self.check_same(view, keys)?;
@@ -137,6 +217,21 @@ impl Checkpoint {
         }
         Ok(())
     }
+}
+
+/// What became of block-scaled weights before any rule.
+fn dequantised(catalog: &Catalog, weights: &Weights) -> RuleReport {
+    let mut report = RuleReport { rule: "dequantise".to_owned(), ..RuleReport::default() };
+    for (name, weight) in weights {
+        let (Ok(weight), Some(CatalogKind::Tensor(tensor))) = (weight, catalog.entries.get(name).map(|entry| &entry.kind)) else {
+            continue;
+        };
+        let from = vec![weight.codes.clone(), weight.scales.clone()];
+        let (shape, dtype) = (Some(tensor.shape.to_vec()), Some(tensor.dtype.name().to_owned()));
+        report.taken += 2;
+        report.made.push(Made { key: name.clone(), shape, dtype, from });
+    }
+    report
 }
 
 /// The parameters of an optimizer's groups, under their new names.

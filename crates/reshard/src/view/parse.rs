@@ -9,6 +9,7 @@ use toml_edit::{Document, Item, TableLike, Value};
 use super::pattern::Pattern;
 use super::rules::{Action, PadValue, Position, Rest, Rule, Rules, Sizes, SlotRule, Step};
 use super::steps::parts_before;
+use crate::cast::holds_values;
 use crate::error::{Error, Result};
 use crate::select::dtype_named;
 
@@ -18,7 +19,7 @@ pub(super) type Parameters = BTreeMap<String, i64>;
 /// No text of rules is longer.
 const MOST_BYTES: usize = 4 << 20;
 
-const TOP: &[&str] = &["description", "rest", "prefixes", "optimizers", "parameters", "slots", "rule"];
+const TOP: &[&str] = &["description", "rest", "prefixes", "optimizers", "dequantise", "parameters", "slots", "rule"];
 const RULE: &[&str] = &["name", "from", "to", "drop", "steps", "optional"];
 const ACTIONS: &[&str] = &[
     "stack",
@@ -34,6 +35,9 @@ const ACTIONS: &[&str] = &[
     "pad",
     "truncate",
     "cast",
+    "dequantise",
+    "quantise",
+    "lora",
 ];
 
 /// A mistake, where it is.
@@ -66,6 +70,13 @@ pub(super) fn rules(text: &str, origin: &str, given: &Parameters) -> Result<Rule
     })?;
     let reader = Reader { text, given };
     reader.read(document.as_table()).map_err(|Wrong { span, what }| Error::invalid(format!("{}: {what}", place(span))))
+}
+
+/// The names of the parameters that a text has; none of one that cannot be read, which is said when it is.
+pub(super) fn declared(text: &str) -> Vec<String> {
+    let Ok(document) = Document::parse(text.get(..MOST_BYTES).unwrap_or(text)) else { return Vec::new() };
+    let table = document.as_table().get("parameters").and_then(Item::as_table_like);
+    table.into_iter().flat_map(|table| table.iter()).map(|(name, _)| name.to_owned()).collect()
 }
 
 fn position(text: &str, at: usize) -> Position {
@@ -120,7 +131,11 @@ impl Reader<'_> {
             }
         }
         let words = |key| Ok(texts(top, key)?.into_iter().map(|(word, _)| word).collect());
-        Ok(Rules { rules, rest, slots, prefixes: words("prefixes")?, optimizers: words("optimizers")? })
+        let dequantise = match top.get("dequantise") {
+            None => None,
+            Some(item) => Some(wide(item, "dequantise")?),
+        };
+        Ok(Rules { rules, rest, slots, prefixes: words("prefixes")?, optimizers: words("optimizers")?, dequantise })
     }
 
     /// Parameters with their defaults, in place of which the given values stand.
@@ -211,6 +226,8 @@ impl Reader<'_> {
             "pad" => &["size", "value", "from"],
             "truncate" => &["size"],
             "cast" => &["from"],
+            "dequantise" | "quantise" => &["block", "from"],
+            "lora" => &["transposed"],
             _ => &[],
         };
         let allowed: Vec<&str> = [word, "of"].into_iter().chain(options.iter().copied()).collect();
@@ -241,6 +258,20 @@ impl Reader<'_> {
         let dtype = |item: &Item, what: &str| -> Parsed<DType> {
             let name = text(item, what)?;
             dtype_named(&name).ok_or(Wrong { span: item.span(), what: format!("unknown dtype {name:?}") })
+        };
+        let block = || -> Parsed<Option<Vec<u64>>> {
+            let Some(found) = list("block")? else { return Ok(None) };
+            let sizes: Option<Vec<u64>> = found.iter().map(|size| u64::try_from(*size).ok().filter(|size| *size > 0)).collect();
+            match sizes.filter(|sizes| !sizes.is_empty()) {
+                Some(sizes) => Ok(Some(sizes)),
+                None => wrong(table.get("block").and_then(Item::span), "block is a list of sizes above 0, such as [128, 128]"),
+            }
+        };
+        let codes = |item: &Item, what: &str| -> Parsed<DType> {
+            match dtype(item, what)? {
+                found @ (DType::Float8E4M3Fn | DType::Float8E5M2) => Ok(found),
+                other => wrong(item.span(), format!("{what} is {}; float8_e4m3fn and float8_e5m2 are allowed", other.name())),
+            }
         };
         let sizes = || -> Parsed<Option<Sizes>> {
             let positive = |key: &str, list: Vec<i64>| -> Parsed<Vec<u64>> {
@@ -293,6 +324,27 @@ impl Reader<'_> {
                 Action::Pad { dim: number(main, word)?, size: needed("size")?, value, from: size("from")? }
             }
             "truncate" => Action::Truncate { dim: number(main, word)?, size: needed("size")? },
+            "dequantise" => {
+                let from = table.get("from").map(|item| codes(item, "from")).transpose()?;
+                Action::Dequantise { to: wide(main, word)?, block: block()?, from }
+            }
+            "quantise" => {
+                let from = table.get("from").map(|item| wide(item, "from")).transpose()?;
+                match block()? {
+                    Some(block) => Action::Quantise { to: codes(main, word)?, block, from },
+                    None => return wrong(span, "quantise needs block, such as [128, 128]"),
+                }
+            }
+            "lora" => {
+                let transposed = match table.get("transposed") {
+                    None => false,
+                    Some(item) => match item.as_bool() {
+                        Some(transposed) => transposed,
+                        None => return wrong(item.span(), "transposed is true or false"),
+                    },
+                };
+                Action::Lora { scale: self.scale(main, given)?, transposed }
+            }
             _ => {
                 let from = table.get("from").map(|item| dtype(item, "from")).transpose()?;
                 Action::Cast { to: dtype(main, word)?, from }
@@ -321,6 +373,25 @@ impl Reader<'_> {
             return wrong(item.span(), format!("{what} must be a whole number or a parameter"));
         };
         evaluated(text, given).map_err(|why| Wrong { span: item.span(), what: format!("{what}: {why}") })
+    }
+
+    /// A number, or a quotient of numbers and parameters such as `"alpha/rank"`.
+    fn scale(&self, item: &Item, given: &Parameters) -> Parsed<f64> {
+        let finite = |scale: f64| match scale.is_finite() {
+            true => Ok(scale),
+            false => wrong(item.span(), "lora is a finite number"),
+        };
+        if let Some(scale) = item.as_float().or_else(|| item.as_integer().map(|whole| whole as f64)) {
+            return finite(scale);
+        }
+        let Some(text) = item.as_str() else {
+            return wrong(item.span(), "lora is the scale of the update: a number, or a quotient such as \"alpha/rank\"");
+        };
+        let part = |text: &str| evaluated(text, given).map_err(|why| Wrong { span: item.span(), what: format!("lora: {why}") });
+        match text.split_once('/') {
+            Some((above, below)) => finite(part(above)? as f64 / part(below)? as f64),
+            None => finite(part(text)? as f64),
+        }
     }
 
     fn numbers(&self, item: &Item, what: &str, given: &Parameters) -> Parsed<Vec<i64>> {
@@ -377,6 +448,16 @@ fn evaluated(text: &str, given: &Parameters) -> std::result::Result<i64, String>
     Ok(total)
 }
 
+/// How many names a step's tensors have, where it matters.
+fn parts_needed(action: &Action) -> Option<usize> {
+    match action {
+        Action::Dequantise { .. } => Some(2),
+        Action::Quantise { .. } => Some(1),
+        Action::Lora { .. } => Some(3),
+        _ => None,
+    }
+}
+
 /// Every capture of the new names must come from somewhere, and none may be lost on the way.
 fn check_names(rule: &Rule) -> std::result::Result<(), String> {
     let mut known: Vec<String> = rule.from.iter().flat_map(|pattern| pattern.names()).map(str::to_owned).collect();
@@ -402,6 +483,15 @@ fn check_names(rule: &Rule) -> std::result::Result<(), String> {
     if let Some(other) = rule.from.iter().find(|pattern| pattern.names() != own) {
         return Err(format!("{:?} and {:?} do not have the same captures", rule.from[0].text(), other.text()));
     }
+    for (number, step) in rule.steps.iter().enumerate() {
+        let (found, needs) = (parts_before(rule, number), parts_needed(&step.action));
+        if let Some(needs) = needs.filter(|needs| *needs != found) {
+            return Err(format!("{} needs tensors of {needs} names, in this order, and has {found}", step.action.word()));
+        }
+        if matches!(step.action, Action::Quantise { .. }) && rule.to.len() != 2 {
+            return Err(format!("quantise makes tensors of 2 names, codes and scales, and to has {}", rule.to.len()));
+        }
+    }
     let parts = parts_before(rule, rule.steps.len());
     if parts != rule.to.len() {
         let hint = "concat makes one tensor of several, split several of one";
@@ -415,6 +505,14 @@ fn check_names(rule: &Rule) -> std::result::Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// A type that can hold the values of codes.
+fn wide(item: &Item, what: &str) -> Parsed<DType> {
+    match item.as_str().and_then(dtype_named).filter(|dtype| holds_values(*dtype)) {
+        Some(dtype) => Ok(dtype),
+        None => wrong(item.span(), format!("{what} is \"bfloat16\", \"float16\", \"float32\" or \"float64\"")),
+    }
 }
 
 /// An error for keys that mean nothing here.

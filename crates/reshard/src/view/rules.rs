@@ -65,6 +65,12 @@ pub(super) enum Action {
     Truncate { dim: i64, size: u64 },
     /// Another element type; which it was, for the way back.
     Cast { to: DType, from: Option<DType> },
+    /// Codes and their scales become one weight. Which codes, and in which blocks, for the way back.
+    Dequantise { to: DType, block: Option<Vec<u64>>, from: Option<DType> },
+    /// A weight becomes codes and their scales; which type it was, for the way back.
+    Quantise { to: DType, block: Vec<u64>, from: Option<DType> },
+    /// A weight and the two factors of a low-rank update become one weight.
+    Lora { scale: f64, transposed: bool },
 }
 
 /// How a dimension is shared.
@@ -117,6 +123,8 @@ pub(super) struct Rules {
     pub(super) prefixes: Vec<String>,
     /// The same for optimizers.
     pub(super) optimizers: Vec<String>,
+    /// The type that block-scaled weights have before any rule sees them.
+    pub(super) dequantise: Option<DType>,
 }
 
 impl Action {
@@ -136,6 +144,9 @@ impl Action {
             Action::Pad { .. } => "pad",
             Action::Truncate { .. } => "truncate",
             Action::Cast { .. } => "cast",
+            Action::Dequantise { .. } => "dequantise",
+            Action::Quantise { .. } => "quantise",
+            Action::Lora { .. } => "lora",
         }
     }
 
@@ -175,6 +186,15 @@ impl Action {
             Action::Pad { .. } => return Err("pad does not say from which size".to_owned()),
             Action::Cast { to, from: Some(from) } => Action::Cast { to: from, from: Some(to) },
             Action::Cast { .. } => return Err("cast does not say from which dtype".to_owned()),
+            Action::Dequantise { to, block: Some(block), from: Some(from) } => {
+                Action::Quantise { to: from, block, from: Some(to) }
+            }
+            Action::Dequantise { .. } => return Err("dequantise does not say from which dtype, and in which block".to_owned()),
+            Action::Quantise { to, block, from: Some(from) } => {
+                Action::Dequantise { to: from, block: Some(block), from: Some(to) }
+            }
+            Action::Quantise { .. } => return Err("quantise does not say from which dtype".to_owned()),
+            Action::Lora { .. } => return Err("lora adds an update to its weight, which nothing takes apart".to_owned()),
             Action::Slice { .. } => return Err("slice leaves elements out, which nothing brings back".to_owned()),
             Action::Truncate { .. } => return Err("truncate leaves elements out, which nothing brings back".to_owned()),
         })

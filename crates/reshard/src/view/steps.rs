@@ -2,10 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use reshard_formats::DType;
+
 use super::pattern::Captures;
 use super::rules::{Action, PadValue, Rule, Sizes, Step};
-use super::tensor::{self, Outcome, dimension};
-use crate::checkpoint::{CatalogTensor, ChunkPlace};
+use crate::checkpoint::{CatalogTensor, ChunkPlace, Input};
+use crate::scaled;
+use crate::seen::{self, Outcome, dimension};
 
 /// A tensor on its way through a rule, or a place for one where only names count.
 #[derive(Debug)]
@@ -16,6 +19,8 @@ pub(super) struct Piece {
     pub(super) tensor: Option<CatalogTensor>,
     /// The positions of the entries that it is made from.
     pub(super) sources: Vec<usize>,
+    /// What it is called in messages: the key of the first of them.
+    pub(super) key: Option<String>,
 }
 
 /// Carries out all steps of a rule.
@@ -33,8 +38,8 @@ pub(super) fn run(rule: &Rule, mut pieces: Vec<Piece>) -> Outcome<Vec<Piece>> {
 /// How many names a rule's tensors have before a step.
 pub(super) fn parts_before(rule: &Rule, step: usize) -> usize {
     rule.steps.iter().take(step).fold(rule.from.len(), |parts, step| match step.action {
-        Action::Concat { .. } => 1,
-        Action::Split { .. } => rule.to.len(),
+        Action::Concat { .. } | Action::Dequantise { .. } | Action::Lora { .. } => 1,
+        Action::Split { .. } | Action::Quantise { .. } => rule.to.len(),
         _ => parts,
     })
 }
@@ -45,6 +50,9 @@ fn one(rule: &Rule, step: &Step, parts: usize, pieces: Vec<Piece>) -> Outcome<Ve
         Action::Unstack { capture, dim } => unstacked(capture, *dim, pieces),
         Action::Concat { dim, sizes, groups } => joined(*dim, sizes.as_ref(), *groups, parts, pieces),
         Action::Split { dim, sizes, groups } => split(*dim, sizes.as_ref(), *groups, rule.to.len(), pieces),
+        Action::Dequantise { to, block, from } => dequantised(*to, block.as_deref(), *from, pieces),
+        Action::Quantise { to, block, from } => quantised(*to, block, *from, pieces),
+        Action::Lora { scale, transposed } => low_rank(*scale, *transposed, pieces),
         action => pieces
             .into_iter()
             .map(|mut piece| {
@@ -65,11 +73,11 @@ fn changed(action: &Action, tensor: CatalogTensor) -> Outcome<CatalogTensor> {
         Action::Transpose(a, b) => {
             let mut order: Vec<usize> = (0..ndim).collect();
             order.swap(dim_of(a)?, dim_of(b)?);
-            tensor::permuted(&tensor, &order)
+            seen::permuted(&tensor, &order)
         }
         Action::Permute(order) => {
             let order = order.iter().map(dim_of).collect::<Outcome<Vec<_>>>()?;
-            tensor::permuted(&tensor, &order)
+            seen::permuted(&tensor, &order)
         }
         Action::Reshape { to, from } => {
             if let Some(from) = from {
@@ -78,7 +86,7 @@ fn changed(action: &Action, tensor: CatalogTensor) -> Outcome<CatalogTensor> {
                     return Err(format!("it is said to have shape {expected:?}, and has {:?}", &tensor.shape[..]));
                 }
             }
-            tensor::reshaped(&tensor, &filled(to, tensor.elements())?)
+            seen::reshaped(&tensor, &filled(to, tensor.elements())?)
         }
         Action::Unflatten { dim, sizes } => unflattened(&tensor, dim_of(dim)?, sizes),
         Action::Flatten { start, end, sizes } => {
@@ -96,15 +104,15 @@ fn changed(action: &Action, tensor: CatalogTensor) -> Outcome<CatalogTensor> {
             let mut shape = tensor.shape[..start].to_vec();
             shape.push(joined.iter().product());
             shape.extend_from_slice(&tensor.shape[end + 1..]);
-            tensor::reshaped(&tensor, &shape)
+            seen::reshaped(&tensor, &shape)
         }
         Action::Slice { dim, start, stop } => {
             let dim = dim_of(dim)?;
             let stop = stop.unwrap_or(tensor.shape[dim]);
             let length = stop.checked_sub(*start).ok_or_else(|| format!("invalid range {start}:{stop}"))?;
-            tensor::sliced(&tensor, dim, *start, length)
+            seen::sliced(&tensor, dim, *start, length)
         }
-        Action::Truncate { dim, size } => tensor::sliced(&tensor, dim_of(dim)?, 0, *size),
+        Action::Truncate { dim, size } => seen::sliced(&tensor, dim_of(dim)?, 0, *size),
         Action::Pad { dim, size, value, from } => {
             let dim = dim_of(dim)?;
             if let Some(from) = from.filter(|from| *from != tensor.shape[dim]) {
@@ -115,20 +123,26 @@ fn changed(action: &Action, tensor: CatalogTensor) -> Outcome<CatalogTensor> {
                 PadValue::Number(number) => {
                     let mut element = vec![0; tensor.dtype.size() as usize];
                     let wide = number.to_le_bytes();
-                    crate::cast::cast(reshard_formats::DType::Float64, &wide, tensor.dtype, &mut element)
-                        .map_err(|error| error.to_string())?;
+                    crate::cast::cast(DType::Float64, &wide, tensor.dtype, &mut element).map_err(|error| error.to_string())?;
                     ChunkPlace::Fill(element.into_boxed_slice())
                 }
             };
-            tensor::padded(tensor, dim, *size, place)
+            seen::padded(tensor, dim, *size, place)
         }
         Action::Cast { to, from } => match from {
             Some(from) if *from != tensor.dtype => {
                 Err(format!("it is said to be {}, and is {}", from.name(), tensor.dtype.name()))
             }
-            _ => tensor::cast(tensor, *to),
+            _ => seen::cast(tensor, *to),
         },
-        Action::Stack { .. } | Action::Unstack { .. } | Action::Concat { .. } | Action::Split { .. } => Ok(tensor),
+        // Steps that change several at once.
+        Action::Stack { .. }
+        | Action::Unstack { .. }
+        | Action::Concat { .. }
+        | Action::Split { .. }
+        | Action::Dequantise { .. }
+        | Action::Quantise { .. }
+        | Action::Lora { .. } => Ok(tensor),
     }
 }
 
@@ -154,14 +168,14 @@ fn unflattened(tensor: &CatalogTensor, dim: usize, sizes: &[i64]) -> Outcome<Cat
     let mut shape = tensor.shape[..dim].to_vec();
     shape.extend(filled(sizes, tensor.shape[dim]).map_err(|why| format!("dimension {dim}: {why}"))?);
     shape.extend_from_slice(&tensor.shape[dim + 1..]);
-    tensor::reshaped(tensor, &shape)
+    seen::reshaped(tensor, &shape)
 }
 
 fn flattened(tensor: &CatalogTensor, dim: usize) -> Outcome<CatalogTensor> {
     let mut shape = tensor.shape[..dim].to_vec();
     shape.push(tensor.shape[dim] * tensor.shape[dim + 1]);
     shape.extend_from_slice(&tensor.shape[dim + 2..]);
-    tensor::reshaped(tensor, &shape)
+    seen::reshaped(tensor, &shape)
 }
 
 /// Pieces that differ in one thing only.
@@ -195,8 +209,8 @@ fn stacked(capture: &str, dim: i64, pieces: Vec<Piece>) -> Outcome<Vec<Piece>> {
         made.push(together(part, captures, numbered.into_iter().map(|(_, piece)| piece).collect(), |tensors| {
             let ndim = tensors.first().map_or(0, |tensor| tensor.shape.len()) + 1;
             let dim = dimension(dim, ndim)?;
-            let tensors = tensors.iter().map(|tensor| tensor::with_dim(tensor, dim)).collect::<Outcome<_>>()?;
-            tensor::concatenated(tensors, dim)
+            let tensors = tensors.iter().map(|tensor| seen::with_dim(tensor, dim)).collect::<Outcome<_>>()?;
+            seen::concatenated(tensors, dim)
         })?);
     }
     Ok(made)
@@ -211,13 +225,13 @@ fn together(
 ) -> Outcome<Piece> {
     let mut sources = Vec::new();
     let mut tensors = Vec::new();
-    let count = pieces.len();
+    let (count, key) = (pieces.len(), pieces.first().and_then(|piece| piece.key.clone()));
     for piece in pieces {
         sources.extend(piece.sources);
         tensors.extend(piece.tensor);
     }
     let tensor = if tensors.len() == count { Some(join(tensors)?) } else { None };
-    Ok(Piece { part, captures, tensor, sources })
+    Ok(Piece { part, captures, tensor, sources, key })
 }
 
 fn unstacked(capture: &str, dim: i64, pieces: Vec<Piece>) -> Outcome<Vec<Piece>> {
@@ -230,8 +244,9 @@ fn unstacked(capture: &str, dim: i64, pieces: Vec<Piece>) -> Outcome<Vec<Piece>>
         for index in 0..tensor.shape[dim] {
             let mut captures = piece.captures.clone();
             captures.insert(capture.to_owned(), index.to_string());
-            let row = tensor::without_dim(&tensor::sliced(&tensor, dim, index, 1)?, dim)?;
-            made.push(Piece { part: piece.part, captures, tensor: Some(row), sources: piece.sources.clone() });
+            let row = seen::without_dim(&seen::sliced(&tensor, dim, index, 1)?, dim)?;
+            let (part, sources, key) = (piece.part, piece.sources.clone(), piece.key.clone());
+            made.push(Piece { part, captures, tensor: Some(row), sources, key });
         }
     }
     Ok(made)
@@ -255,10 +270,10 @@ fn joined(dim: i64, sizes: Option<&Sizes>, groups: u64, parts: usize, pieces: Ve
                 }
             }
             if groups == 1 {
-                return tensor::concatenated(tensors, dim);
+                return seen::concatenated(tensors, dim);
             }
             let grouped = tensors.iter().map(|tensor| unflattened(tensor, dim, &[groups as i64, -1])).collect::<Outcome<_>>()?;
-            flattened(&tensor::concatenated(grouped, dim + 1)?, dim)
+            flattened(&seen::concatenated(grouped, dim + 1)?, dim)
         })?);
     }
     Ok(made)
@@ -301,14 +316,107 @@ fn split(dim: i64, sizes: Option<&Sizes>, groups: u64, parts: usize, pieces: Vec
                 if !size.is_multiple_of(groups) {
                     return Err(format!("{size} of dimension {dim} cannot be shared between {groups} groups"));
                 }
-                let part = tensor::sliced(source.as_ref().unwrap_or(tensor), along, start, size / groups)?;
+                let part = seen::sliced(source.as_ref().unwrap_or(tensor), along, start, size / groups)?;
                 start += size / groups;
                 *slot = Some(if groups == 1 { part } else { flattened(&part, dim)? });
             }
         }
         for (part, tensor) in cut.into_iter().enumerate() {
-            made.push(Piece { part, captures: piece.captures.clone(), tensor, sources: piece.sources.clone() });
+            let (captures, sources, key) = (piece.captures.clone(), piece.sources.clone(), piece.key.clone());
+            made.push(Piece { part, captures, tensor, sources, key });
         }
+    }
+    Ok(made)
+}
+
+/// One piece for those of a group, where only names count.
+fn only_names(group: &[Piece]) -> Option<Piece> {
+    let first = group.first().filter(|_| group.iter().any(|piece| piece.tensor.is_none()))?;
+    let sources = group.iter().flat_map(|piece| piece.sources.iter().copied()).collect();
+    Some(Piece { part: 0, captures: first.captures.clone(), tensor: None, sources, key: first.key.clone() })
+}
+
+/// The pieces of a group, each under its name in messages.
+fn inputs(pieces: Vec<Piece>, names: &[&str]) -> Outcome<(Captures, Vec<usize>, Vec<Input>)> {
+    let captures = pieces.first().map(|piece| piece.captures.clone()).unwrap_or_default();
+    let mut sources = Vec::new();
+    let mut inputs = Vec::new();
+    if pieces.len() != names.len() || pieces.iter().enumerate().any(|(part, piece)| piece.part != part) {
+        return Err(format!("{} of the {} tensors are there for {captures:?}", pieces.len(), names.len()));
+    }
+    for (piece, name) in pieces.into_iter().zip(names) {
+        let Some(tensor) = piece.tensor else { return Err(format!("the {name} are no tensor")) };
+        inputs.push(Input { key: piece.key.unwrap_or_else(|| (*name).to_owned()), tensor });
+        sources.extend(piece.sources);
+    }
+    Ok((captures, sources, inputs))
+}
+
+fn by_captures(pieces: Vec<Piece>) -> Vec<Vec<Piece>> {
+    let mut groups: Vec<Vec<Piece>> = grouped(pieces, |piece| piece.captures.clone()).into_values().collect();
+    groups.iter_mut().for_each(|group| group.sort_by_key(|piece| piece.part));
+    groups
+}
+
+fn dequantised(to: DType, block: Option<&[u64]>, from: Option<DType>, pieces: Vec<Piece>) -> Outcome<Vec<Piece>> {
+    let mut made = Vec::new();
+    for group in by_captures(pieces) {
+        if let Some(piece) = only_names(&group) {
+            made.push(piece);
+            continue;
+        }
+        let (captures, sources, inputs) = inputs(group, &["codes", "scales"])?;
+        let Ok([codes, scales]) = <[Input; 2]>::try_from(inputs) else { return Err("there are no two tensors".to_owned()) };
+        if let Some(from) = from.filter(|from| *from != codes.tensor.dtype) {
+            return Err(format!("the codes are said to be {}, and are {}", from.name(), codes.tensor.dtype.name()));
+        }
+        let key = Some(codes.key.clone());
+        let tensor = seen::cast(scaled::dequantised(codes, scales, block)?, to)?;
+        made.push(Piece { part: 0, captures, tensor: Some(tensor), sources, key });
+    }
+    Ok(made)
+}
+
+fn quantised(to: DType, block: &[u64], from: Option<DType>, pieces: Vec<Piece>) -> Outcome<Vec<Piece>> {
+    let mut made = Vec::new();
+    for group in by_captures(pieces) {
+        if let Some(piece) = only_names(&group) {
+            made.push(Piece {
+                part: 1,
+                captures: piece.captures.clone(),
+                tensor: None,
+                sources: piece.sources.clone(),
+                key: None,
+            });
+            made.push(piece);
+            continue;
+        }
+        let (captures, sources, inputs) = inputs(group, &["weight"])?;
+        let Some(weight) = inputs.into_iter().next() else { return Err("there is no tensor".to_owned()) };
+        if let Some(from) = from.filter(|from| *from != weight.tensor.dtype) {
+            return Err(format!("the weight is said to be {}, and is {}", from.name(), weight.tensor.dtype.name()));
+        }
+        let key = Some(weight.key.clone());
+        let (codes, scales) = scaled::quantised(weight, to, block)?;
+        for (part, tensor) in [codes, scales].into_iter().enumerate() {
+            let (captures, sources, key) = (captures.clone(), sources.clone(), key.clone());
+            made.push(Piece { part, captures, tensor: Some(tensor), sources, key });
+        }
+    }
+    Ok(made)
+}
+
+fn low_rank(scale: f64, transposed: bool, pieces: Vec<Piece>) -> Outcome<Vec<Piece>> {
+    let mut made = Vec::new();
+    for group in by_captures(pieces) {
+        if let Some(piece) = only_names(&group) {
+            made.push(piece);
+            continue;
+        }
+        let (captures, sources, inputs) = inputs(group, &["weight", "factor A", "factor B"])?;
+        let key = inputs.first().map(|weight| weight.key.clone());
+        let tensor = seen::low_rank(inputs, scale as f32, transposed)?;
+        made.push(Piece { part: 0, captures, tensor: Some(tensor), sources, key });
     }
     Ok(made)
 }

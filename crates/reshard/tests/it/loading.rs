@@ -97,7 +97,7 @@ fn codes_are_not_cast_without_their_scales() {
     let wholes = [
         Whole::new("m.weight", DType::Float8E4M3Fn, &[4, 4], 1),
         Whole::new("m.weight_scale_inv", DType::Float32, &[1, 1], 2),
-        Whole::new("m.experts_blocks", DType::UInt8, &[4], 3),
+        Whole::new("m.experts_blocks", DType::UInt8, &[1, 4], 3),
         Whole::new("m.experts_scales", DType::UInt8, &[1], 4),
         Whole::new("m.alone", DType::Float8E4M3Fn, &[4], 5),
     ];
@@ -113,21 +113,29 @@ fn codes_are_not_cast_without_their_scales() {
         options.expected = Some(Arc::new(|_| false));
         load_with(&Solo, &checkpoint, &mut state, &options).map(|_| ())
     };
-    for (key, scales, shape) in
-        [("m.weight", "m.weight_scale_inv", &[4, 4][..]), ("m.experts_blocks", "m.experts_scales", &[4][..])]
-    {
+    for (key, why, shape) in [
+        ("m.alone", "whose scales, \"m.alone_scale_inv\", are missing", &[4][..]),
+        ("m.experts_blocks", "\"m.experts\" is the weight", &[1, 4][..]),
+    ] {
         let error = run(key, DType::Float32, shape).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
-        assert!(error.to_string().contains(&format!("scaled by {scales}")), "{error}");
+        assert!(error.to_string().contains(why), "{error}");
     }
     run("m.weight", DType::Float8E4M3Fn, &[4, 4]).unwrap();
-    run("m.alone", DType::Float32, &[4]).unwrap();
+    run("m.weight", DType::Float32, &[4, 4]).unwrap();
+    let error = run("m.weight", DType::Float8E5M2, &[4, 4]).unwrap_err();
+    assert!(error.to_string().contains("scaled by \"m.weight_scale_inv\""), "{error}");
     let mut options = ConvertOptions::default();
     options.casts.parse("f32").unwrap();
     let target = ConvertTarget::Safetensors { max_shard_size: None };
     let destination = Destination::folder(Arc::new(MemoryStore::new()));
     let error = convert(&checkpoint, &destination, target, &options).unwrap_err();
-    assert!(error.to_string().contains("\"m.weight\" is float8_e4m3fn codes scaled by \"m.weight_scale_inv\""), "{error}");
+    assert!(error.to_string().contains("\"m.alone\" is codes whose scales"), "{error}");
+    // Without any scales, small floats are numbers like others.
+    let folder = tempfile::tempdir().unwrap();
+    save_whole(&wholes[wholes.len() - 1..], folder.path());
+    let checkpoint = Checkpoint::open_store(store_at(folder.path())).unwrap();
+    convert(&checkpoint, &destination, target, &options).unwrap();
 }
 
 #[test]

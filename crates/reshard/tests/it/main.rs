@@ -26,6 +26,7 @@ mod round_trip;
 mod s3_faults;
 mod samples;
 mod saving;
+mod scaled;
 mod steps;
 mod strided;
 mod tracing;

@@ -18,9 +18,9 @@ use crate::layouts::{Cut, Whole, fitted};
 
 /// A whole array of two-byte elements, in row-major order.
 #[derive(Debug, Clone, PartialEq)]
-struct Array {
-    shape: Vec<u64>,
-    data: Vec<[u8; 2]>,
+pub(crate) struct Array {
+    pub(crate) shape: Vec<u64>,
+    pub(crate) data: Vec<[u8; 2]>,
 }
 
 impl Array {
@@ -71,7 +71,7 @@ impl Array {
         })
     }
 
-    fn joined(arrays: &[Array], dim: usize) -> Array {
+    pub(crate) fn joined(arrays: &[Array], dim: usize) -> Array {
         let mut shape = arrays[0].shape.clone();
         shape[dim] = arrays.iter().map(|array| array.shape[dim]).sum();
         Array::pick(shape, |index| {
@@ -85,19 +85,19 @@ impl Array {
         })
     }
 
-    fn with_dim(&self, dim: usize) -> Array {
+    pub(crate) fn with_dim(&self, dim: usize) -> Array {
         let mut shape = self.shape.clone();
         shape.insert(dim, 1);
         self.reshaped(&shape)
     }
 
-    fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         self.data.iter().flatten().copied().collect()
     }
 }
 
 /// One random step of one tensor, as text and as done on an array. All have an inverse.
-fn step(array: &Array, choice: u64, text: &mut String) -> Array {
+pub(crate) fn step(array: &Array, choice: u64, text: &mut String) -> Array {
     let ndim = array.shape.len();
     let (a, b) = (choice as usize % ndim, (choice / 7) as usize % ndim);
     match choice % 4 {
@@ -210,12 +210,12 @@ fn case(layers: u64, experts: u64, shape: [u64; 2], choices: &[u64], parts: u64,
     Case { wholes, rules: text, expected }
 }
 
-fn view(text: &str) -> View {
+pub(crate) fn view(text: &str) -> View {
     View::parse(text, "rules.toml", &BTreeMap::new()).unwrap()
 }
 
 /// What ranks that hold a tensor in this way load, put together again.
-fn loaded(checkpoint: &Checkpoint, cut: &Cut, expected: &BTreeMap<String, Array>, options: &LoadOptions) {
+pub(crate) fn loaded(checkpoint: &Checkpoint, cut: &Cut, expected: &BTreeMap<String, Array>, options: &LoadOptions) {
     let results = run_threads(cut.ranks() as usize, |group| {
         let rank = reshard::Group::rank(&group) as u64;
         let mut memory: Vec<(String, Vec<u64>, Parts)> = expected
@@ -254,7 +254,7 @@ fn loaded(checkpoint: &Checkpoint, cut: &Cut, expected: &BTreeMap<String, Array>
     }
 }
 
-fn cuts() -> impl Strategy<Value = Cut> {
+pub(crate) fn cuts() -> impl Strategy<Value = Cut> {
     prop_oneof![
         Just(corpus::solo()),
         (2u64..4).prop_map(corpus::rows),

@@ -3,13 +3,13 @@
 use reshard_formats::DType;
 use reshard_layout::{ByteLayout, Dims, LayoutError, Region, SeenBox};
 
-use crate::checkpoint::{CatalogTensor, ChunkPlace, SeenPlace, StoredChunk};
+use crate::checkpoint::{CatalogTensor, ChunkPlace, Computed, Formula, Input, SeenPlace, StoredChunk};
 
 /// A tensor that falls apart into more chunks than this is refused.
-pub(super) const MOST_CHUNKS: usize = 1 << 20;
+pub(crate) const MOST_CHUNKS: usize = 1 << 20;
 
 /// What to do with a rule's tensor may fail by its geometry, or because of what it holds.
-pub(super) type Outcome<T> = Result<T, String>;
+pub(crate) type Outcome<T> = Result<T, String>;
 
 fn text(error: LayoutError) -> String {
     error.to_string()
@@ -21,7 +21,7 @@ fn window(chunk: &StoredChunk) -> Result<ByteLayout, LayoutError> {
     match &chunk.place {
         ChunkPlace::Seen(seen) => Ok(seen.window.clone()),
         ChunkPlace::Fill(_) | ChunkPlace::Live => ByteLayout::strided(sizes, &Dims::from_elem(0, sizes.len()), 1),
-        ChunkPlace::Record { .. } | ChunkPlace::Data(_) => ByteLayout::contiguous(sizes, 1),
+        ChunkPlace::Record { .. } | ChunkPlace::Data(_) | ChunkPlace::Computed(_) => ByteLayout::contiguous(sizes, 1),
     }
 }
 
@@ -60,7 +60,7 @@ fn mapped(
 }
 
 /// A dimension that counts from the end when it is negative.
-pub(super) fn dimension(dim: i64, ndim: usize) -> Outcome<usize> {
+pub(crate) fn dimension(dim: i64, ndim: usize) -> Outcome<usize> {
     let found = if dim < 0 { dim + ndim as i64 } else { dim };
     match usize::try_from(found).ok().filter(|&dim| dim < ndim) {
         Some(dim) => Ok(dim),
@@ -69,7 +69,7 @@ pub(super) fn dimension(dim: i64, ndim: usize) -> Outcome<usize> {
 }
 
 /// The indices `start..start + length` of a dimension.
-pub(super) fn sliced(tensor: &CatalogTensor, dim: usize, start: u64, length: u64) -> Outcome<CatalogTensor> {
+pub(crate) fn sliced(tensor: &CatalogTensor, dim: usize, start: u64, length: u64) -> Outcome<CatalogTensor> {
     let mut offsets = Dims::from_elem(0, tensor.shape.len());
     let mut shape = tensor.shape.clone();
     if start.checked_add(length).is_none_or(|end| end > shape[dim]) {
@@ -85,7 +85,7 @@ pub(super) fn sliced(tensor: &CatalogTensor, dim: usize, start: u64, length: u64
 }
 
 /// The dimensions in another order.
-pub(super) fn permuted(tensor: &CatalogTensor, order: &[usize]) -> Outcome<CatalogTensor> {
+pub(crate) fn permuted(tensor: &CatalogTensor, order: &[usize]) -> Outcome<CatalogTensor> {
     let ndim = tensor.shape.len();
     if order.len() != ndim || order.iter().any(|&dim| dim >= ndim) {
         return Err(format!("the order {order:?} is not one of the {ndim} dimensions of shape {:?}", &tensor.shape[..]));
@@ -99,7 +99,7 @@ pub(super) fn permuted(tensor: &CatalogTensor, order: &[usize]) -> Outcome<Catal
 }
 
 /// The same elements in row-major order, in another shape.
-pub(super) fn reshaped(tensor: &CatalogTensor, shape: &[u64]) -> Outcome<CatalogTensor> {
+pub(crate) fn reshaped(tensor: &CatalogTensor, shape: &[u64]) -> Outcome<CatalogTensor> {
     let from = tensor.shape.clone();
     let reshape = |seen: SeenBox, into: &mut Vec<SeenBox>| {
         into.extend(seen.reshaped(&from, shape, MOST_CHUNKS)?);
@@ -112,7 +112,7 @@ pub(super) fn reshaped(tensor: &CatalogTensor, shape: &[u64]) -> Outcome<Catalog
 }
 
 /// Tensors of one type beside each other along a dimension.
-pub(super) fn concatenated(tensors: Vec<CatalogTensor>, dim: usize) -> Outcome<CatalogTensor> {
+pub(crate) fn concatenated(tensors: Vec<CatalogTensor>, dim: usize) -> Outcome<CatalogTensor> {
     let Some(first) = tensors.first() else { return Err("no tensors to join".to_owned()) };
     let (dtype, requires_grad) = (first.dtype, first.requires_grad);
     let mut shape = first.shape.clone();
@@ -146,7 +146,7 @@ pub(super) fn concatenated(tensors: Vec<CatalogTensor>, dim: usize) -> Outcome<C
 }
 
 /// With one more dimension of one index.
-pub(super) fn with_dim(tensor: &CatalogTensor, dim: usize) -> Outcome<CatalogTensor> {
+pub(crate) fn with_dim(tensor: &CatalogTensor, dim: usize) -> Outcome<CatalogTensor> {
     let mut shape = tensor.shape.clone();
     if dim > shape.len() {
         return Err(format!("dimension {dim} does not exist in a tensor of {} dimensions", shape.len() + 1));
@@ -160,7 +160,7 @@ pub(super) fn with_dim(tensor: &CatalogTensor, dim: usize) -> Outcome<CatalogTen
 }
 
 /// Without a dimension of one index.
-pub(super) fn without_dim(tensor: &CatalogTensor, dim: usize) -> Outcome<CatalogTensor> {
+pub(crate) fn without_dim(tensor: &CatalogTensor, dim: usize) -> Outcome<CatalogTensor> {
     let mut shape = tensor.shape.clone();
     shape.remove(dim);
     let less = |seen: SeenBox, into: &mut Vec<SeenBox>| {
@@ -171,7 +171,7 @@ pub(super) fn without_dim(tensor: &CatalogTensor, dim: usize) -> Outcome<Catalog
 }
 
 /// Grown to `size` along a dimension; what is new is a value, or what the loaded tensor holds.
-pub(super) fn padded(tensor: CatalogTensor, dim: usize, size: u64, place: ChunkPlace) -> Outcome<CatalogTensor> {
+pub(crate) fn padded(tensor: CatalogTensor, dim: usize, size: u64, place: ChunkPlace) -> Outcome<CatalogTensor> {
     let old = tensor.shape[dim];
     if size < old {
         return Err(format!("dimension {dim} of shape {:?} cannot be padded to {size}; truncate it", &tensor.shape[..]));
@@ -191,7 +191,7 @@ pub(super) fn padded(tensor: CatalogTensor, dim: usize, size: u64, place: ChunkP
 }
 
 /// Of another element type, to which each chunk is cast while it is read.
-pub(super) fn cast(tensor: CatalogTensor, dtype: DType) -> Outcome<CatalogTensor> {
+pub(crate) fn cast(tensor: CatalogTensor, dtype: DType) -> Outcome<CatalogTensor> {
     let from = tensor.dtype;
     if from == dtype {
         return Ok(tensor);
@@ -199,12 +199,15 @@ pub(super) fn cast(tensor: CatalogTensor, dtype: DType) -> Outcome<CatalogTensor
     if !crate::cast::can_cast(from, dtype) {
         return Err(format!("no cast from {} to {}", from.name(), dtype.name()));
     }
+    let is_cast = |chunk: &StoredChunk| matches!(&chunk.place, ChunkPlace::Seen(seen) if seen.dtype != from);
+    // What a view casts is cast once while it is read; what is to be cast again is an input of its own.
+    let tensor = match tensor.chunks.iter().any(is_cast) {
+        true => Computed::new(Formula::Same, vec![Input { key: "what is cast again".to_owned(), tensor }])?.into_tensor()?,
+        false => tensor,
+    };
     let mut chunks = tensor.chunks;
     for chunk in &mut chunks {
         chunk.place = match std::mem::replace(&mut chunk.place, ChunkPlace::Live) {
-            ChunkPlace::Seen(seen) if seen.dtype != from => {
-                return Err(format!("it was cast from {} to {} before", seen.dtype.name(), from.name()));
-            }
             ChunkPlace::Fill(value) => {
                 let mut filled = vec![0; dtype.size() as usize];
                 crate::cast::cast(from, &value, dtype, &mut filled).map_err(|e| e.to_string())?;
@@ -218,4 +221,13 @@ pub(super) fn cast(tensor: CatalogTensor, dtype: DType) -> Outcome<CatalogTensor
         };
     }
     Ok(CatalogTensor::new(dtype, tensor.shape, tensor.requires_grad, chunks))
+}
+
+/// A weight with a low-rank update added to it, of the weight's own type: weight, A and B.
+pub(crate) fn low_rank(inputs: Vec<Input>, scale: f32, transposed: bool) -> Outcome<CatalogTensor> {
+    let Some(dtype) = inputs.first().map(|weight| weight.tensor.dtype) else { return Err("there is no weight".to_owned()) };
+    if !crate::cast::holds_values(dtype) {
+        return Err(format!("the weight is {}, to which nothing can be added", dtype.name()));
+    }
+    cast(Computed::new(Formula::LowRank { scale, transposed }, inputs)?.into_tensor()?, dtype)
 }
