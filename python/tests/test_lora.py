@@ -136,9 +136,7 @@ def test_a_wrapped_model_is_merged_or_its_adapter_taken_out_with_the_optimizer(t
         key = "base_model.model.layers.1.q.lora_B.weight"
         assert torch.equal(torch.from_numpy(checkpoint[f"optim.state.{key}.exp_avg"].numpy()), expected[key] * 2)
     merge = [reshard.View({"drop": "{x...}.unused", "optional": True}), reshard.View("lora-merge", alpha=ALPHA, rank=RANK)]
-    reshard.convert(
-        tmp_path / "saved", tmp_path / "merged.safetensors", part="model", view=merge, prefix="model.base_model.model."
-    )
+    reshard.convert(tmp_path / "saved", tmp_path / "merged.safetensors", view=merge, prefix="model.base_model.model.")
     close(
         load_file(tmp_path / "merged.safetensors"),
         {key: tensor for key, tensor in merged().items() if ".q." in key},

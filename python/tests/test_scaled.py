@@ -41,7 +41,7 @@ def unpacked(blocks, scales, dtype):
     """As transformers does it for gpt-oss."""
     table = torch.tensor(FP4, dtype=dtype)
     pairs = torch.stack([table[(blocks & 15).long()], table[(blocks >> 4).long()]], dim=-1).flatten(-2)
-    values = torch.ldexp(pairs, scales.int().unsqueeze(-1) - 127)
+    values = torch.ldexp(pairs, scales.int().unsqueeze(-1) - 127).to(dtype)
     return values.flatten(-2).transpose(1, 2).contiguous()
 
 

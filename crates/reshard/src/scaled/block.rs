@@ -113,8 +113,8 @@ mod tests {
         assert_eq!(found(&[8, 300, 256], &[8, 3, 2], Some(&[128, 128])).unwrap()[..], [1, 128, 128]);
         assert_eq!(found(&[300, 256], &[300, 1], Some(&[128, 128])).unwrap()[..], [1, 256]);
         assert_eq!(found(&[64, 60], &[4, 15], None).unwrap()[..], [16, 4]);
-        // Four to seven rows make three blocks of 11.
-        assert!(found(&[100, 7], &[7, 7], None).unwrap_err().contains("weight_block_size"));
+        // Blocks of 34 to 49 rows make three.
+        assert!(found(&[100, 7], &[3, 7], None).unwrap_err().contains("weight_block_size"));
         assert!(found(&[64, 64], &[3, 4], Some(&[16, 16])).unwrap_err().contains("in blocks of [16, 16]"));
         assert!(found(&[64, 64], &[4], None).is_err());
     }

@@ -35,6 +35,7 @@ const RECIPES: &[Recipe] = recipes! {
     "lora-merge", "A model saved inside PEFT's wrapper, to the model with its LoRA updates added", ["alpha", "rank"];
     "lora-split", "A model saved inside PEFT's wrapper, to its LoRA adapter alone", [];
     "megatron-fuse-norms", "Megatron core, names of the local layer spec to those of Transformer Engine", [];
+    "megatron-stack-experts", "Megatron core, all experts of a layer in one tensor", [];
     "megatron-stack-layers", "Megatron core, all layers of a kind in one tensor", [];
     "pipeline-stages-merge", "Pipeline stages with layers numbered from 0 in each, to one model", ["per_stage"];
     "qwen3-hf-to-megatron", "Qwen 3 (dense and MoE), Hugging Face to Megatron core", ["heads", "kv_heads"];

@@ -1,0 +1,177 @@
+"""Recipes against Megatron core: models of transformers loaded through a recipe into its GPTModel, which then computes the same logits;
+its own distributed checkpoint of that model, seen backwards, is Hugging Face's file again, bit for bit."""
+
+import pytest
+import torch
+
+pytest.importorskip("megatron.core")
+pytest.importorskip("transformers")
+from safetensors.torch import load_file
+from test_recipes import SMALL, hugging_face
+
+import reshard
+import reshard.torch as rt
+
+
+def without_devices():
+    """Megatron core asks for CUDA in places where the CPU would do."""
+    import contextlib
+
+    import megatron.core.tensor_parallel.random as random
+    import megatron.core.transformer.dot_product_attention as attention
+
+    torch.cuda.current_device = lambda: "cpu"
+    torch.cuda.synchronize = lambda *_, **__: None
+    random.CudaRNGStatesTracker.fork = lambda *_, **__: contextlib.nullcontext()
+    build = attention.DotProductAttention.__init__
+
+    # The local attention does not know that keys and values may have other sizes; it has no parameters.
+    def init(self, *arguments, k_channels=None, v_channels=None, **more):
+        build(self, *arguments, **more)
+
+    attention.DotProductAttention.__init__ = init
+
+
+def gpt(kind):
+    """Megatron core's model of the same sizes, of the local layer spec."""
+    import torch.nn.functional as functional
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
+    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.transformer_config import MLATransformerConfig
+
+    if not parallel_state.model_parallel_is_initialized():
+        parallel_state.initialize_model_parallel(1)
+    common = dict(
+        num_layers=SMALL["num_hidden_layers"],
+        hidden_size=SMALL["hidden_size"],
+        num_attention_heads=SMALL["num_attention_heads"],
+        ffn_hidden_size=SMALL["intermediate_size"],
+        gated_linear_unit=True,
+        activation_func=functional.silu,
+        normalization="RMSNorm",
+        layernorm_epsilon=1e-6,
+        add_bias_linear=False,
+        use_cpu_initialization=True,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        apply_rope_fusion=False,
+        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+    )
+    experts = dict(num_moe_experts=4, moe_ffn_hidden_size=16, moe_router_topk=2, moe_token_dispatcher_type="allgather")
+    if kind == "deepseek_v3":
+        config = MLATransformerConfig(
+            **common,
+            **experts,
+            multi_latent_attention=True,
+            qk_layernorm=True,
+            rope_type="rope",
+            q_lora_rank=12,
+            kv_lora_rank=16,
+            qk_head_dim=8,
+            qk_pos_emb_head_dim=4,
+            v_head_dim=8,
+            moe_layer_freq=[0, 1],
+            moe_shared_expert_intermediate_size=16,
+            moe_router_enable_expert_bias=True,
+            moe_router_score_function="sigmoid",
+        )
+        spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False)
+    else:
+        moe = experts if kind == "qwen3_moe" else {}
+        normed = kind.startswith("qwen3")
+        config = TransformerConfig(**common, **moe, num_query_groups=2, kv_channels=8, qk_layernorm=normed)
+        spec = get_gpt_layer_local_spec(
+            num_experts=moe.get("num_moe_experts"), moe_grouped_gemm=False, qk_layernorm=normed, normalization="RMSNorm"
+        )
+    return GPTModel(
+        config,
+        spec,
+        vocab_size=SMALL["vocab_size"],
+        max_sequence_length=64,
+        position_embedding_type="rope",
+        rotary_base=10000,
+        share_embeddings_and_output_weights=False,
+    )
+
+
+def recipe(kind, reverse=False):
+    name = {"qwen3_moe": "qwen3"}.get(kind, kind).replace("_", "-")
+    heads = {} if kind == "deepseek_v3" else {"heads": 4, "kv_heads": 2}
+    return reshard.View(f"{name}-hf-to-megatron", reverse=reverse, **heads)
+
+
+def interleaved(query, key, value, groups):
+    """As Megatron lays them out, by an own loop: of each group its queries, its key, its value."""
+    rows = []
+    for group in range(groups):
+        for part in (query, key, value):
+            size = part.shape[0] // groups
+            rows.extend(part[group * size + row] for row in range(size))
+    return torch.stack(rows)
+
+
+def load(rank, size, kind, folder):
+    without_devices()
+    from megatron.core import dist_checkpointing
+
+    model = gpt(kind).eval()
+    state = {key: value for key, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    # Strict: every tensor of the model is there, in its shape, and nothing else.
+    rt.load(state, f"{folder}/hf", view=recipe(kind))
+    stored = load_file(f"{folder}/hf/model.safetensors")
+    if kind != "deepseek_v3":
+        parts = [stored[f"model.layers.1.self_attn.{part}_proj.weight"] for part in "qkv"]
+        assert torch.equal(state["decoder.layers.1.self_attention.linear_qkv.weight"], interleaved(*parts, groups=2))
+        tokens = torch.arange(12)[None] * 5 % 64
+        mask = torch.triu(torch.ones(12, 12, dtype=torch.bool), 1)[None, None]
+        with torch.no_grad():
+            found = model(tokens, torch.arange(12)[None], mask)
+        torch.testing.assert_close(found, torch.load(f"{folder}/logits.pt"), rtol=1e-4, atol=1e-5)
+    # And backwards, from its state dict.
+    rt.save(state, f"{folder}/state")
+    back = {key: torch.zeros_like(tensor) for key, tensor in stored.items()}
+    rt.load(back, f"{folder}/state", view=recipe(kind, reverse=True))
+    assert all(torch.equal(back[key], tensor) for key, tensor in stored.items())
+    if rank == 0:
+        import os
+
+        os.makedirs(f"{folder}/dist")
+    dist_checkpointing.save(model.sharded_state_dict(), f"{folder}/dist")
+    return sorted(state)
+
+
+@pytest.mark.parametrize("kind", ["llama3", "qwen3", "qwen3_moe", "deepseek_v3"])
+def test_recipes_give_megatrons_own_model(ranks, tmp_path, kind):
+    torch.manual_seed(0)
+    model = hugging_face(kind).eval()
+    model.save_pretrained(tmp_path / "hf")
+    with torch.no_grad():
+        torch.save(model(torch.arange(12)[None] * 5 % 64).logits, tmp_path / "logits.pt")
+    ranks(1, load, kind, str(tmp_path))
+    stored = load_file(tmp_path / "hf" / "model.safetensors")
+    if kind == "deepseek_v3":
+        return
+    # Its distributed checkpoint: norms under the names of fused layers, experts and layers stacked, settings beside.
+    extra = {"drop": ["{above...}_extra_state", "{above...}_extra_state{below...}"], "optional": True}
+    norm = {
+        "from": "decoder.layers.{i}.input_layernorm.weight",
+        "to": "decoder.layers.{i}.self_attention.linear_qkv.layer_norm_weight",
+    }
+    norms = norm if kind == "qwen3_moe" else "megatron-fuse-norms"
+    experts = [reshard.View("megatron-stack-experts", reverse=True)] if kind == "qwen3_moe" else []
+    seen = [
+        reshard.View(extra),
+        reshard.View("megatron-stack-layers", reverse=True),
+        *experts,
+        reshard.View(norms, reverse=True),
+        recipe(kind, reverse=True),
+    ]
+    with reshard.open(tmp_path / "dist", view=seen) as checkpoint:
+        found = {key: torch.from_numpy(value.numpy()) for key, value in checkpoint.tensors().items()}
+    assert found.keys() == stored.keys()
+    assert all(torch.equal(found[key], tensor) for key, tensor in stored.items())
