@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 
@@ -151,7 +152,9 @@ def seen(tensors):
 
 
 def command(*words):
-    done = subprocess.run([sys.executable, "-m", "reshard", *map(str, words)], capture_output=True, text=True, timeout=120)
+    package = os.path.dirname(os.path.dirname(reshard.__file__))
+    line, environment = [sys.executable, "-m", "reshard", *map(str, words)], {**os.environ, "PYTHONPATH": package}
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout
 

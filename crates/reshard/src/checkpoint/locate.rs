@@ -148,7 +148,8 @@ impl Checkpoint {
         }
         if precision == Precision::Metadata {
             let layout = packed.try_at(offset)?;
-            return Ok(Located { file, layout, form: ElementForm::default(), check: Check::None, dtype, fill: None });
+            let form = ElementForm::default();
+            return Ok(Located { file, layout, form, check: Check::None, dtype, fill: None, computed: None });
         }
         let reader = StoredFile(self.reader(file)?.as_ref());
         let damaged = |detail: String| self.corrupt(key, file, offset, detail);

@@ -168,7 +168,9 @@ fn piece_moves(
             }
             let chunk_offsets = Dims::from_slice(found.region.within(&chunk.region).proven()?.offsets());
             let start = located.layout.position(&chunk_offsets);
-            if let Some(computed) = located.computed.as_deref().filter(|_| options.verify != Verify::Never) {
+            if let Some(computed) =
+                located.computed.as_deref().filter(|_| options.verify != Verify::Never && precision == Precision::Byte)
+            {
                 let part = found.region.within(&chunk.region)?;
                 let found = computed.checks(checkpoint, &located.layout, &part, options.verify == Verify::Always)?;
                 checks.extend(found.into_iter().map(|(file, check)| PlannedCheck { wanted: key, file, check }));
