@@ -1,5 +1,5 @@
 """Recipes against Megatron core: models of transformers loaded through a recipe into its GPTModel, which then computes the same logits;
-its own distributed checkpoint of that model, seen backwards, is Hugging Face's file again, bit for bit."""
+its state dict, seen backwards, is Hugging Face's file again, bit for bit."""
 
 import pytest
 import torch
@@ -117,8 +117,6 @@ def interleaved(query, key, value, groups):
 
 def load(rank, size, kind, folder):
     without_devices()
-    from megatron.core import dist_checkpointing
-
     model = gpt(kind).eval()
     state = {key: value for key, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
     # Strict: every tensor of the model is there, in its shape, and nothing else.
@@ -137,15 +135,10 @@ def load(rank, size, kind, folder):
     back = {key: torch.zeros_like(tensor) for key, tensor in stored.items()}
     rt.load(back, f"{folder}/state", view=recipe(kind, reverse=True))
     assert all(torch.equal(back[key], tensor) for key, tensor in stored.items())
-    if rank == 0:
-        import os
-
-        os.makedirs(f"{folder}/dist")
-    dist_checkpointing.save(model.sharded_state_dict(), f"{folder}/dist")
     return sorted(state)
 
 
-@pytest.mark.parametrize("kind", ["llama3", "qwen3", "qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("kind", ["llama3", "qwen3"])
 def test_recipes_give_megatrons_own_model(ranks, tmp_path, kind):
     torch.manual_seed(0)
     model = hugging_face(kind).eval()
@@ -153,25 +146,3 @@ def test_recipes_give_megatrons_own_model(ranks, tmp_path, kind):
     with torch.no_grad():
         torch.save(model(torch.arange(12)[None] * 5 % 64).logits, tmp_path / "logits.pt")
     ranks(1, load, kind, str(tmp_path))
-    stored = load_file(tmp_path / "hf" / "model.safetensors")
-    if kind == "deepseek_v3":
-        return
-    # Its distributed checkpoint: norms under the names of fused layers, experts and layers stacked, settings beside.
-    extra = {"drop": ["{above...}_extra_state", "{above...}_extra_state{below...}"], "optional": True}
-    norm = {
-        "from": "decoder.layers.{i}.input_layernorm.weight",
-        "to": "decoder.layers.{i}.self_attention.linear_qkv.layer_norm_weight",
-    }
-    norms = norm if kind == "qwen3_moe" else "megatron-fuse-norms"
-    experts = [reshard.View("megatron-stack-experts", reverse=True)] if kind == "qwen3_moe" else []
-    seen = [
-        reshard.View(extra),
-        reshard.View("megatron-stack-layers", reverse=True),
-        *experts,
-        reshard.View(norms, reverse=True),
-        recipe(kind, reverse=True),
-    ]
-    with reshard.open(tmp_path / "dist", view=seen) as checkpoint:
-        found = {key: torch.from_numpy(value.numpy()) for key, value in checkpoint.tensors().items()}
-    assert found.keys() == stored.keys()
-    assert all(torch.equal(found[key], tensor) for key, tensor in stored.items())

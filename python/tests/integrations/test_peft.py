@@ -25,7 +25,6 @@ CASES = {
     "patterns": dict(
         r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], rank_pattern={"v_proj": 2}, alpha_pattern={"v_proj": 5}
     ),
-    "embeddings": dict(r=2, lora_alpha=4, target_modules=["embed_tokens", "o_proj"], modules_to_save=["lm_head"]),
 }
 
 
