@@ -260,7 +260,13 @@ fn read_item(folder: &Folder, name: &str, item: &Item, world: u64, files: &mut V
     }
     let first = files.len();
     let each: Vec<(u64, ItemFile)> = item.files.iter().map(|(rank, file)| (*rank, file.clone())).collect();
-    files.extend(each.iter().map(|(_, file)| file.path.clone()));
+    // What a file of plain text holds is in the catalog itself; only those with tensors are read again.
+    let has_tensors = |file: &ItemFile| matches!(file.kind, Kind::Torch | Kind::Safetensors);
+    if each.iter().all(|(_, file)| has_tensors(file)) {
+        files.extend(each.iter().map(|(_, file)| file.path.clone()));
+    } else if let Some((_, file)) = each.iter().find(|(_, file)| has_tensors(file)) {
+        return Err(invalid(folder, &file.path, format!("other ranks have {name:?} in another format")));
+    }
     let mut trees = Workers::reading(folder.store.as_ref()).run(|| {
         let read = |(i, (rank, file)): (usize, &(u64, ItemFile))| read_file(folder, item, *rank, file, (first + i) as u32);
         each.par_iter().enumerate().with_max_len(1).map(read).collect::<Result<Vec<_>>>()

@@ -163,7 +163,10 @@ fn dotted(path: &KeyPath) -> String {
 /// The sidecar and `.metadata` name the same files.
 fn sidecar_files(checkpoint: &Checkpoint, gathered: &mut Gathered) {
     let Some(side) = &checkpoint.side else { return };
-    let files: BTreeSet<&str> = checkpoint.catalog().files.iter().map(String::as_str).collect();
+    // What lies beside a checkpoint and is part of it, such as Lightning's `meta.pt`, has no records.
+    let is_records = |(number, _): &(usize, &String)| super::file_kind(checkpoint, *number as u32) == super::FileKind::Records;
+    let files = checkpoint.catalog().files.iter().enumerate().filter(is_records);
+    let files: BTreeSet<&str> = files.map(|(_, file)| file.as_str()).collect();
     for file in &side.files {
         if !file.records.is_empty() && !files.contains(file.file.as_str()) {
             gathered.error(None, &file.file, None, "the sidecar of checksums names this file, .metadata does not");
