@@ -1,4 +1,4 @@
-"""Collects small inputs for every fuzz target from the fixtures of crates/formats: `python fuzz/seeds.py`."""
+"""Collects small inputs for every fuzz target from the fixtures of crates/formats and crates/reshard: `python fuzz/seeds.py`."""
 
 import json
 import shutil
@@ -10,11 +10,30 @@ TESTS = ROOT.parent / "crates/formats/tests"
 LARGEST = 20_000
 
 
-def put(target, name, data):
+def put(target, name, data, largest=LARGEST):
     folder = ROOT / "seeds" / target
     folder.mkdir(parents=True, exist_ok=True)
-    if len(data) <= LARGEST:
+    if len(data) <= largest:
         (folder / name).write_bytes(data)
+
+
+def folder_input(folder):
+    """A folder as the target `folder` takes it: of torch.save files the pickle and the sizes of storages."""
+    data = b""
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file():
+            continue
+        name, sizes = path.relative_to(folder).as_posix().encode(), []
+        body = path.read_bytes()
+        if path.suffix in (".pt", ".bin"):
+            with zipfile.ZipFile(path) as archive:
+                entries = {entry.filename.split("/", 1)[1]: entry for entry in archive.infolist()}
+                body = archive.read(entries["data.pkl"])
+                while f"data/{len(sizes)}" in entries:
+                    sizes.append(entries[f"data/{len(sizes)}"].file_size)
+        data += bytes([len(name)]) + name + len(body).to_bytes(4, "little") + body
+        data += bytes([len(sizes)]) + b"".join(min(size, 4096).to_bytes(2, "little") for size in sizes)
+    return data
 
 
 def main():
@@ -37,6 +56,8 @@ def main():
         put("safetensors", f"{path.parent.name}-{path.stem}", path.read_bytes())
     for path in sorted(TESTS.rglob("safetensors/**/*.index.json")):
         put("safetensors", f"{path.parent.name}-index", path.read_bytes())
+    for path in sorted((ROOT.parent / "crates/reshard/tests/foreign").glob("*/*/checkpoint")):
+        put("folder", f"{path.parent.parent.name}-{path.parent.name}", folder_input(path), largest=120_000)
     own = TESTS / "own"
     for target, name in (("sidecar", "first.sums"), ("edit_note", "edited.edit")):
         data = (own / name).read_bytes()

@@ -18,6 +18,7 @@ _NAMES = {
     11: ("others", "What one would pick instead"),
     12: ("numbers", "Numbers of every tensor"),
     13: ("drop_in", "The drop-in module"),
+    14: ("zero", "DeepSpeed's folders"),
 }
 
 NUMBERS = list(_NAMES)

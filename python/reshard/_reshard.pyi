@@ -101,6 +101,7 @@ class SaveOptions:
         check_replicas: bool | None = None,
         check_files: bool | None = None,
         files_per_rank: int | None = None,
+        compression: str | None = None,
         plan_cache: PlanCache | None = None,
     ) -> Self: ...
     def checking_replicas(self) -> SaveOptions:

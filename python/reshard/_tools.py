@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Required, TypedDict, overload
 from . import _reshard
 from ._errors import as_raised
 from ._paths import path_text
-from ._types import Format, Part, StorageOptions, StrPath
+from ._types import Format, Part, StorageOptions, StrPath, Target
 from ._view import Views, inner_views
 
 if TYPE_CHECKING:
@@ -49,9 +49,10 @@ class Selecting(TypedDict, total=False):
 class Writing(TypedDict, total=False):
     """What to write, and how."""
 
-    to: Format | None
+    to: Target | None
     ranks: int
     max_shard_size: int | None
+    compression: str | None
     cast: _Texts | None
     overwrite: Required[bool]
     verify: bool
@@ -97,7 +98,7 @@ def convert(
     source: StrPath,
     destination: StrPath,
     *,
-    to: Format | None = None,
+    to: Target | None = None,
     include: Sequence[str] | None = None,
     exclude: Sequence[str] | None = None,
     keys: Iterable[str] | None = None,
@@ -108,6 +109,7 @@ def convert(
     cast: str | Sequence[str] | None = None,
     ranks: int = 1,
     max_shard_size: int | None = None,
+    compression: str | None = None,
     overwrite: bool = False,
     verify: bool = True,
     sync: bool = True,
@@ -121,7 +123,8 @@ def convert(
     Args:
         source: a checkpoint of any format.
         destination: a folder, or a file ending in ``.safetensors`` or ``.pt``.
-        to: "dcp", "safetensors" or "torch"; told by the destination's name where it says so.
+        to: "dcp", "safetensors" or "torch"; told by the destination's name where it says so. "huggingface" is the model alone as
+            Hugging Face's hub has it, "deepspeed-universal" and "megatron" are what these trainers resume from.
         include, exclude: only keys that fit one of these globs, none that fit one of those.
         keys: only these keys.
         part: "model" or "optimizer" alone.
@@ -130,7 +133,8 @@ def convert(
         rename: from regular expressions to what replaces them, such as ``{r"^layers\\.(\\d+)": "blocks.$1"}``.
         cast: "bfloat16", or "GLOB=bfloat16", one or several.
         ranks: as many ranks' files (DCP).
-        max_shard_size: a new file beyond so many bytes (safetensors).
+        max_shard_size: a new file beyond so many bytes (safetensors, Hugging Face).
+        compression: "zstd" compresses the records of tensors (DCP).
         overwrite: replace what is there; the old stays until the new is complete.
         verify: compare the source's checksums on the way.
         sync: wait until everything is on the disk.
@@ -155,6 +159,7 @@ def convert(
         "to": to,
         "ranks": ranks,
         "max_shard_size": max_shard_size,
+        "compression": compression,
         "cast": cast,
         "overwrite": overwrite,
         "verify": verify,

@@ -17,5 +17,7 @@ VerifyPolicy = Literal["never", "whole", "always"]
 Mode = Literal["min", "max"]
 #: A format that can be written.
 Format = Literal["dcp", "safetensors", "torch"]
+#: What a conversion writes: a format, or a folder as another program has it.
+Target = Literal["dcp", "safetensors", "torch", "huggingface", "deepspeed-universal", "megatron"]
 #: A part of a training state.
 Part = Literal["model", "optimizer"]

@@ -365,7 +365,7 @@ impl Entry {
     #[getter]
     fn record(&self) -> Option<RecordPlace> {
         match self.get() {
-            Some((_, CatalogEntry { kind: CatalogKind::Value(ValuePlace::Record { file, offset, length }), .. })) => {
+            Some((_, CatalogEntry { kind: CatalogKind::Value(ValuePlace::Record { file, offset, length, .. }), .. })) => {
                 Some(RecordPlace { file: self.file(*file), offset: *offset, length: *length })
             }
             _ => None,

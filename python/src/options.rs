@@ -137,9 +137,10 @@ pub(crate) struct SaveOptions(reshard::SaveOptions);
 impl SaveOptions {
     /// What is left out is for the engine to decide.
     #[new]
-    #[pyo3(signature = (*, overwrite=None, checksums=None, sync=None, split_replicated_above=None, check_replicas=None, check_files=None, files_per_rank=None, plan_cache=None))]
+    #[pyo3(signature = (*, overwrite=None, checksums=None, sync=None, split_replicated_above=None, check_replicas=None, check_files=None, files_per_rank=None, compression=None, plan_cache=None))]
     #[expect(clippy::too_many_arguments, reason = "one for each option")]
     fn new(
+        py: Python<'_>,
         overwrite: Option<bool>,
         checksums: Option<bool>,
         sync: Option<bool>,
@@ -147,8 +148,9 @@ impl SaveOptions {
         check_replicas: Option<bool>,
         check_files: Option<bool>,
         files_per_rank: Option<u32>,
+        compression: Option<&str>,
         plan_cache: Option<PyRef<'_, PlanCache>>,
-    ) -> SaveOptions {
+    ) -> PyResult<SaveOptions> {
         let mut options = reshard::SaveOptions::default();
         set(&mut options.overwrite, overwrite);
         set(&mut options.checksums, checksums);
@@ -157,8 +159,9 @@ impl SaveOptions {
         set(&mut options.check_replicas, check_replicas);
         set(&mut options.check_files, check_files);
         set(&mut options.files_per_rank, files_per_rank);
+        options.compression = compression.map(|name| parsed_compression(py, name)).transpose()?;
         options.plan_cache = plan_cache.map(|cache| Arc::clone(&cache.inner));
-        SaveOptions(options)
+        Ok(SaveOptions(options))
     }
 
     /// The same, and replicas are compared.
@@ -176,6 +179,11 @@ impl SaveOptions {
         options.control = control.inner.clone();
         options
     }
+}
+
+/// A compression by its name.
+pub(crate) fn parsed_compression(py: Python<'_>, name: &str) -> PyResult<reshard::save::Compression> {
+    reshard::save::Compression::parse(name).ok_or_else(|| invalid(py, format!("compression is \"zstd\", not {name:?}")))
 }
 
 fn set<T>(option: &mut T, given: Option<T>) {

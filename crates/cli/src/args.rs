@@ -7,7 +7,8 @@ mod seeing;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 pub(crate) use changing::{
-    ConvertArgs, EditArgs, FormatArg, KeyArgs, LayoutArgs, MergeArgs, PlanArgs, PruneArgs, RecoverArgs, RelayoutArgs, WriteArgs,
+    CompressionArg, ConvertArgs, EditArgs, FormatArg, KeyArgs, LayoutArgs, MergeArgs, PlanArgs, PruneArgs, RecoverArgs,
+    RelayoutArgs, WriteArgs,
 };
 pub(crate) use reading::{DiffArgs, LatestArgs, PageArgs, ReportArgs, ServeArgs, StatsArgs, StatsSort, TrendArgs, VerifyArgs};
 

@@ -162,19 +162,25 @@ pub(crate) fn target(
     };
     let format = asked.or_else(named).or_else(like).ok_or_else(|| {
         Failure::new(format!("cannot infer the format from the name {destination:?}"))
-            .hint("pass --to dcp, --to safetensors or --to torch")
+            .hint("pass --to, such as --to dcp, --to safetensors or --to torch")
     })?;
     if ranks == 0 {
         return Err(Failure::new("a checkpoint is saved by at least one rank"));
     }
     let refused = |option: &str, only: &str| Err(Failure::new(format!("{option} is for {only} alone")));
     match format {
-        FormatArg::Dcp if max_shard_size.is_some() => refused("--max-shard-size", "safetensors"),
-        FormatArg::Torch if max_shard_size.is_some() => refused("--max-shard-size", "safetensors"),
-        FormatArg::Safetensors | FormatArg::Torch if ranks > 1 => refused("--ranks", "DCP"),
+        FormatArg::Dcp | FormatArg::Torch | FormatArg::Universal | FormatArg::Megatron if max_shard_size.is_some() => {
+            refused("--max-shard-size", "safetensors")
+        }
+        FormatArg::Safetensors | FormatArg::Torch | FormatArg::HuggingFace | FormatArg::Universal if ranks > 1 => {
+            refused("--ranks", "DCP")
+        }
         FormatArg::Dcp => Ok(ConvertTarget::Dcp { ranks }),
         FormatArg::Safetensors => Ok(ConvertTarget::Safetensors { max_shard_size }),
         FormatArg::Torch => Ok(ConvertTarget::Torch),
+        FormatArg::HuggingFace => Ok(ConvertTarget::HuggingFace { max_shard_size }),
+        FormatArg::Universal => Ok(ConvertTarget::Universal),
+        FormatArg::Megatron => Ok(ConvertTarget::Megatron { ranks }),
     }
 }
 

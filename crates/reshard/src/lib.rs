@@ -68,6 +68,7 @@ pub mod merge;
 pub mod mesh;
 pub mod mismatch;
 pub mod numbers;
+mod packed;
 mod plan;
 pub mod records;
 pub mod recover;

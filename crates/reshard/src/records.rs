@@ -176,6 +176,8 @@ pub fn write_records(
     let plan = CachedPlan { local_hash: 0, id: 0, split_above: 0, told: Vec::new(), global: None };
     let prepared =
         Prepared { decision, rank, ranks, table: Arc::new(table), plan: Arc::new(plan), plan_cached: false, commit: None };
+    // What a planner of someone else's writes has transforms of its own, or none.
+    let options = &SaveOptions { compression: None, ..options.clone() };
     let written = write(&jobs, &prepared, store, options, Workers::normal())?;
 
     let id = save.named.then_some(save.save_id.as_str());

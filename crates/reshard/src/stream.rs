@@ -31,6 +31,12 @@ pub(crate) trait Stream: Send {
     fn fill(&mut self, buf: &mut [u8]) -> Result<()>;
 }
 
+impl<S: Stream + ?Sized> Stream for Box<S> {
+    fn fill(&mut self, buf: &mut [u8]) -> Result<()> {
+        (**self).fill(buf)
+    }
+}
+
 /// A region of a checkpoint's tensor.
 pub(crate) struct TensorStream<'c> {
     checkpoint: &'c Checkpoint,

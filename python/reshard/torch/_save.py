@@ -56,6 +56,7 @@ class WriteOptions(TypedDict, total=False):
     sync: bool
     checksums: bool
     files_per_rank: int
+    compression: str | None
     check_replicas: bool
     check_files: bool
     split_replicated_above: int | None
@@ -96,6 +97,7 @@ def save(
     sync: bool = True,
     checksums: bool = True,
     files_per_rank: int = 1,
+    compression: str | None = None,
     check_replicas: bool = False,
     check_files: bool = True,
     split_replicated_above: int | None = None,
@@ -122,6 +124,8 @@ def save(
         sync: wait until everything is on the disk.
         checksums: compute and store checksums.
         files_per_rank: how many files each rank writes.
+        compression: "zstd" compresses the records of tensors, as PyTorch's ``ZStandard`` extension does, which reads them too. They
+            take less room and more time; a load of a part of one decompresses it up to there.
         check_replicas: compare replicated content between ranks and fail where it differs.
         check_files: before the checkpoint is published, look whether every rank's files are there with their lengths, so that
             ranks that save to disks of their own get an error. Costs one request a file.
@@ -140,6 +144,7 @@ def save(
         sync=sync,
         checksums=checksums,
         files_per_rank=files_per_rank,
+        compression=compression,
         check_replicas=check_replicas,
         check_files=check_files,
         split_replicated_above=split_replicated_above,

@@ -12,7 +12,7 @@ use reshard::steps::{Best, Retention};
 
 use crate::checkpoint::read_map;
 use crate::errors::{Raise, invalid};
-use crate::options::Storage;
+use crate::options::{Storage, parsed_compression};
 use crate::view::{View, views_of};
 
 /// One text, or several.
@@ -124,6 +124,8 @@ pub(crate) struct Writing {
     #[pyo3(default)]
     max_shard_size: Option<u64>,
     #[pyo3(default)]
+    compression: Option<String>,
+    #[pyo3(default)]
     cast: Option<Texts>,
     overwrite: Option<bool>,
     #[pyo3(default)]
@@ -147,6 +149,7 @@ impl Writing {
         chosen.verify = self.verify.unwrap_or(chosen.verify);
         chosen.sync = self.sync.unwrap_or(chosen.sync);
         chosen.skip_opaque = self.skip_opaque.unwrap_or(chosen.skip_opaque);
+        chosen.compression = self.compression.as_deref().map(|name| parsed_compression(py, name)).transpose()?;
         Ok(chosen)
     }
 
@@ -163,17 +166,23 @@ impl Writing {
             return Err(invalid(py, "a checkpoint is saved by at least one rank"));
         }
         let format = self.to.as_deref().or_else(named).or_else(|| source.map(|format| format.name()));
-        if format != Some("safetensors") && max_shard_size.is_some() {
+        if !matches!(format, Some("safetensors" | "huggingface")) && max_shard_size.is_some() {
             return Err(invalid(py, "max_shard_size is for safetensors alone"));
         }
-        if format != Some("dcp") && ranks > 1 {
+        if !matches!(format, Some("dcp" | "megatron")) && ranks > 1 {
             return Err(invalid(py, "ranks is for DCP alone"));
         }
         match format {
             Some("dcp") => Ok(ConvertTarget::Dcp { ranks }),
             Some("safetensors") => Ok(ConvertTarget::Safetensors { max_shard_size }),
             Some("torch") => Ok(ConvertTarget::Torch),
-            Some(other) => Err(invalid(py, format!("to is \"dcp\", \"safetensors\" or \"torch\", not {other:?}"))),
+            Some("huggingface") => Ok(ConvertTarget::HuggingFace { max_shard_size }),
+            Some("deepspeed-universal") => Ok(ConvertTarget::Universal),
+            Some("megatron") => Ok(ConvertTarget::Megatron { ranks }),
+            Some(other) => {
+                let known = "\"dcp\", \"safetensors\", \"torch\", \"huggingface\", \"deepspeed-universal\" or \"megatron\"";
+                Err(invalid(py, format!("to is {known}, not {other:?}")))
+            }
             None => Err(invalid(
                 py,
                 format!("cannot infer the format from the name {destination:?}: pass to=\"dcp\", \"safetensors\" or \"torch\""),

@@ -10,10 +10,27 @@ import torch
 pytest.importorskip("deepspeed")
 from trainers import batch, digest, net
 
+import reshard
+
 PRELOAD = ("deepspeed",)
 
 
-def run(rank, size, folder, stage, ours, resume, steps=2, bf16=False, frozen=False, broken=False, background=True, every=None):
+def run(
+    rank,
+    size,
+    folder,
+    stage,
+    ours,
+    resume,
+    steps=2,
+    bf16=False,
+    frozen=False,
+    broken=False,
+    background=True,
+    every=None,
+    universal=False,
+    one=False,
+):
     os.environ.update(DS_ACCELERATOR="cpu", MASTER_ADDR="127.0.0.1", MASTER_PORT="0", CROSS_RANK="0")
     import deepspeed
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
@@ -35,8 +52,11 @@ def run(rank, size, folder, stage, ours, resume, steps=2, bf16=False, frozen=Fal
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
         "zero_force_ds_cpu_optimizer": False,
         "bf16": {"enabled": bf16},
+        "checkpoint": {"load_universal": universal},
     }
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    # Of a universal checkpoint DeepSpeed gives every group the options of the first with ZeRO-3.
+    groups = [{"params": trained, "weight_decay": 0.1}] if one else groups
     engine, *_ = deepspeed.initialize(model=model, model_parameters=groups, config=config)
     checkpoints = None
     if ours:
@@ -175,3 +195,23 @@ def test_a_run_that_is_killed_while_it_saves_goes_on_from_a_whole_checkpoint(tmp
     assert reshard.verify(pathlib.Path(folder, tag)).sound
     _, _, step = ranks(3, run, folder, 2, True, True, 1)[0]
     assert step == int(tag.removeprefix("global_step")) + 1
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_deepspeed_resumes_on_other_ranks_from_a_universal_folder_that_is_written_here(tmp_path, ranks, stage):
+    folder, written, by_way = (str(tmp_path / name) for name in ("run", "universal", "by-way"))
+    one = stage == 3
+    kept = (2, False, False, False, True, None)
+    saved, _, _ = ranks(4, run, folder, stage, False, False, *kept, False, one)[0]
+    # The run as it goes on without a stop.
+    again, losses, _ = ranks(4, run, folder, stage, False, True, *kept, False, one)[0]
+    assert again == saved
+    reshard.convert(folder, written, to="deepspeed-universal", skip_opaque=True)
+    assert reshard.verify(written).sound
+    # By way of a DCP folder of another layout it is the same.
+    reshard.convert(folder, tmp_path / "dcp", to="dcp", ranks=3, skip_opaque=True)
+    reshard.convert(tmp_path / "dcp", by_way, to="deepspeed-universal")
+    for size, universal in ((2, written), (3, written), (5, by_way)):
+        loaded, went_on, step = ranks(size, run, universal, stage, False, True, *kept, True, one)[0]
+        assert loaded == saved and step == 4
+        assert went_on == pytest.approx(losses, rel=1e-5)

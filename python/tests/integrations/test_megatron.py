@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 pytest.importorskip("megatron.core")
 import reshard
+import reshard.torch as rt
 
 PRELOAD = ("megatron.core.dist_checkpointing",)
 
@@ -90,3 +91,54 @@ def test_what_megatron_saved_opens_and_is_loaded_with_its_plans_in_the_metadata(
         assert ck.writer == "Megatron core" and ck["iteration"] == 7
     assert reshard.verify(folder).sound
     assert ranks(3, run, folder, 3, "ours", False) == [True] * 3
+
+
+def load_written(rank, size, folder, tp):
+    """What a folder that is written here holds, as Megatron itself loads it."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    multiprocessing.current_process()._config["daemon"] = False
+    torch.cuda.current_device = lambda: "cpu"
+    torch.cuda.synchronize = lambda *args, **kwargs: None
+    from megatron.core import dist_checkpointing, parallel_state
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor
+
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=tp)
+    mine = parallel_state.get_tensor_model_parallel_rank()
+    replica = parallel_state.get_data_parallel_rank()
+    rows = 24 // tp
+
+    def cut(key, dtype=torch.float32):
+        part = torch.zeros(rows, 12, dtype=dtype)
+        return ShardedTensor.from_rank_offsets(key, part, (0, mine, tp), replica_id=replica)
+
+    names = {slot: f"optimizer.state.{slot}.linear.weight" for slot in ("param", "exp_avg", "exp_avg_sq")}
+    tree = {"model": {"linear.weight": cut("linear.weight", torch.bfloat16)}}
+    tree["optimizer"] = {"param_state": {0: {slot: cut(key) for slot, key in names.items()}}}
+    found = dist_checkpointing.load(tree, folder)
+    return mine, found
+
+
+def test_megatron_loads_a_folder_that_is_written_here(tmp_path, ranks):
+    weight = torch.randn(24, 12, generator=torch.Generator().manual_seed(1))
+    slots = {"exp_avg": weight * 2, "exp_avg_sq": weight.square(), "step": torch.tensor(40.0)}
+    groups = [{"lr": 0.5, "betas": (0.9, 0.95), "weight_decay": 0.1, "params": ["linear.weight"]}]
+    state = {
+        "model": {"linear.weight": weight.bfloat16()},
+        "optim": {"state": {"linear.weight": slots}, "param_groups": groups},
+        "note": {"tokens": 12345},
+    }
+    rt.save(state, tmp_path / "dcp")
+    reshard.convert(tmp_path / "dcp", tmp_path / "megatron", to="megatron", ranks=3)
+    assert (tmp_path / "megatron/latest_checkpointed_iteration.txt").read_text() == "40"
+    folder = tmp_path / "megatron/iter_0000040"
+    for tp in (1, 2):
+        for mine, found in ranks(2, load_written, str(folder), tp):
+            part = slice(mine * 24 // tp, (mine + 1) * 24 // tp)
+            assert torch.equal(found["model"]["linear.weight"], weight.bfloat16()[part])
+            state = found["optimizer"]["param_state"][0]
+            assert torch.equal(state["param"], weight.bfloat16().float()[part])
+            assert torch.equal(state["exp_avg"], (weight * 2)[part]) and torch.equal(state["exp_avg_sq"], weight.square()[part])
+            assert found["optimizer"]["param_state_sharding_type"] == "fully_reshardable"
+            (group,) = found["optimizer"]["optimizer"]["param_groups"]
+            assert (group["lr"], group["betas"], group["step"], group["wd_mult"]) == (0.5, (0.9, 0.95), 40, 1.0)
+            assert found["iteration"] == 40 and found["note"]["tokens"] == 12345

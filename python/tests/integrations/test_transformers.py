@@ -1,5 +1,6 @@
 """The transformers Trainer with FSDP1 and FSDP2, through the adapter of accelerate: saved on four ranks, resumed on three."""
 
+import json
 import pathlib
 
 import pytest
@@ -10,6 +11,7 @@ pytest.importorskip("transformers")
 from trainers import full_digest
 
 import reshard
+import reshard.torch as rt
 
 PRELOAD = ("accelerate", "transformers.trainer", "transformers.models.llama")
 
@@ -111,3 +113,29 @@ def test_what_the_trainer_saved_is_resumed(tmp_path, ranks, version):
     folder = str(tmp_path / "run")
     saved, _ = ranks(4, run, folder, version, False, False)[0]
     assert ranks(3, run, folder, version, True, True)[0][0] == saved
+
+
+def test_a_folder_for_the_hub_is_loaded_by_transformers(tmp_path):
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 2, "max_position_embeddings": 64}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False))
+    optimizer = torch.optim.AdamW(model.parameters())
+    ids = torch.arange(12)[None]
+    model(ids, labels=ids).loss.backward()
+    optimizer.step()
+    state, optim = rt.get_state_dict(model, optimizer)
+    rt.save({"model": state, "optim": optim, "step": 1}, tmp_path / "training")
+    hub = tmp_path / "hub"
+    model.config.save_pretrained(hub)
+    config = (hub / "config.json").read_bytes()
+    reshard.convert(tmp_path / "training", hub, to="huggingface", max_shard_size=20_000)
+    assert (hub / "config.json").read_bytes() == config
+    index = json.loads((hub / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in model.state_dict().values())
+    assert set(index["weight_map"]) == set(model.state_dict())
+    loaded, report = AutoModelForCausalLM.from_pretrained(hub, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    with torch.no_grad():
+        assert torch.equal(loaded(ids).logits, model(ids).logits)

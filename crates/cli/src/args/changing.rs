@@ -16,6 +16,21 @@ pub(crate) enum FormatArg {
     /// One torch.save file
     #[value(alias = "pt")]
     Torch,
+    /// A model's folder as Hugging Face has it: the model alone, files of at most 5 GB with an index
+    #[value(name = "huggingface", alias = "hf")]
+    HuggingFace,
+    /// A universal checkpoint, from which DeepSpeed resumes on any number of ranks
+    #[value(name = "deepspeed-universal", alias = "universal")]
+    Universal,
+    /// A folder of Megatron core (torch_dist, fully_reshardable)
+    Megatron,
+}
+
+/// How records are compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CompressionArg {
+    /// Zstandard, as PyTorch's extension of that name
+    Zstd,
 }
 
 /// Other names for keys.
@@ -95,12 +110,15 @@ pub(crate) struct ConvertArgs {
     /// Output format; inferred from the name for .safetensors and .pt
     #[arg(long, value_enum)]
     pub(crate) to: Option<FormatArg>,
-    /// DCP: shard as if N ranks had saved it
+    /// DCP, Megatron: shard as if N ranks had saved it
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) ranks: usize,
-    /// Safetensors: maximum size of one file, such as 5GB
+    /// Safetensors, Hugging Face: maximum size of one file, such as 5GB
     #[arg(long, value_name = "SIZE")]
     pub(crate) max_shard_size: Option<String>,
+    /// DCP: compress the records of tensors
+    #[arg(long, value_enum, value_name = "HOW")]
+    pub(crate) compress: Option<CompressionArg>,
     #[command(flatten)]
     pub(crate) write: RewriteArgs,
     #[command(flatten)]

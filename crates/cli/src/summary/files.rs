@@ -84,7 +84,7 @@ impl Listing {
                         }
                     }
                 }
-                CatalogKind::Value(ValuePlace::Record { file, offset, length }) => {
+                CatalogKind::Value(ValuePlace::Record { file, offset, length, .. }) => {
                     if let Some(share) = shares.get_mut(*file as usize) {
                         share.used = share.used.max(offset.saturating_add(*length));
                     }

@@ -1,9 +1,10 @@
 //! `reshard convert SRC DST --to …`: another format.
 
 use reshard::convert::{ConvertReport, Destination, convert};
+use reshard::save::Compression;
 use serde::Serialize;
 
-use crate::args::ConvertArgs;
+use crate::args::{CompressionArg, ConvertArgs};
 use crate::failure::Result;
 use crate::human;
 use crate::interrupt;
@@ -20,7 +21,8 @@ pub(super) struct Converted<'a> {
 }
 
 pub(crate) fn run(context: &mut Context, args: &ConvertArgs) -> Result<Outcome> {
-    let options = meaning::convert_options(&args.write.keys, &args.write.cast, &args.write.write)?;
+    let mut options = meaning::convert_options(&args.write.keys, &args.write.cast, &args.write.write)?;
+    options.compression = args.compress.map(|CompressionArg::Zstd| Compression::Zstd);
     let max_shard_size = args.max_shard_size.as_deref().map(meaning::size).transpose()?;
     let target = meaning::target(args.to, &args.destination, None, args.ranks, max_shard_size)?;
     let source = context.open_seen(&args.source, &args.view)?;

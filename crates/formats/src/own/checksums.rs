@@ -25,6 +25,12 @@ impl RecordChecksums {
     pub fn of_value(offset: u64, length: u64, sums: Option<Checksums>) -> RecordChecksums {
         RecordChecksums { offset, length, data_offset: 0, data_length: length, sums }
     }
+
+    /// Of a tensor's record: whether it is compressed. Its data does not lie in it as it is then, and the whole record is summed, as a
+    /// value's is; a record that is not compressed begins with a frame.
+    pub fn is_packed_tensor(&self) -> bool {
+        self.data_offset == 0
+    }
 }
 
 /// The checksums of one stretch of bytes: the one every zip tool knows, and a fast strong one.

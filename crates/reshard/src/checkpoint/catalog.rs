@@ -195,7 +195,7 @@ pub enum ChunkPlace {
         offset: u64,
         /// Its length.
         length: u64,
-        /// The name of a transformation that the record went through, which only its own library can undo.
+        /// The stream transforms that the record went through (`stream.zstd/1`).
         transform: Option<Box<str>>,
     },
     /// At a known position.
@@ -258,6 +258,8 @@ pub enum ValuePlace {
         offset: u64,
         /// Its length.
         length: u64,
+        /// The stream transforms that the record went through (`stream.zstd/1`).
+        transform: Option<Box<str>>,
     },
     /// Read already, with the file's other structure.
     Inline(Value),

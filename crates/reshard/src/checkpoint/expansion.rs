@@ -14,14 +14,14 @@ use crate::error::{EXPANDED_LIMIT_VARIABLE, Error, Result};
 const EXPANDED_LIMIT: u64 = 4 << 30;
 
 /// Values are held in memory, decoded, where tensors stream; a byte of a pickle may become so many.
-const DECODED: u64 = 64;
+pub(super) const DECODED: u64 = 64;
 
 pub(super) fn default_limit() -> u64 {
     std::env::var(EXPANDED_LIMIT_VARIABLE).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(EXPANDED_LIMIT)
 }
 
 /// What may be made of so many stored bytes: each of them twice, as where an embedding is tied, and the limit.
-fn allowed(stored: u64, limit: u64) -> u64 {
+pub(super) fn allowed(stored: u64, limit: u64) -> u64 {
     stored.saturating_mul(2).saturating_add(limit)
 }
 
@@ -88,8 +88,15 @@ impl Checkpoint {
                     let records: u64 = tensor.chunks.iter().map(|chunk| record_length(&chunk.place)).sum();
                     tensors.add(key, tensor.needed_bytes().max(records), stretches(tensor).into_iter());
                 }
-                CatalogKind::Value(ValuePlace::Record { file, offset, length }) => {
-                    values.add(key, *length, std::iter::once((*file, *offset, offset.saturating_add(*length))));
+                CatalogKind::Value(ValuePlace::Record { file, offset, length, transform }) => {
+                    let bytes = match transform {
+                        Some(transform) => {
+                            self.compression(key, transform)?;
+                            self.unpacked_value_len(key, *file, *offset, *length)?
+                        }
+                        None => *length,
+                    };
+                    values.add(key, bytes, std::iter::once((*file, *offset, offset.saturating_add(*length))));
                 }
                 CatalogKind::Value(_) => {}
             }
@@ -110,7 +117,7 @@ impl Checkpoint {
         Err(self.expands(key, detail, self.expanded_limit))
     }
 
-    fn expands(&self, key: &str, detail: String, limit: u64) -> Error {
+    pub(super) fn expands(&self, key: &str, detail: String, limit: u64) -> Error {
         Error::Expands { path: self.path.clone(), key: key.to_owned(), detail, limit }
     }
 }

@@ -26,6 +26,15 @@ pub(crate) struct Located {
     pub(crate) computed: Option<Arc<Computed>>,
 }
 
+/// A chunk that is looked for: all of what lies in a record.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted<'w> {
+    pub(super) key: &'w str,
+    pub(super) dtype: DType,
+    pub(super) sizes: &'w [u64],
+    pub(super) file: u32,
+}
+
 /// What is known about the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Check {
@@ -118,8 +127,9 @@ impl Checkpoint {
                     computed: None,
                 });
             }
-            ChunkPlace::Record { transform: Some(name), .. } => {
-                return Err(Error::unsupported(format!("{key:?} was stored through {name}, which reshard cannot undo")));
+            ChunkPlace::Record { offset, length, transform: Some(name) } => {
+                self.compression(key, name)?;
+                return self.locate_packed(&Wanted { key, dtype, sizes, file }, *offset, *length);
             }
             ChunkPlace::Record { offset, length, .. } => (*offset, *length),
             ChunkPlace::Computed(computed) => {
@@ -137,6 +147,7 @@ impl Checkpoint {
         if let Some(record) = self.side().and_then(|side| side.find(self.file_name(file), offset))
             && record.length == length
             && record.data_length == packed.end()
+            && !record.is_packed_tensor()
         {
             let data = offset + record.data_offset;
             let check = match record.sums {
@@ -154,6 +165,13 @@ impl Checkpoint {
         let reader = StoredFile(self.reader(file)?.as_ref());
         let damaged = |detail: String| self.corrupt(key, file, offset, detail);
         let archive = TorchArchive::open(&reader, offset, length).map_err(|e| damaged(chain(&e)))?;
+        self.in_archive(&Wanted { key, dtype, sizes, file }, offset, &archive)
+    }
+
+    /// Finds a tensor in its archive. `offset` is the record's in its data file.
+    pub(super) fn in_archive(&self, wanted: &Wanted<'_>, offset: u64, archive: &TorchArchive<'_>) -> Result<Located> {
+        let Wanted { key, dtype, sizes, file } = *wanted;
+        let damaged = |detail: String| self.corrupt(key, file, offset, detail);
         match archive.content().map_err(|e| damaged(chain(&e)))? {
             Content::Tensor(found) => {
                 if found.dtype != dtype || found.shape.as_slice() != sizes {

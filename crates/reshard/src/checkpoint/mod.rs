@@ -23,6 +23,7 @@ mod check;
 mod computed;
 mod expansion;
 mod locate;
+mod packed;
 mod read;
 
 use std::sync::{Arc, OnceLock};
@@ -43,6 +44,7 @@ use reshard_formats::own::Sidecar;
 use reshard_storage::{Reader, Store};
 
 use crate::error::{Error, Result, StorageContext};
+use crate::packed::Packed;
 
 /// No `.metadata` is larger; a lying file cannot make us allocate more.
 pub(crate) const MAX_METADATA_BYTES: u64 = 8 << 30;
@@ -78,13 +80,15 @@ pub struct Checkpoint {
     /// What block-scaled weights there are; looked for on first use.
     pub(crate) weights: OnceLock<Weights>,
     readers: Vec<OnceLock<Arc<dyn Reader>>>,
+    /// Its compressed records, once one is looked for.
+    packed: OnceLock<Packed>,
 }
 
 impl Checkpoint {
     pub(crate) fn new(store: Arc<dyn Store>, path: String, catalog: Catalog, side: Option<Sidecar>) -> Checkpoint {
         let readers = catalog.files.iter().map(|_| OnceLock::new()).collect();
         let expanded_limit = expansion::default_limit();
-        let (flaws, weights) = (Vec::new(), OnceLock::new());
+        let (flaws, weights, packed) = (Vec::new(), OnceLock::new(), OnceLock::new());
         Checkpoint {
             store,
             path,
@@ -97,6 +101,7 @@ impl Checkpoint {
             beside: Vec::new(),
             weights,
             readers,
+            packed,
         }
     }
 
@@ -115,8 +120,9 @@ impl Checkpoint {
         let beside = self.beside.clone();
         // A view of a view has the same files.
         let base = self.base.clone().unwrap_or_else(|| Arc::new(self));
-        let (flaws, readers, weights, base) = (Vec::new(), Vec::new(), OnceLock::new(), Some(base));
-        Checkpoint { store, path, catalog, side: None, flaws, object: None, expanded_limit, base, beside, weights, readers }
+        let (flaws, readers, weights, packed) = (Vec::new(), Vec::new(), OnceLock::new(), OnceLock::new());
+        let (side, object, base) = (None, None, Some(base));
+        Checkpoint { store, path, catalog, side, flaws, object, expanded_limit, base, beside, weights, readers, packed }
     }
 
     /// [`Checkpoint::seen_as`], with entries that lie in the files of another, too; those are numbered behind the own.
@@ -197,6 +203,9 @@ impl Checkpoint {
 
     /// An open file of the checkpoint.
     pub(crate) fn reader(&self, file: u32) -> Result<&Arc<dyn Reader>> {
+        if let Some(record) = self.packed_record(file) {
+            return record.reader.get().ok_or_else(|| Error::internal("a compressed record is read before it is measured"));
+        }
         if let Some((first, other)) = self.beside.iter().rev().find(|(first, _)| file >= *first) {
             return other.reader(file - first);
         }
@@ -222,6 +231,7 @@ impl Checkpoint {
     }
 
     pub(crate) fn file_name(&self, file: u32) -> &str {
+        let file = self.packed_record(file).map_or(file, |record| record.file);
         self.catalog.files.get(file as usize).map_or("?", String::as_str)
     }
 

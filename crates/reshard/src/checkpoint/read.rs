@@ -47,7 +47,12 @@ impl Checkpoint {
             ValuePlace::Opaque { class } => {
                 Ok(LoadedValue::Opaque { class: class.clone(), classes: vec![class.clone()], record: Vec::new() })
             }
-            ValuePlace::Record { file, offset, length } => self.read_record(key, *file, *offset, *length),
+            ValuePlace::Record { file, offset, length, transform } => {
+                if let Some(transform) = transform {
+                    self.compression(key, transform)?;
+                }
+                self.read_record(key, *file, *offset, *length, transform.is_some())
+            }
         }
     }
 
@@ -59,7 +64,7 @@ impl Checkpoint {
     }
 
     /// Reads a value's record, compares it with its checksum where there is one, and decodes it.
-    pub(crate) fn read_record(&self, key: &str, file: u32, offset: u64, length: u64) -> Result<LoadedValue> {
+    fn read_record(&self, key: &str, file: u32, offset: u64, length: u64, packed: bool) -> Result<LoadedValue> {
         let reader = self.reader(file)?;
         let end = offset.checked_add(length);
         if length > MAX_VALUE_BYTES || end.is_none_or(|end| end > reader.len()) {
@@ -73,6 +78,9 @@ impl Checkpoint {
             && Checksums::of(&record) != sums
         {
             return Err(self.corrupt(key, file, offset, "the checksum of the value's record is wrong"));
+        }
+        if packed {
+            record = self.unpacked_value(key, file, offset, &record)?;
         }
         decoded(record).map_err(|e| self.corrupt(key, file, offset, chain(&e)))
     }

@@ -1,5 +1,8 @@
 //! From what was written, record by record, to `.metadata` and the sidecar.
 
+use std::sync::Arc;
+
+use reshard_formats::metadata::Transforms;
 use reshard_formats::own::{RecordChecksums, Sidecar, SidecarFile, TensorFacts};
 use reshard_formats::{
     Chunk, Entry, EntryKind, FileId, KeyPath, Metadata, StorageInfo, StorageMeta, TensorEntry, TensorProperties,
@@ -7,6 +10,7 @@ use reshard_formats::{
 use reshard_layout::Region;
 
 use crate::error::{Error, Result};
+use crate::packed::Compression;
 
 /// A checkpoint being put together: files, keys, then the records that say what lies where.
 pub(crate) struct Assembly {
@@ -15,6 +19,8 @@ pub(crate) struct Assembly {
     files: Vec<String>,
     sidecar: Vec<SidecarFile>,
     entries: Vec<Pending>,
+    /// What is said of compressed records.
+    packed: Option<Arc<Transforms>>,
 }
 
 struct Pending {
@@ -27,7 +33,8 @@ struct Pending {
 
 impl Assembly {
     pub(crate) fn new(save_id: &str, ranks: u32) -> Assembly {
-        Assembly { save_id: save_id.to_owned(), ranks, files: Vec::new(), sidecar: Vec::new(), entries: Vec::new() }
+        let (files, sidecar, entries) = (Vec::new(), Vec::new(), Vec::new());
+        Assembly { save_id: save_id.to_owned(), ranks, files, sidecar, entries, packed: None }
     }
 
     /// A data file.
@@ -49,7 +56,13 @@ impl Assembly {
         let (Some(entry), Some(side)) = (self.entries.get_mut(key), self.sidecar.get_mut(file.0 as usize)) else {
             return Err(Error::internal("a record of a key or a file that is not known"));
         };
-        let storage = StorageInfo::new(file, sum.offset, sum.length);
+        let mut storage = StorageInfo::new(file, sum.offset, sum.length);
+        if entry.tensor.is_some() && sum.is_packed_tensor() {
+            storage.transforms = Some(Arc::clone(self.packed.get_or_insert_with(|| {
+                let descriptors = Some(vec![Compression::Zstd.descriptor().to_owned()]);
+                Arc::new(Transforms { descriptors, ..Transforms::default() })
+            })));
+        }
         match (&entry.tensor, region) {
             (Some(_), Some(region)) => entry.chunks.push(Chunk { region, storage }),
             // The first is as good as any.

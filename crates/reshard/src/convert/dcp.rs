@@ -10,6 +10,7 @@ use reshard_layout::Region;
 use reshard_storage::Store;
 
 use super::output::{Framing, OutputFile, OutputOptions, Piece, Plan, PlanTensor, write};
+use super::packed::{PackedFolder, write_packed};
 use super::{Written, opaque};
 use crate::checkpoint::LoadedValue;
 use crate::commit::{Assembly, Commit, Failed, Publication, encode_side};
@@ -19,23 +20,23 @@ use crate::mesh::RankPiece;
 use crate::plan::files::{FrameSizes, frame, lay_out};
 
 /// One rank's file.
-struct RankFile {
-    rank: usize,
-    name: String,
+pub(super) struct RankFile {
+    pub(super) rank: usize,
+    pub(super) name: String,
     /// Positions of its pieces.
-    pieces: Vec<usize>,
+    pub(super) pieces: Vec<usize>,
     /// Where the tensor records end.
-    end: u64,
+    pub(super) end: u64,
     /// Positions and records of the values it holds.
-    values: Vec<(usize, Vec<u8>)>,
+    pub(super) values: Vec<(usize, Vec<u8>)>,
 }
 
-struct DcpFraming<'f, 'p> {
-    plan: &'f Plan<'p>,
-    pieces: &'f [Piece],
-    files: &'f [RankFile],
-    save_id: &'f str,
-    ranks: usize,
+pub(super) struct DcpFraming<'f, 'p> {
+    pub(super) plan: &'f Plan<'p>,
+    pub(super) pieces: &'f [Piece],
+    pub(super) files: &'f [RankFile],
+    pub(super) save_id: &'f str,
+    pub(super) ranks: usize,
 }
 
 /// Writes and publishes. What lay at the path before stays until the new checkpoint is complete.
@@ -51,6 +52,9 @@ pub(crate) fn write_dcp(
     let commit = Commit::begin(store, overwrite)?;
     let save_id = commit.save_id.clone();
     let (files, pieces) = lay_out_ranks(plan, records, ranks, commit.named.then_some(save_id.as_str()))?;
+    if let Some(compression) = options.compression {
+        return write_packed(plan, PackedFolder { ranks, files, pieces, compression, commit, store }, options);
+    }
     let framing = DcpFraming { plan, pieces: &pieces, files: &files, save_id: &save_id, ranks };
     let zero = vec![Checksums::ZERO; pieces.len()];
     let mut outputs = Vec::with_capacity(files.len());
@@ -68,7 +72,7 @@ pub(crate) fn write_dcp(
     }
 }
 
-fn publish(
+pub(super) fn publish(
     commit: Commit,
     framing: &DcpFraming<'_, '_>,
     outputs: &[OutputFile],

@@ -13,11 +13,16 @@
 //! ```
 
 pub(crate) mod dcp;
+mod megatron;
 pub(crate) mod output;
+mod packed;
 mod publish;
 mod safetensors;
 mod scaled;
 mod torch;
+mod torch_files;
+mod training;
+mod universal;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -30,9 +35,12 @@ use reshard_layout::Region;
 use reshard_storage::{Address, Store, StoreOptions};
 use serde::Serialize;
 
+use self::megatron::write_megatron;
 use self::output::{OutputOptions, Plan, PlanTensor, PlanValue};
 use self::safetensors::SafetensorsTarget;
 use self::scaled::{Role, roles};
+use self::training::Training;
+use self::universal::write_universal;
 use crate::cast::can_cast;
 use crate::checkpoint::{CatalogKind, CatalogTensor, Checkpoint, Format, LoadedValue, ValuePlace};
 use crate::control::Control;
@@ -41,7 +49,8 @@ use crate::layout_names::METADATA_FILE;
 use crate::load::Cast;
 use crate::mesh::{Layout, RankPiece};
 use crate::mismatch::is_narrowing;
-use crate::select::{CastRules, Selection};
+use crate::packed::Compression;
+use crate::select::{CastRules, Part, Selection};
 use crate::source::{is_safetensors, is_torch};
 use crate::stream::{CastStream, TensorStream, check_covered, check_cut_chunks, check_seen_records};
 use crate::workers::Workers;
@@ -62,7 +71,23 @@ pub enum Target {
     },
     /// One `torch.save` file with the nested state dict.
     Torch,
+    /// A model's folder as Hugging Face's libraries and hub have it: safetensors of at most a size with an index, under the model's own
+    /// names. What else lies in the folder (`config.json`, a tokenizer) is left alone.
+    HuggingFace {
+        /// A new file whenever the next tensor would exceed so many bytes; 5 GB when `None`.
+        max_shard_size: Option<u64>,
+    },
+    /// A universal checkpoint of DeepSpeed, from which it resumes on any number of ranks.
+    Universal,
+    /// A folder of Megatron core (`torch_dist`), its optimizer's state `fully_reshardable`.
+    Megatron {
+        /// As so many ranks would have saved it.
+        ranks: usize,
+    },
 }
+
+/// What Hugging Face's libraries split a model at.
+const HUB_SHARD_SIZE: u64 = 5_000_000_000;
 
 impl Target {
     /// The format.
@@ -71,6 +96,9 @@ impl Target {
             Target::Dcp { .. } => Format::Dcp,
             Target::Safetensors { .. } => Format::Safetensors,
             Target::Torch => Format::Torch,
+            Target::HuggingFace { .. } => Format::Safetensors,
+            Target::Universal => Format::Universal,
+            Target::Megatron { .. } => Format::Megatron,
         }
     }
 }
@@ -83,17 +111,19 @@ pub struct Destination {
     pub store: Arc<dyn Store>,
     /// The file, where the output is one.
     pub file: Option<String>,
+    /// How to open folders below it, where it came from an address.
+    address: Option<(Address, StoreOptions)>,
 }
 
 impl Destination {
     /// A folder.
     pub fn folder(store: Arc<dyn Store>) -> Destination {
-        Destination { store, file: None }
+        Destination { store, file: None, address: None }
     }
 
     /// One file of a folder.
     pub fn file(store: Arc<dyn Store>, name: &str) -> Destination {
-        Destination { store, file: Some(name.to_owned()) }
+        Destination { store, file: Some(name.to_owned()), address: None }
     }
 
     /// What an address means for a target: `…/x.safetensors` and `…/x.pt` are files, all else folders.
@@ -101,7 +131,7 @@ impl Destination {
         let address = Address::parse(path).doing(|| format!("opening {path}"))?;
         let name = address.file_name().unwrap_or_default();
         let is_file = match target {
-            Target::Dcp { .. } => false,
+            Target::Dcp { .. } | Target::HuggingFace { .. } | Target::Universal | Target::Megatron { .. } => false,
             Target::Safetensors { .. } => name.ends_with(".safetensors"),
             Target::Torch => [".pt", ".pth", ".bin", ".ckpt"].iter().any(|suffix| name.ends_with(suffix)),
         };
@@ -110,8 +140,27 @@ impl Destination {
                 let store = reshard_storage::open(&parent, options).doing(|| format!("opening {path}"))?;
                 Ok(Destination::file(store, &name))
             }
-            None => Ok(Destination::folder(reshard_storage::open(&address, options).doing(|| format!("opening {path}"))?)),
+            None => {
+                let store = reshard_storage::open(&address, options).doing(|| format!("opening {path}"))?;
+                Ok(Destination { store, file: None, address: Some((address, options.clone())) })
+            }
         }
+    }
+
+    /// A folder below this one.
+    fn below(&self, name: &str) -> Result<Arc<dyn Store>> {
+        let doing = || format!("opening {name} below {}", self.describe());
+        let from_address = self.address.as_ref().map(|(address, options)| {
+            address.join(name).and_then(|address| reshard_storage::open(&address, options)).doing(doing)
+        });
+        let from_root = || {
+            let root = self.store.local_root()?.join(name);
+            let address = Address::parse(root.to_str()?);
+            Some(address.and_then(|address| reshard_storage::open(&address, &StoreOptions::default())).doing(doing))
+        };
+        from_address.or_else(from_root).unwrap_or_else(|| {
+            Err(Error::invalid("a folder of Megatron is written to an address: make the destination with Destination::parse"))
+        })
     }
 
     /// Refuses a path that holds a checkpoint, of whatever format: two in one folder make it a riddle which one is meant, and
@@ -120,7 +169,7 @@ impl Destination {
         let taken = match (&self.file, target) {
             (None, _) => Checkpoint::open_store(self.store.clone()).is_ok().then(|| self.describe()),
             // A file beside the index of another model; whether the file itself is there is for its writer to see.
-            (Some(_), Target::Safetensors { .. }) => {
+            (Some(_), Target::Safetensors { .. } | Target::HuggingFace { .. }) => {
                 let index = self.store.exists(INDEX_FILE).doing(|| format!("looking for {INDEX_FILE}"))?;
                 index.then(|| format!("{}/{INDEX_FILE}", self.store.describe()))
             }
@@ -178,6 +227,8 @@ pub struct ConvertOptions {
     pub verify: bool,
     /// Wait until everything is on the disk.
     pub sync: bool,
+    /// Compress the records of a DCP folder's tensors.
+    pub compression: Option<Compression>,
     /// Leave out objects that only unpickling could bring back, where the target cannot carry them; else they are an error.
     pub skip_opaque: bool,
     /// To watch and to cancel.
@@ -192,6 +243,7 @@ impl Default for ConvertOptions {
             overwrite: false,
             verify: true,
             sync: true,
+            compression: None,
             skip_opaque: false,
             control: Control::new(),
         }
@@ -244,10 +296,54 @@ pub fn convert(
     let span = tracing::info_span!("convert", from = source.path(), to = destination.describe());
     let _entered = span.enter();
     let start = Instant::now();
+    let (target, options) = as_hub(target, options);
+    let (target, options) = (target, &options);
     let planned = plan_of(source, options, target.format())?;
-    let output = OutputOptions::new(options.sync, &options.control, &[source]);
+    if options.compression.is_some() && !matches!(target, Target::Dcp { .. }) {
+        return Err(Error::invalid(format!("records of DCP are compressed, not {}", target.format().name())));
+    }
+    let output = OutputOptions::new(options.sync, &options.control, &[source]).compressed(options.compression);
+    if matches!(target, Target::Universal | Target::Megatron { .. }) {
+        return for_trainer(source, destination, target, options, planned, &output, start);
+    }
     let written = write_plan(&planned.plan, &[source], destination, target, options, &output)?;
     Ok(planned.report(source, destination.describe(), target.format(), written, start))
+}
+
+/// What a hub has is a model alone, in files of a size.
+fn as_hub(target: Target, options: &ConvertOptions) -> (Target, ConvertOptions) {
+    let mut options = options.clone();
+    let Target::HuggingFace { max_shard_size } = target else { return (target, options) };
+    options.selection.part = Part::Model;
+    (Target::Safetensors { max_shard_size: Some(max_shard_size.unwrap_or(HUB_SHARD_SIZE)) }, options)
+}
+
+/// Writes what a trainer resumes from.
+fn for_trainer(
+    source: &Checkpoint,
+    destination: &Destination,
+    target: Target,
+    options: &ConvertOptions,
+    planned: Planned<'_>,
+    output: &OutputOptions,
+    start: Instant,
+) -> Result<ConvertReport> {
+    match options.overwrite {
+        true => destination.check_seen(target)?,
+        false => destination.check_free(target)?,
+    }
+    verify_seen(&planned.plan, &[source], options)?;
+    let training = Training::of(&planned.plan, source, &options.selection)?;
+    let (tensors, values) = (planned.plan.tensors.len() as u64, planned.plan.values.len() as u64);
+    let Planned { plan, casts, skipped } = planned;
+    let written = match target {
+        Target::Megatron { ranks } => write_megatron(plan, &training, source, ranks, options.overwrite, destination, output)?,
+        _ => write_universal(plan, &training, source, options.overwrite, destination.store.as_ref(), output)?,
+    };
+    let (from, to, format) = (source.path().to_owned(), destination.describe(), target.format());
+    let Written { files, bytes, warnings } = written;
+    let seconds = start.elapsed().as_secs_f64();
+    Ok(ConvertReport { from, to, format, tensors, values, bytes, files, casts, skipped, warnings, seconds })
 }
 
 /// Writes a plan as the target asks.
@@ -282,6 +378,9 @@ pub(crate) fn write_plan(
             safetensors::write_safetensors(plan, &target, store.as_ref(), output)
         }
         Target::Torch => torch::write_torch(plan, destination.file.as_deref(), overwrite, store.as_ref(), output),
+        Target::HuggingFace { .. } | Target::Universal | Target::Megatron { .. } => {
+            Err(Error::unsupported("several checkpoints are merged to DCP, safetensors or a torch.save file; convert that"))
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 //! Memory is a block or two for each thread. Stores that take bytes in any order get positioned writes from all threads;
 //! those that take them in order (object stores) get each file from front to back, several files at once.
 
+use std::collections::HashMap;
 use std::io::IoSlice;
 use std::sync::mpsc::{channel, sync_channel};
 
@@ -12,12 +13,14 @@ use reshard_formats::{DType, KeyPath};
 use reshard_layout::{Dims, Region};
 use reshard_storage::{Store, WriteOptions, Writer};
 
+use crate::cast::can_cast;
 use crate::checkpoint::{Checkpoint, LoadedValue};
 use crate::commit::discard;
 use crate::control::Control;
 use crate::error::{Error, Result, StorageContext};
 use crate::mesh::{Layout, RankPiece};
-use crate::stream::{BLOCK, Stream};
+use crate::packed::Compression;
+use crate::stream::{BLOCK, CastStream, Stream};
 use crate::workers::Workers;
 
 /// Pieces are gathered in a buffer and written together until there are this many bytes.
@@ -69,6 +72,64 @@ impl Plan<'_> {
     }
 }
 
+impl<'p> Plan<'p> {
+    /// The same with other values, and with tensors that are those at the given positions, under other names or of another type.
+    pub(crate) fn remapped(self, chosen: Vec<(usize, PlanTensor)>, values: Vec<PlanValue>) -> Result<Plan<'p>> {
+        let before = self.tensors;
+        let mut tensors = Vec::with_capacity(chosen.len());
+        let mut sources = Vec::with_capacity(chosen.len());
+        for (i, tensor) in chosen {
+            let from = before.get(i).ok_or_else(|| Error::internal("a tensor that is not planned"))?.dtype;
+            if from != tensor.dtype && !can_cast(from, tensor.dtype) {
+                let (from, to) = (from.name(), tensor.dtype.name());
+                return Err(Error::unsupported(format!("{:?}: no cast from {from} to {to}", tensor.stored)));
+            }
+            sources.push((i, from, tensor.dtype));
+            tensors.push(tensor);
+        }
+        let inner = self.open;
+        let open: OpenStream<'p> = Box::new(move |j, region| {
+            let (i, from, to) = sources[j];
+            let stream = inner(i, region)?;
+            Ok(if from == to { stream } else { Box::new(CastStream::new(stream, from, to)?) })
+        });
+        Ok(Plan { tensors, values, open })
+    }
+
+    /// The same with one more tensor, of one number, and its position.
+    pub(crate) fn with_number(self, number: f32) -> (Plan<'p>, usize) {
+        let Plan { mut tensors, values, open: inner } = self;
+        let position = tensors.len();
+        let key = "step".to_owned();
+        let (path, dtype, shape) = (Vec::new(), DType::Float32, Dims::new());
+        tensors.push(PlanTensor { stored: key.clone(), key, path, dtype, shape, requires_grad: false });
+        let open: OpenStream<'p> = Box::new(move |i, region| match i == position {
+            true => Ok(Box::new(Number(number.to_le_bytes()))),
+            false => inner(i, region),
+        });
+        (Plan { tensors, values, open }, position)
+    }
+
+    /// The same with some tensors of another type.
+    pub(crate) fn with_dtypes(self, wanted: &HashMap<usize, DType>) -> Result<Plan<'p>> {
+        let dtype = |i: &usize, tensor: &PlanTensor| wanted.get(i).copied().unwrap_or(tensor.dtype);
+        let all = self.tensors.iter().cloned().enumerate();
+        let chosen = all.map(|(i, tensor)| (i, PlanTensor { dtype: dtype(&i, &tensor), ..tensor })).collect();
+        let values = self.values.clone();
+        self.remapped(chosen, values)
+    }
+}
+
+/// One number.
+struct Number([u8; 4]);
+
+impl Stream for Number {
+    fn fill(&mut self, buf: &mut [u8]) -> Result<()> {
+        buf.chunks_exact_mut(4).for_each(|element| element.copy_from_slice(&self.0));
+        Ok(())
+    }
+}
+
 /// A region of a tensor and its place.
 #[derive(Debug, Clone)]
 pub(crate) struct Piece {
@@ -113,6 +174,8 @@ pub(crate) trait Framing: Sync {
 pub(crate) struct OutputOptions {
     pub(crate) sync: bool,
     pub(crate) control: Control,
+    /// How records of a DCP folder are compressed.
+    pub(crate) compression: Option<Compression>,
     /// Those who read what is written.
     pub(crate) readers: &'static Workers,
 }
@@ -120,7 +183,11 @@ pub(crate) struct OutputOptions {
 impl OutputOptions {
     pub(crate) fn new(sync: bool, control: &Control, sources: &[&Checkpoint]) -> OutputOptions {
         let readers = Workers::reading_any(sources.iter().map(|source| source.store.as_ref()));
-        OutputOptions { sync, control: control.clone(), readers }
+        OutputOptions { sync, control: control.clone(), compression: None, readers }
+    }
+
+    pub(crate) fn compressed(self, compression: Option<Compression>) -> OutputOptions {
+        OutputOptions { compression, ..self }
     }
 }
 

@@ -4,11 +4,12 @@ use std::collections::HashMap;
 
 use reshard_formats::{DType, RecordFrame, RecordSpec};
 use reshard_layout::Dims;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
 /// Where a tensor record lies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) struct Placed {
     /// Which of the rank's files.
     pub(crate) file: u32,

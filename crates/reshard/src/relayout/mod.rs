@@ -44,7 +44,7 @@ pub fn relayout(
     let pieces = planned.plan.pieces(layout)?;
     verify_seen(&planned.plan, &[source], options)?;
     verify_cut(&planned.plan, &[source], &pieces, options)?;
-    let output = OutputOptions::new(options.sync, &options.control, &[source]);
+    let output = OutputOptions::new(options.sync, &options.control, &[source]).compressed(options.compression);
     let ranks = layout.ranks() as usize;
     let written = write_dcp(&planned.plan, &pieces, ranks, options.overwrite, destination, &output)?;
     Ok(planned.report(source, destination.describe(), Format::Dcp, written, start))

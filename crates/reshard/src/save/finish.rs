@@ -18,7 +18,7 @@ use crate::commit::{Assembly, Commit, Failed, Publication, discard, encode_side}
 use crate::error::{Error, RankFailure, Result};
 use crate::group::{Group, asking_root};
 use crate::layout_names::{data_file, sidecar_name};
-use crate::plan::files::{FrameSizes, lay_out};
+use crate::plan::files::{FrameSizes, Placed, lay_out};
 use crate::plan::global::GlobalPlan;
 use crate::report::{PhaseClock, Phases, SaveReport, Slowest};
 use crate::workers::Workers;
@@ -28,6 +28,8 @@ use crate::workers::Workers;
 struct RankResults {
     files: Vec<(String, u64)>,
     tensors: Vec<Option<Checksums>>,
+    /// Of compressed records; others lie where they were planned.
+    places: Option<Vec<Placed>>,
     values: Vec<(u64, Option<Checksums>)>,
     /// Seconds that it wrote.
     wrote: f64,
@@ -80,7 +82,9 @@ fn try_finish(
     clock.enter("sync");
     let wrote = clock.last().as_secs_f64();
     let (results, mut unsynced) = match written {
-        Ok((w, unsynced)) => (Ok(RankResults { files: w.files, tensors: w.tensors, values: w.values, wrote }), Some(unsynced)),
+        Ok((w, unsynced)) => {
+            (Ok(RankResults { files: w.files, tensors: w.tensors, places: w.places, values: w.values, wrote }), Some(unsynced))
+        }
         Err(error) => (Err(error), None),
     };
     let mut own_files: Vec<String> = Vec::new();
@@ -242,7 +246,18 @@ fn assemble(
                 None => Err(disagree()),
             })
             .collect::<Result<Vec<_>>>()?;
-        let (placed, ends) = lay_out(shapes.into_iter(), options.files_per_rank, &mut sizes)?;
+        let (mut placed, mut ends) = lay_out(shapes.into_iter(), options.files_per_rank, &mut sizes)?;
+        if let Some(places) = &result.places {
+            if places.len() != placed.len() || places.iter().zip(&placed).any(|(is, planned)| is.file != planned.file) {
+                return Err(disagree());
+            }
+            placed.clone_from(places);
+            ends.iter_mut().for_each(|end| *end = 0);
+            for place in &placed {
+                let end = &mut ends[place.file as usize];
+                *end = place.offset.checked_add(place.length).ok_or_else(disagree)?.max(*end);
+            }
+        }
         if result.tensors.len() != tensors.len() || result.values.len() != assigned.len() - tensors.len() {
             return Err(disagree());
         }
@@ -282,6 +297,7 @@ pub(crate) fn offline_metadata(global: &GlobalPlan, options: &SaveOptions) -> Re
             RankResults {
                 files: (0..options.files_per_rank).map(|file| (data_file(rank, file, None), 0)).collect(),
                 tensors: vec![Some(Checksums::ZERO); tensors],
+                places: None,
                 values: vec![(0, Some(Checksums::ZERO)); assigned.len() - tensors],
                 wrote: 0.0,
             }

@@ -37,6 +37,7 @@ pub use simulate::{SimulatedPlan, simulate_plan};
 use crate::error::{Result, StorageContext};
 use crate::group::{Group, together};
 use crate::leaf::SaveState;
+pub use crate::packed::Compression;
 pub use crate::plan::cache::PlanCache;
 use crate::report::PhaseClock;
 pub use crate::report::{Phases, SaveReport, Slowest};

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::control::Control;
+use crate::packed::Compression;
 use crate::plan::cache::PlanCache;
 
 /// How to save. The default is safe: synced, with checksums, refusing to overwrite.
@@ -22,6 +23,8 @@ pub struct SaveOptions {
     /// Before anything is published, look whether every rank's files are there with their lengths: ranks that save to different
     /// paths, or to disks of their own, are found. One request a file.
     pub check_files: bool,
+    /// Compress the records of tensors. They take less room, and more time; a load of a part of one decompresses it up to there.
+    pub compression: Option<Compression>,
     /// How many files each rank writes.
     pub files_per_rank: u32,
     /// Keeps the plan for the next save of the same layout.
@@ -39,6 +42,7 @@ impl Default for SaveOptions {
             split_replicated_above: 32 << 20,
             check_replicas: false,
             check_files: true,
+            compression: None,
             files_per_rank: 1,
             plan_cache: None,
             control: Control::new(),

@@ -15,6 +15,8 @@ use super::prepare::Prepared;
 use crate::commit::discard;
 use crate::error::{Error, Result, StorageContext};
 use crate::layout_names::data_file;
+use crate::packed::Compression;
+use crate::packed::write::{Appending, Packer};
 use crate::plan::files::Placed;
 use crate::workers::Workers;
 
@@ -30,6 +32,8 @@ pub(crate) struct Written {
     pub(crate) files: Vec<(String, u64)>,
     /// In the order of the jobs.
     pub(crate) tensors: Vec<Option<Checksums>>,
+    /// Where compressed records came to lie, which nobody can plan; else they are where they were planned.
+    pub(crate) places: Option<Vec<Placed>>,
     /// Length and checksums in the order of the jobs.
     pub(crate) values: Vec<(u64, Option<Checksums>)>,
 }
@@ -52,6 +56,8 @@ pub(crate) struct Writing {
     files: Vec<File>,
     writers: Vec<Box<dyn Writer>>,
     sums: Vec<Option<Checksums>>,
+    /// Where each record lies; of compressed ones only those that were written.
+    places: Vec<Placed>,
 }
 
 /// One file to write.
@@ -84,15 +90,24 @@ impl Writing {
         }
         files.retain(|file| file.values || !file.tensors.is_empty());
         let count = files.len() as u32;
+        let places: Vec<Placed> = jobs.tensors.iter().map(|job| job.placed).collect();
         for file in &mut files {
             let values: u64 = if file.values { jobs.values.iter().map(|v| v.bytes.len() as u64).sum() } else { 0 };
-            file.length = file.end + values + file.with_index(jobs, prepared, count, options, None, |i| i.encoded_len())?;
+            if options.compression.is_some() {
+                file.end = 0;
+                continue;
+            }
+            file.length =
+                file.end + values + file.with_index(jobs, &places, prepared, count, options, None, |i| i.encoded_len())?;
         }
         options.control.expect(jobs.tensors.iter().map(|j| j.placed.data_length).sum());
-        let mut writing = Writing { files, writers: Vec::new(), sums: vec![None; jobs.tensors.len()] };
+        let mut writing = Writing { files, writers: Vec::new(), sums: vec![None; jobs.tensors.len()], places };
         for i in 0..writing.files.len() {
             let file = &writing.files[i];
-            let length = WriteOptions::with_length(file.length);
+            let length = match options.compression {
+                None => WriteOptions::with_length(file.length),
+                Some(_) => WriteOptions::default(),
+            };
             match store.create_writer(&file.name, &length).doing(|| format!("creating {}", file.name)) {
                 Ok(writer) => writing.writers.push(writer),
                 Err(error) => {
@@ -113,6 +128,9 @@ impl Writing {
         options: &SaveOptions,
         workers: &Workers,
     ) -> Result<()> {
+        if let Some(compression) = options.compression {
+            return self.put_packed(jobs, wanted, compression, options, workers);
+        }
         let ordered = store.capabilities().ordered_writes;
         let (files, writers) = (&self.files, &self.writers);
         let written: Vec<Vec<(usize, Option<Checksums>)>> = workers.run(|| {
@@ -146,6 +164,42 @@ impl Writing {
         Ok(())
     }
 
+    /// Appends the tensor jobs at these positions to their files, compressed.
+    fn put_packed(
+        &mut self,
+        jobs: &Jobs<'_>,
+        wanted: std::ops::Range<usize>,
+        compression: Compression,
+        options: &SaveOptions,
+        workers: &Workers,
+    ) -> Result<()> {
+        let (files, writers) = (&mut self.files, &self.writers);
+        let written: Vec<Vec<(usize, RecordChecksums)>> = workers.run(|| {
+            files
+                .par_iter_mut()
+                .zip(writers)
+                .with_max_len(1)
+                .map(|(file, writer)| {
+                    let first = file.tensors.partition_point(|&job| job < wanted.start);
+                    let last = file.tensors.partition_point(|&job| job < wanted.end);
+                    let mut packer = Packer::new(compression)?;
+                    let mut appending = Appending { writer: writer.as_ref(), at: file.end, checksums: options.checksums };
+                    let tensors = &file.tensors[first..last];
+                    let one = |&i: &usize| Ok((i, write_packed(&jobs.tensors[i], &mut packer, &mut appending, options)?));
+                    let written = tensors.iter().map(one).collect::<Result<_>>()?;
+                    file.end = appending.at;
+                    Ok(written)
+                })
+                .collect::<Result<_>>()
+        })??;
+        for (job, sum) in written.into_iter().flatten() {
+            let RecordChecksums { offset, length, data_offset, data_length, sums } = sum;
+            self.places[job] = Placed { offset, length, data_offset, data_length, ..self.places[job] };
+            self.sums[job] = sums;
+        }
+        Ok(())
+    }
+
     /// Writes the tensor jobs at these positions and everything else; see [`Writing::put`] and [`Writing::complete`].
     pub(crate) fn fill(
         mut self,
@@ -173,27 +227,30 @@ impl Writing {
         }
         let values =
             jobs.values.iter().map(|v| (v.bytes.len() as u64, options.checksums.then(|| Checksums::of(&v.bytes)))).collect();
+        let places = options.compression.map(|_| self.places);
         let files: Vec<(String, u64)> = self.files.into_iter().map(|f| (f.name, f.length)).collect();
         let names = files.iter().map(|(name, _)| name.clone());
         let unsynced = Unsynced { writers: names.zip(self.writers).collect() };
-        Ok((Written { files, tensors: self.sums, values }, unsynced))
+        Ok((Written { files, tensors: self.sums, places, values }, unsynced))
     }
 
     fn put_ends(&mut self, jobs: &Jobs<'_>, prepared: &Prepared, options: &SaveOptions) -> Result<()> {
         options.control.check("writing")?;
         let count = self.files.len() as u32;
-        for (file, writer) in self.files.iter().zip(&self.writers) {
+        for (file, writer) in self.files.iter_mut().zip(&self.writers) {
             let mut at = file.end;
             let mut end = Vec::new();
             if file.values {
                 jobs.values.iter().for_each(|value| end.extend_from_slice(&value.bytes));
             }
-            let index = file.with_index(jobs, prepared, count, options, Some(&self.sums), |index| index.encode())?;
+            let sums = Some(self.sums.as_slice());
+            let index = file.with_index(jobs, &self.places, prepared, count, options, sums, |index| index.encode())?;
             writer
                 .write_at(at, &[IoSlice::new(&end), IoSlice::new(&index)])
                 .doing(|| format!("writing the end of {}", file.name))?;
             at += (end.len() + index.len()) as u64;
-            debug_assert_eq!(at, file.length);
+            debug_assert!(options.compression.is_some() || at == file.length);
+            file.length = at;
         }
         Ok(())
     }
@@ -341,11 +398,43 @@ fn write_large(job: &TensorJob<'_>, writer: &dyn Writer, options: &SaveOptions) 
     Ok(sums)
 }
 
+/// A record as it would be, compressed.
+fn write_packed(
+    job: &TensorJob<'_>,
+    packer: &mut Packer,
+    appending: &mut Appending<'_>,
+    options: &SaveOptions,
+) -> Result<RecordChecksums> {
+    let frame = job.frame()?;
+    let mut feed = |push: &mut dyn FnMut(&[u8]) -> Result<()>| -> Result<()> {
+        push(&frame.head)?;
+        let mut crc = crc32fast::Hasher::new();
+        let mut failed = Ok(());
+        let mut step = |block: &[u8]| -> Result<()> {
+            options.control.check("writing")?;
+            crc.update(block);
+            push(block)?;
+            options.control.advance(block.len() as u64);
+            Ok(())
+        };
+        job.each_block(|block| {
+            if failed.is_ok() {
+                failed = step(block);
+            }
+        })?;
+        failed?;
+        push(&frame.tail(crc.finalize()))
+    };
+    appending.record(packer, frame.total_len(), &mut feed)
+}
+
 impl File {
     /// Gives the index that ends this file; without checksums it has the same length.
+    #[allow(clippy::too_many_arguments)]
     fn with_index<T>(
         &self,
         jobs: &Jobs<'_>,
+        places: &[Placed],
         prepared: &Prepared,
         count: u32,
         options: &SaveOptions,
@@ -367,7 +456,7 @@ impl File {
         for &i in &self.tensors {
             let job = &jobs.tensors[i];
             let region = OffsetsAndSizes(&job.global_offsets, &job.sizes);
-            let Placed { offset, length, data_offset, data_length, .. } = job.placed;
+            let Placed { offset, length, data_offset, data_length, .. } = places[i];
             let sum = RecordChecksums { offset, length, data_offset, data_length, sums: sums.map_or(zero, |sums| sums[i]) };
             records.push(IndexedRecordRef { key: position(job.local), region: Some(region), sum });
         }

@@ -127,7 +127,8 @@ pub(crate) fn catalog(metadata: Metadata, save_id: Option<String>, writer: Strin
                     CatalogEntry::tensor(entry.path, tensor)
                 }
                 EntryKind::Bytes(info) => {
-                    let place = ValuePlace::Record { file: info.file.0, offset: info.offset, length: info.length };
+                    let transform = info.transforms.as_deref().and_then(transform);
+                    let place = ValuePlace::Record { file: info.file.0, offset: info.offset, length: info.length, transform };
                     CatalogEntry::value(entry.path, place)
                 }
             };

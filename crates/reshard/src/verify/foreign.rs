@@ -28,7 +28,8 @@ pub(super) fn batches<'c>(file: u32, named: &[Named<'c>]) -> Vec<Batch<'c>> {
     let mut batches: Vec<Batch<'c>> = Vec::new();
     let mut start = 0;
     let mut last: Option<(u64, u64)> = None;
-    for record in named {
+    // What is compressed is no archive.
+    for record in named.iter().filter(|record| record.transform.is_none()) {
         let end = record.offset.saturating_add(record.length);
         let same = last.is_some_and(|(offset, last_end)| (offset, last_end) == (record.offset, end));
         if let Some(keys) = batches.last_mut().and_then(|batch| batch.records.last_mut()).filter(|_| same) {

@@ -17,6 +17,7 @@
 
 mod foreign;
 mod own;
+mod packed;
 mod structure;
 mod twice;
 mod values;
@@ -178,6 +179,8 @@ pub(crate) struct Named<'c> {
     entry: &'c CatalogEntry,
     /// The tensor and which part of it; `None` for a value.
     chunk: Option<(&'c CatalogTensor, &'c reshard_layout::Region)>,
+    /// The stream transforms that it went through.
+    transform: Option<&'c str>,
 }
 
 /// The records that the catalog names, by file.
@@ -199,7 +202,7 @@ pub fn verify(checkpoint: &Checkpoint, options: &VerifyOptions) -> Result<Verify
         return Ok(report);
     }
     let named = structure::named_records(checkpoint);
-    structure::transformed(checkpoint, &mut gathered);
+    packed::unknown(checkpoint, &mut gathered);
     structure::coverage(checkpoint, &mut gathered)?;
     let sizes = structure::files(checkpoint, &named, &mut gathered)?;
     twice::flaws(checkpoint, &mut gathered);
@@ -225,6 +228,7 @@ pub fn verify(checkpoint: &Checkpoint, options: &VerifyOptions) -> Result<Verify
         if !files.is_empty() {
             found = found.join(structure::safetensors(checkpoint, &files, options)?);
         }
+        found = found.join(packed::check(checkpoint, options)?);
         gathered = values::check(checkpoint, options, gathered.join(found))?;
         structure::all_read(checkpoint, &named, &mut gathered);
     }

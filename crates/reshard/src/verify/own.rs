@@ -89,7 +89,10 @@ pub(super) fn plan(
 fn indexed(index: &FileIndex, record: &IndexedRecord) -> Record {
     let entry = &index.table[record.key as usize];
     let tensor = match (&entry.tensor, &record.region) {
-        (Some(tensor), Some(region)) => Some((tensor.dtype, tensor.requires_grad, region.sizes().to_vec())),
+        // A compressed record has no frame of its own.
+        (Some(tensor), Some(region)) if !record.sum.is_packed_tensor() => {
+            Some((tensor.dtype, tensor.requires_grad, region.sizes().to_vec()))
+        }
         _ => None,
     };
     Record { key: entry.key.clone(), sum: record.sum, value: entry.tensor.is_none(), tensor }
@@ -102,7 +105,10 @@ fn summed(sum: RecordChecksums, named: &[Named<'_>]) -> Record {
         key: known.map_or_else(|| "?".to_owned(), |n| n.key.to_owned()),
         sum,
         value: known.is_some_and(|n| n.tensor.is_none()),
-        tensor: known.and_then(|n| n.tensor).map(|(dtype, grad, shape)| (dtype, grad, shape.to_vec())),
+        tensor: known
+            .filter(|_| !sum.is_packed_tensor())
+            .and_then(|n| n.tensor)
+            .map(|(dtype, grad, shape)| (dtype, grad, shape.to_vec())),
     }
 }
 

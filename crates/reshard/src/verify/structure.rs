@@ -19,17 +19,18 @@ pub(super) fn named_records(checkpoint: &Checkpoint) -> NamedByFile<'_> {
         match &entry.kind {
             CatalogKind::Tensor(tensor) => {
                 for chunk in &tensor.chunks {
-                    if let ChunkPlace::Record { offset, length, transform: None } = &chunk.place {
+                    if let ChunkPlace::Record { offset, length, transform } = &chunk.place {
                         let whole = Some((tensor, &chunk.region));
                         let tensor = Some((tensor.dtype, tensor.requires_grad, chunk.region.sizes()));
                         let (offset, length) = (*offset, *length);
-                        let record = Named { key, offset, length, tensor, entry, chunk: whole };
+                        let record = Named { key, offset, length, tensor, entry, chunk: whole, transform: transform.as_deref() };
                         named.entry(chunk.file).or_default().push(record);
                     }
                 }
             }
-            CatalogKind::Value(ValuePlace::Record { file, offset, length }) => {
-                let record = Named { key, offset: *offset, length: *length, tensor: None, entry, chunk: None };
+            CatalogKind::Value(ValuePlace::Record { file, offset, length, transform }) => {
+                let (offset, length, transform) = (*offset, *length, transform.as_deref());
+                let record = Named { key, offset, length, tensor: None, entry, chunk: None, transform };
                 named.entry(*file).or_default().push(record);
             }
             CatalogKind::Value(_) => {}
@@ -39,20 +40,6 @@ pub(super) fn named_records(checkpoint: &Checkpoint) -> NamedByFile<'_> {
         records.sort_by_key(|r| (r.offset, r.length));
     }
     named
-}
-
-/// Chunks that went through a transformation which only its own library can undo.
-pub(super) fn transformed(checkpoint: &Checkpoint, gathered: &mut Gathered) {
-    for (key, entry) in &checkpoint.catalog().entries {
-        let CatalogKind::Tensor(tensor) = &entry.kind else { continue };
-        for chunk in &tensor.chunks {
-            if let ChunkPlace::Record { offset, transform: Some(name), .. } = &chunk.place {
-                let what = format!("stored through {name}, which cannot be undone here; its content was not checked");
-                gathered.warning(Some(key), checkpoint.file_name(chunk.file), Some(*offset), what);
-                gathered.unchecked += 1;
-            }
-        }
-    }
 }
 
 /// Every element of every tensor exactly once.

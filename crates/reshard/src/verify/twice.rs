@@ -239,6 +239,10 @@ fn difference(index: &FileIndex, found: &IndexedRecord, wanted: &Named<'_>, keys
     match (&entry.tensor, &found.region, wanted.chunk) {
         (None, None, None) => None,
         (Some(tensor), Some(region), Some((stored, wanted_region))) => {
+            if found.sum.is_packed_tensor() != wanted.transform.is_some() {
+                let is = if found.sum.is_packed_tensor() { "is" } else { "is not" };
+                return Some(format!("that it {is} compressed"));
+            }
             let same = tensor.dtype == stored.dtype
                 && tensor.requires_grad == stored.requires_grad
                 && tensor.shape == stored.shape

@@ -9,6 +9,7 @@ use reshard_formats::pickle::acts;
 use super::{FileKind, Gathered, Severity, VerifyOptions, file_kind};
 use crate::checkpoint::{CatalogKind, Checkpoint, LoadedValue, StoredFile, ValuePlace};
 use crate::error::{Result, chain};
+use crate::packed::Compression;
 use crate::workers::Workers;
 
 /// What a value's record was found to be.
@@ -28,7 +29,9 @@ pub(super) fn check(checkpoint: &Checkpoint, options: &VerifyOptions, mut gather
     let mut inline: Vec<(&str, &str)> = Vec::new();
     for (key, entry) in &checkpoint.catalog().entries {
         match &entry.kind {
-            CatalogKind::Value(ValuePlace::Record { file, offset, length }) => {
+            // What cannot be undone was found before.
+            CatalogKind::Value(ValuePlace::Record { transform: Some(name), .. }) if Compression::of(name).is_none() => {}
+            CatalogKind::Value(ValuePlace::Record { file, offset, length, .. }) => {
                 places.entry((*file, *offset, *length)).or_default().push(key);
             }
             CatalogKind::Value(ValuePlace::Opaque { class }) => inline.push((key, class)),

@@ -381,3 +381,41 @@ fn damaged_files_of_other_programs_do_no_harm() {
         }
     }
 }
+
+// The same body as the fuzz target `folder`.
+#[path = "../../../../fuzz/folder.rs"]
+mod folder;
+
+#[test]
+fn mutated_folders_of_other_programs_end_in_a_value_or_an_error() {
+    let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds/folder");
+    let mut seeds: Vec<PathBuf> = std::fs::read_dir(seeds).unwrap().map(|entry| entry.unwrap().path()).collect();
+    seeds.sort();
+    assert!(seeds.len() >= 10, "every format has a seed");
+    let mutations: u64 = std::env::var("RESHARD_MUTATIONS").ok().and_then(|text| text.parse().ok()).unwrap_or(60);
+    let mut state = 0x2545_f491_4f6c_dd1du64;
+    let mut dice = |limit: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % limit.max(1) as u64) as usize
+    };
+    for seed in seeds {
+        let data = std::fs::read(&seed).unwrap();
+        assert!(folder::check(&folder::files(&data)), "{} opens as it is", seed.display());
+        for _ in 0..mutations {
+            let mut mutated = data.clone();
+            for _ in 0..=dice(3) {
+                let at = dice(mutated.len());
+                match dice(6) {
+                    0 | 1 => mutated[at] ^= 1 << dice(8),
+                    2 => mutated[at] = dice(256) as u8,
+                    3 => mutated[at] = [0, 1, 0x7f, 0x80, 0xff, b'.', b'0', b'K', b'M', b'J'][dice(10)],
+                    4 => drop(mutated.drain(at..(at + 1 + dice(4)).min(data.len() - 4).max(at))),
+                    _ => mutated.insert(at, dice(256) as u8),
+                }
+            }
+            folder::check(&folder::files(&mutated));
+        }
+    }
+}

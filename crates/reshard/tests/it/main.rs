@@ -4,12 +4,14 @@
 
 mod asynchronous;
 mod comparing;
+mod compressed;
 mod converting;
 mod corpus;
 mod crashes;
 mod device_memory;
 mod digests;
 mod editing;
+mod for_trainers;
 mod foreign;
 mod health;
 mod killed;

@@ -15,6 +15,7 @@ use reshard::mesh::Layout;
 use reshard::records::{RecordContent, RecordToWrite, begin, publish_records, write_records};
 use reshard::recover::{RecoverOptions, recover};
 use reshard::relayout::relayout;
+use reshard::save::Compression;
 use reshard::storage::faulty::{Failure, Fault, Faults, Rule, When};
 use reshard::storage::memory::MemoryStore;
 use reshard::storage::{Operation, Store};
@@ -118,6 +119,38 @@ pub(crate) fn to_several_files(number: u64, store: &Arc<dyn Store>) -> Result<()
 
 pub(crate) fn to_torch(number: u64, store: &Arc<dyn Store>) -> Result<()> {
     converting_to(number, store, ConvertTarget::Torch)
+}
+
+/// A conversion whose records are compressed.
+fn compressing(number: u64, store: &Arc<dyn Store>) -> Result<()> {
+    let mut options = conversion();
+    options.compression = Some(Compression::Zstd);
+    convert(&source(number), &Destination::folder(Arc::clone(store)), ConvertTarget::Dcp { ranks: 2 }, &options).map(drop)
+}
+
+fn saving_compressed(number: u64, store: &Arc<dyn Store>) -> Result<()> {
+    let wholes = generation(number);
+    let cut = Cut { mesh: vec![RANKS as u64], placements: vec![Placement::Shard(0)] };
+    one(run_threads(RANKS, |group| {
+        let memories: Vec<Vec<Memory>> = wholes.iter().map(|w| held(w, &cut, group.rank() as u64, false)).collect();
+        let mut options = overwriting();
+        options.compression = Some(Compression::Zstd);
+        save_with(&group, &state_of(&wholes, &memories, number), store, &options)
+    }))
+}
+
+/// A universal checkpoint of DeepSpeed, of a model that is trained.
+fn to_universal(number: u64, store: &Arc<dyn Store>) -> Result<()> {
+    let trained: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let wholes = generation(number);
+    let cut = Cut { mesh: vec![1], placements: vec![Placement::Replicate] };
+    let memories: Vec<Vec<Memory>> = wholes.iter().map(|w| held(w, &cut, 0, false)).collect();
+    let mut state = state_of(&wholes, &memories, number);
+    state.insert_value("optim.state.a.step", Value::from(number as i64)).unwrap();
+    state.insert_value("optim.param_groups.0.lr", Value::from(0.5)).unwrap();
+    save_with(&Solo, &state, &trained, &overwriting()).unwrap();
+    let source = Checkpoint::open_store(trained).unwrap();
+    convert(&source, &Destination::folder(Arc::clone(store)), ConvertTarget::Universal, &conversion()).map(drop)
 }
 
 pub(crate) fn laying_out_anew(number: u64, store: &Arc<dyn Store>) -> Result<()> {
@@ -342,6 +375,11 @@ matrix! {
     several_safetensors_files_to_a_free_path: case(to_several_files, None), &STORES;
     several_safetensors_files_over_several: case(to_several_files, Some(to_several_files)), &STORES;
     several_safetensors_files_over_one: case(to_several_files, Some(to_one_file)), &STORES;
+    a_compressed_save_to_a_free_path: case(saving_compressed, None), &STORES;
+    a_compressed_save_over_a_checkpoint: case(saving_compressed, Some(saving)), &STORES;
+    a_compressed_conversion_over_a_checkpoint: case(compressing, Some(saving_compressed)), &STORES;
+    a_universal_checkpoint_to_a_free_path: Case { again: false, ..case(to_universal, None) }, &STORES;
+    a_universal_checkpoint_over_another: Case { again: false, ..case(to_universal, Some(to_universal)) }, &STORES;
     a_torch_file_to_a_free_path: case(to_torch, None), &STORES;
     a_torch_file_over_another: case(to_torch, Some(to_torch)), RENAMING;
 }

@@ -50,6 +50,10 @@ pub(super) fn open_folder(folder: &Folder) -> Result<Option<Checkpoint>> {
         return Ok(None);
     }
     let named = latest(folder, LATEST)?;
+    // A folder of universal checkpoints alone: a tag without one was left by a conversion that was stopped.
+    if named.is_none() && folder.has(universal::LATEST)? {
+        return Ok(None);
+    }
     if named.as_ref().is_some_and(|tag| universal(&format!("{tag}/"))) {
         return Ok(None);
     }

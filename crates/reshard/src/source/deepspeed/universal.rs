@@ -13,7 +13,7 @@ use crate::source::folder::Folder;
 use crate::source::tensors::{self, Parts};
 use crate::workers::Workers;
 
-const LATEST: &str = "latest_universal";
+pub(super) const LATEST: &str = "latest_universal";
 const ZERO: &str = "zero/";
 const OPTIMIZER: &str = "zero/optimizer_state.pt";
 

@@ -1,0 +1,113 @@
+//! Compressed records: found like any other, once they were decompressed to see how long they are.
+
+use std::sync::Arc;
+
+use reshard_formats::TorchArchive;
+use reshard_layout::{ByteLayout, Dims};
+
+use super::expansion::{DECODED, allowed};
+use super::locate::{Located, Wanted};
+use super::{Checkpoint, StoredChunk};
+use crate::error::{Error, Result, chain};
+use crate::packed::read::{Broken, Ends, FIRST_NUMBER, PackedPlace, PackedRecord, unpack};
+use crate::packed::{Compression, Packed};
+
+/// What surrounds a tensor's data in its record is less.
+const FRAME: u64 = 1 << 20;
+
+impl Checkpoint {
+    fn packed(&self) -> &Packed {
+        let stored = self.base().unwrap_or(self);
+        stored.packed.get_or_init(|| Packed::of(&stored.catalog))
+    }
+
+    /// The compressed record of a number that is not a data file's.
+    pub(super) fn packed_record(&self, number: u32) -> Option<&PackedRecord> {
+        if number < FIRST_NUMBER || number == StoredChunk::NO_FILE {
+            return None;
+        }
+        self.base().unwrap_or(self).packed.get()?.record(number)
+    }
+
+    /// Refuses what was done to a record if it cannot be undone.
+    pub(crate) fn compression(&self, key: &str, transform: &str) -> Result<Compression> {
+        Compression::of(transform).ok_or_else(|| {
+            Error::unsupported(format!(
+                "{key:?} in {} was stored through the stream transform {transform:?}, which is not known; load it with PyTorch \
+                 and the extension that made it, and save it without",
+                self.path
+            ))
+        })
+    }
+
+    /// Finds the tensor in a compressed record.
+    pub(super) fn locate_packed(&self, wanted: &Wanted<'_>, offset: u64, length: u64) -> Result<Located> {
+        let file = wanted.file;
+        let unknown = || Error::internal("a compressed record that is not known");
+        let (number, record) = self.packed().find(file, offset, length).ok_or_else(unknown)?;
+        let packed = ByteLayout::contiguous(wanted.sizes, wanted.dtype.size())?;
+        if let Some((sizes, located)) = record.located.get()
+            && located.dtype == wanted.dtype
+            && sizes.as_slice() == wanted.sizes
+        {
+            return Ok(located.clone());
+        }
+        let place = self.packed_place(wanted.key, file, offset, length)?;
+        let measured = place.measure(allowed(packed.end(), FRAME)).map_err(|broken| match broken {
+            Broken::TooLarge(most) => {
+                let detail = format!("it decompresses to more than {most} bytes, and its tensor has {}", packed.end());
+                self.corrupt(wanted.key, file, offset, detail)
+            }
+            broken => self.broken(wanted.key, file, offset, broken),
+        })?;
+        let len = measured.len;
+        let reader = record.reader.get_or_init(|| self.packed().reader(number, place, len));
+        let ends = Ends { measured, rest: reader.as_ref() };
+        let archive = TorchArchive::open(&ends, 0, len).map_err(|e| self.corrupt(wanted.key, file, offset, chain(&e)))?;
+        let located = self.in_archive(&Wanted { file: number, ..*wanted }, offset, &archive)?;
+        record.located.get_or_init(|| (Dims::from_slice(wanted.sizes), located.clone()));
+        Ok(located)
+    }
+
+    fn packed_place(&self, key: &str, file: u32, offset: u64, length: u64) -> Result<PackedPlace> {
+        let reader = self.reader(file)?;
+        if offset.checked_add(length).is_none_or(|end| end > reader.len()) {
+            let detail = format!("its record of {length} bytes does not fit into the file of {} bytes", reader.len());
+            return Err(self.corrupt(key, file, offset, detail));
+        }
+        Ok(PackedPlace { file: Arc::clone(reader), offset, length })
+    }
+
+    /// How many bytes the value in a compressed record has.
+    pub(super) fn unpacked_value_len(&self, key: &str, file: u32, offset: u64, length: u64) -> Result<u64> {
+        let unknown = || Error::internal("a compressed record that is not known");
+        let (_, record) = self.packed().find(file, offset, length).ok_or_else(unknown)?;
+        if let Some(known) = record.value.get() {
+            return Ok(*known);
+        }
+        let place = self.packed_place(key, file, offset, length)?;
+        let measured = place.measure(self.most_of_value(length));
+        let len = measured.map_err(|broken| self.broken(key, file, offset, broken))?.len;
+        Ok(*record.value.get_or_init(|| len))
+    }
+
+    /// The bytes of a value's record that was compressed.
+    pub(super) fn unpacked_value(&self, key: &str, file: u32, offset: u64, record: &[u8]) -> Result<Vec<u8>> {
+        unpack(record, self.most_of_value(record.len() as u64)).map_err(|broken| self.broken(key, file, offset, broken))
+    }
+
+    fn most_of_value(&self, length: u64) -> u64 {
+        allowed(length, self.expanded_limit / DECODED)
+    }
+
+    fn broken(&self, key: &str, file: u32, offset: u64, broken: Broken) -> Error {
+        match broken {
+            Broken::Storage(source) => Error::Storage { doing: format!("reading {key:?} from {}", self.file_name(file)), source },
+            Broken::Damaged(detail) => self.corrupt(key, file, offset, detail),
+            Broken::TooLarge(most) => {
+                let detail = format!("{key:?} decompresses to more than {most} bytes");
+                self.expands(key, detail, self.expanded_limit / DECODED)
+            }
+        }
+    }
+}
