@@ -40,7 +40,9 @@ impl Objects {
 pub(super) fn opened(checkpoint: &Checkpoint) -> Result<Objects> {
     let mut objects = Objects::default();
     for (key, entry) in &checkpoint.catalog.entries {
-        let CatalogKind::Value(ValuePlace::Record { file, offset, length }) = entry.kind else { continue };
+        // Behind a stream transform they stay values, which are read when they are asked for.
+        let CatalogKind::Value(ValuePlace::Record { file, offset, length, transform: None }) = &entry.kind else { continue };
+        let (file, offset, length) = (*file, *offset, *length);
         let below = match key.strip_suffix(GATHERED) {
             Some(group) => Some(format!("{group}.param_state")),
             None if key == COMMON => None,
