@@ -602,7 +602,7 @@ mod tests {
         assert!(error("[[rule]]\ndrop = \"a\"\nto = \"b\"").contains("neither from, to nor steps"));
         assert!(error("[[rule]]\nfrom = \"a\"").contains("needs from and to"));
         let unknown = rules("", "r", &Parameters::from([("x".to_owned(), 1)])).unwrap_err().to_string();
-        assert!(unknown.contains("no parameter \"x\""), "{unknown}");
+        assert!(unknown.contains("unknown parameter \"x\""), "{unknown}");
     }
 
     #[test]

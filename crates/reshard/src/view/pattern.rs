@@ -316,10 +316,10 @@ mod tests {
         let wrong = |text: &str| Pattern::parse(text, &BTreeMap::new()).unwrap_err();
         assert!(wrong("a{b").contains("without its }"));
         assert!(wrong("a}b").contains("without its {"));
-        assert!(wrong("{a b}").contains("no name of a capture"));
+        assert!(wrong("{a b}").contains("invalid name of a capture"));
         assert!(wrong("{a*x+b}").contains("no parameter"));
         assert!(wrong("{a+b}").contains("adds two captures"));
-        assert!(wrong("{a:}").contains("no kind"));
+        assert!(wrong("{a:}").contains("invalid kind"));
         assert!(pattern("{a}").name(&Captures::new()).unwrap_err().contains("{a}"));
         let too_far = Captures::from([("stage".into(), "0".into()), ("layer".into(), "9".into())]);
         assert!(pattern("{stage*per_stage+layer}").name(&too_far).unwrap_err().contains("not below 8"));
