@@ -118,10 +118,11 @@ fn relayout_cuts_for_a_mesh() {
     check("relayout", Some(folder.path()), &[&["relayout", &source, &to], &layout[..]].concat());
     check("relayout_result", Some(folder.path()), &["ls", &to]);
     fine(&["diff", &source, &to, "--include", "model.*weight"]);
-    // What was cut for the mesh is read by it whole: nothing in vain.
+    // What was cut for the mesh lies together: so small, a load reads it with one request a file, what is between included.
     let plan = json(&[&["plan", &to, "--json"], &layout[..]].concat());
-    assert_eq!(plan["read_amplification"], 1.0);
-    assert_eq!(plan["ranks"].as_array().unwrap().len(), 4);
+    let ranks = plan["ranks"].as_array().unwrap();
+    assert_eq!(ranks.len(), 4);
+    assert!(ranks.iter().all(|rank| rank["reads"] == rank["files"]), "{plan}");
 }
 
 #[test]

@@ -93,7 +93,8 @@ fn every_verb_that_reads_takes_every_format() {
         }
         is_equal(&case, &case.entries(), "digest");
         assert!(!case.fine(&["show", path, key]).is_empty());
-        assert!(!case.fine(&["stats", path]).is_empty());
+        // Numbers that were made up may be called bad; they are there all the same.
+        assert!(!run(&case.with(&["stats", path])).stdout.is_empty());
         assert!(case.fine(&["verify", path]).contains("sound"), "{}", case.name);
         case.fine(&["diff", path, path]);
         assert!(!case.fine(&["plan", path, "--mesh", "3"]).is_empty());

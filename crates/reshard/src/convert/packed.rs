@@ -46,9 +46,8 @@ pub(super) fn write_packed(plan: &Plan<'_>, folder: PackedFolder<'_>, options: &
     let save_id = commit.save_id.clone();
     let mut put = || -> Result<(Vec<OutputFile>, Vec<Checksums>)> {
         let records = options.readers.run(|| {
-            let one = |(file, writer): (&RankFile, &Box<dyn Writer>)| {
-                append(plan, &pieces, file, writer.as_ref(), compression, options)
-            };
+            let writers: Vec<&dyn Writer> = writers.iter().map(AsRef::as_ref).collect();
+            let one = |(file, writer): (&RankFile, &&dyn Writer)| append(plan, &pieces, file, *writer, compression, options);
             files.par_iter().zip(&writers).with_max_len(1).map(one).collect::<Result<Vec<_>>>()
         })??;
         let mut sums = vec![Checksums::ZERO; pieces.len()];

@@ -42,9 +42,10 @@ impl Packer {
         let mut input = InBuffer::around(bytes);
         loop {
             self.output.clear();
-            let mut output = OutBuffer::around(&mut self.output);
-            let left = self.context.compress_stream2(&mut output, &mut input, directive).map_err(failed)?;
-            drop(output);
+            let left = {
+                let mut output = OutBuffer::around(&mut self.output);
+                self.context.compress_stream2(&mut output, &mut input, directive).map_err(failed)?
+            };
             if !self.output.is_empty() {
                 give(&self.output)?;
             }
