@@ -38,13 +38,13 @@ pub(crate) use check::{Checker, check_whole};
 pub(crate) use computed::{Computed, Formula, Input};
 use indexmap::IndexMap;
 pub(crate) use locate::{Check, Located, Precision};
+use packed::Packed;
 pub use read::{LoadedValue, decode_record};
 use reshard_formats::ReadAt;
 use reshard_formats::own::Sidecar;
 use reshard_storage::{Reader, Store};
 
 use crate::error::{Error, Result, StorageContext};
-use crate::packed::Packed;
 
 /// No `.metadata` is larger; a lying file cannot make us allocate more.
 pub(crate) const MAX_METADATA_BYTES: u64 = 8 << 30;

@@ -1,16 +1,18 @@
 //! Compressed records: found like any other, once they were decompressed to see how long they are.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
 
 use reshard_formats::TorchArchive;
 use reshard_layout::{ByteLayout, Dims};
+use reshard_storage::Reader;
 
 use super::expansion::{DECODED, allowed};
 use super::locate::{Located, Wanted};
-use super::{Checkpoint, StoredChunk};
+use super::{Catalog, CatalogKind, Checkpoint, ChunkPlace, StoredChunk, ValuePlace};
 use crate::error::{Error, Result, chain};
-use crate::packed::read::{Broken, Ends, FIRST_NUMBER, PackedPlace, PackedRecord, unpack};
-use crate::packed::{Compression, Packed};
+use crate::packed::Compression;
+use crate::packed::read::{Broken, Ends, PackedPlace, Pool, Unpacked, unpack};
 
 /// What surrounds a tensor's data in its record is less.
 const FRAME: u64 = 1 << 20;
@@ -109,5 +111,75 @@ impl Checkpoint {
                 self.expands(key, detail, self.expanded_limit / DECODED)
             }
         }
+    }
+}
+
+/// The number of the first compressed record: above those of all files, also of files of a checkpoint beside.
+const FIRST_NUMBER: u32 = 1 << 31;
+
+/// The compressed records of a checkpoint, each with a number as if it were a file.
+#[derive(Debug)]
+pub(super) struct Packed {
+    numbers: HashMap<(u32, u64, u64), u32>,
+    records: Vec<PackedRecord>,
+    pool: Arc<Pool>,
+}
+
+#[derive(Debug)]
+pub(super) struct PackedRecord {
+    /// The data file that it lies in.
+    pub(super) file: u32,
+    pub(super) reader: OnceLock<Arc<dyn Reader>>,
+    /// Where its tensor was found.
+    pub(super) located: OnceLock<(Dims, Located)>,
+    /// How long the value in it is.
+    pub(super) value: OnceLock<u64>,
+}
+
+impl Packed {
+    /// The compressed records that a catalog names.
+    pub(super) fn of(catalog: &Catalog) -> Packed {
+        let mut packed = Packed { numbers: HashMap::new(), records: Vec::new(), pool: Arc::default() };
+        for entry in catalog.entries.values() {
+            match &entry.kind {
+                CatalogKind::Tensor(tensor) => {
+                    for chunk in &tensor.chunks {
+                        if let ChunkPlace::Record { offset, length, transform: Some(name) } = chunk.place.stored() {
+                            packed.add(chunk.file, *offset, *length, name);
+                        }
+                    }
+                }
+                CatalogKind::Value(ValuePlace::Record { file, offset, length, transform: Some(name) }) => {
+                    packed.add(*file, *offset, *length, name);
+                }
+                CatalogKind::Value(_) => {}
+            }
+        }
+        packed
+    }
+
+    fn add(&mut self, file: u32, offset: u64, length: u64, transform: &str) {
+        let number = FIRST_NUMBER.saturating_add(self.records.len() as u32);
+        if Compression::of(transform).is_some() && !self.numbers.contains_key(&(file, offset, length)) {
+            self.numbers.insert((file, offset, length), number);
+            let (reader, located, value) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+            self.records.push(PackedRecord { file, reader, located, value });
+        }
+    }
+
+    /// The number and the record of a stretch of a data file.
+    pub(super) fn find(&self, file: u32, offset: u64, length: u64) -> Option<(u32, &PackedRecord)> {
+        let number = *self.numbers.get(&(file, offset, length))?;
+        Some((number, self.record(number)?))
+    }
+
+    /// The record of a number that is not a data file's.
+    pub(super) fn record(&self, number: u32) -> Option<&PackedRecord> {
+        self.records.get(number.checked_sub(FIRST_NUMBER)? as usize)
+    }
+
+    /// A reader of a record that was measured.
+    pub(super) fn reader(&self, number: u32, place: PackedPlace, len: u64) -> Arc<dyn Reader> {
+        Arc::new(Unpacked::new(place, len, number, Arc::clone(&self.pool)))
     }
 }

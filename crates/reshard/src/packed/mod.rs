@@ -7,7 +7,6 @@
 pub(crate) mod read;
 pub(crate) mod write;
 
-pub(crate) use read::Packed;
 use serde::{Deserialize, Serialize};
 
 /// How records of tensors are compressed.

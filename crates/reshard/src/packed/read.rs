@@ -3,17 +3,12 @@
 //! A decoder goes forwards only. Those that stand somewhere in a record wait in a pool until someone reads on from there; who
 //! reads from before any of them starts anew. The pool is bounded, whatever the number of records.
 
-use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use reshard_formats::ReadAt;
-use reshard_layout::Dims;
 use reshard_storage::{Operation, Reader, StorageError};
 use zstd_safe::{DCtx, DParameter, InBuffer, OutBuffer};
-
-use super::Compression;
-use crate::checkpoint::{Catalog, CatalogKind, ChunkPlace, Located, ValuePlace};
 
 /// Compressed bytes are read in parts of this size.
 const INPUT: usize = 128 << 10;
@@ -235,6 +230,13 @@ pub(crate) struct Unpacked {
     pool: Arc<Pool>,
 }
 
+impl Unpacked {
+    /// A record that was measured, under a number by which its decoders wait in a pool.
+    pub(crate) fn new(place: PackedPlace, len: u64, record: u32, pool: Arc<Pool>) -> Unpacked {
+        Unpacked { place, len, record, pool }
+    }
+}
+
 impl Reader for Unpacked {
     fn path(&self) -> &str {
         self.place.file.path()
@@ -278,75 +280,5 @@ impl Reader for Unpacked {
             self.pool.give(self.record, unpacking);
         }
         Ok(())
-    }
-}
-
-/// The number of the first compressed record: above those of all files, also of files of a checkpoint beside.
-pub(crate) const FIRST_NUMBER: u32 = 1 << 31;
-
-/// The compressed records of a checkpoint, each with a number as if it were a file.
-#[derive(Debug)]
-pub(crate) struct Packed {
-    numbers: HashMap<(u32, u64, u64), u32>,
-    records: Vec<PackedRecord>,
-    pool: Arc<Pool>,
-}
-
-#[derive(Debug)]
-pub(crate) struct PackedRecord {
-    /// The data file that it lies in.
-    pub(crate) file: u32,
-    pub(crate) reader: OnceLock<Arc<dyn Reader>>,
-    /// Where its tensor was found.
-    pub(crate) located: OnceLock<(Dims, Located)>,
-    /// How long the value in it is.
-    pub(crate) value: OnceLock<u64>,
-}
-
-impl Packed {
-    /// The compressed records that a catalog names.
-    pub(crate) fn of(catalog: &Catalog) -> Packed {
-        let mut packed = Packed { numbers: HashMap::new(), records: Vec::new(), pool: Arc::default() };
-        for entry in catalog.entries.values() {
-            match &entry.kind {
-                CatalogKind::Tensor(tensor) => {
-                    for chunk in &tensor.chunks {
-                        if let ChunkPlace::Record { offset, length, transform: Some(name) } = chunk.place.stored() {
-                            packed.add(chunk.file, *offset, *length, name);
-                        }
-                    }
-                }
-                CatalogKind::Value(ValuePlace::Record { file, offset, length, transform: Some(name) }) => {
-                    packed.add(*file, *offset, *length, name);
-                }
-                CatalogKind::Value(_) => {}
-            }
-        }
-        packed
-    }
-
-    fn add(&mut self, file: u32, offset: u64, length: u64, transform: &str) {
-        let number = FIRST_NUMBER.saturating_add(self.records.len() as u32);
-        if Compression::of(transform).is_some() && !self.numbers.contains_key(&(file, offset, length)) {
-            self.numbers.insert((file, offset, length), number);
-            let (reader, located, value) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
-            self.records.push(PackedRecord { file, reader, located, value });
-        }
-    }
-
-    /// The number and the record of a stretch of a data file.
-    pub(crate) fn find(&self, file: u32, offset: u64, length: u64) -> Option<(u32, &PackedRecord)> {
-        let number = *self.numbers.get(&(file, offset, length))?;
-        Some((number, self.record(number)?))
-    }
-
-    /// The record of a number that is not a data file's.
-    pub(crate) fn record(&self, number: u32) -> Option<&PackedRecord> {
-        self.records.get(number.checked_sub(FIRST_NUMBER)? as usize)
-    }
-
-    /// A reader of a record that was measured.
-    pub(crate) fn reader(&self, number: u32, place: PackedPlace, len: u64) -> Arc<dyn Reader> {
-        Arc::new(Unpacked { place, len, record: number, pool: Arc::clone(&self.pool) })
     }
 }
