@@ -361,7 +361,7 @@ def stats(
     with as_raised():
         if key is not None:
             return _reshard.stats(path_text(path), key, bins, storage_options, views)
-        options = {"include": include, "exclude": exclude, "view": views}
+        options: Selecting = {"include": include, "exclude": exclude, "view": views}
         return _reshard.scan(path_text(path), options, bins, verify, storage_options)
 
 
@@ -385,7 +385,7 @@ def health(
         view: rules through which to see it.
         storage_options: settings of the store by name.
     """
-    options = {"include": include, "exclude": exclude, "view": inner_views(view)}
+    options: Selecting = {"include": include, "exclude": exclude, "view": inner_views(view)}
     texts = [f"{name}={'off' if limit is None else repr(float(limit))}" for name, limit in (limits or {}).items()]
     with as_raised():
         return _reshard.health(path_text(path), options, texts, verify, storage_options)
