@@ -79,6 +79,11 @@ PLAIN = {
     "small": np.int8(-3),
     "numpy_bool": np.bool_(True),
     "numpy_dtype": np.dtype("float32"),
+    "numpy_date": np.datetime64("2024-02-29T01:02:03.004", "ms"),
+    "numpy_dates": np.array(["2024-02-29", "NaT"], dtype="datetime64[D]"),
+    "numpy_durations": np.array([[1, -2]], dtype=">m8[25us]"),
+    "numpy_no_unit": np.timedelta64(5),
+    "numpy_date_dtype": np.dtype("<M8[ns]"),
     "numpy_rng": np.random.RandomState(0).get_state(),
     "numpy_generator": np.random.default_rng(0).bit_generator.state,
     "python_rng": random.Random(0).getstate(),
@@ -179,7 +184,7 @@ def random_value(rng, depth=0, names=tuple(PLAIN)):
     if kind == 1:
         return rng.choice([0, 1, -1, 1.0, -0.0, float("nan"), True, "", "a.b", b"\xff", 2**63, 2**64 + 1, 1e308, None, "\u20ac"])
     if kind == 2:
-        return np.frombuffer(rng.randbytes(16), dtype=rng.choice(["u1", "<f4", ">f8", "<i8", "c8", "S4"])).copy()
+        return np.frombuffer(rng.randbytes(16), dtype=rng.choice(["u1", "<f4", ">f8", "<i8", "c8", "S4", "<M8[s]"])).copy()
     inside = [random_value(rng, depth + 1, names) for _ in range(rng.randrange(4))]
     if kind == 3:
         return tuple(inside)

@@ -1,5 +1,7 @@
 //! Objects of classes that are data: dates, fractions, ranges, counters, arrays. Recognised by name, never made.
 
+use std::borrow::Cow;
+
 use super::document::{Global, Made, Object, View};
 use super::error::PickleError;
 use super::node::Node;
@@ -32,7 +34,7 @@ impl<'d> Reader<'d, '_> {
     ) -> Result<Option<Value>, PickleError> {
         let kind = match (class.module(), class.name()) {
             ("numpy", "dtype") => {
-                let text = self.numpy_type(node).map(|(code, little)| crate::value::type_string(code, little));
+                let text = self.numpy_type(node).map(|(code, little)| crate::value::type_string(&code, little));
                 return Ok(text.and_then(|text| instance(PlainClass::NumpyDType, vec![Value::Str(text)])));
             }
             ("numpy._core.multiarray", "_reconstruct") => return self.array(object, args),
@@ -122,7 +124,7 @@ impl<'d> Reader<'d, '_> {
         };
         let (Some(shape), Some((code, little_endian))) = (shape, self.numpy_type(dtype)) else { return Ok(None) };
         self.charge(data.len())?;
-        let array = NumpyArray { code: code.to_owned(), little_endian, shape, data: data.to_vec() };
+        let array = NumpyArray { code: code.into_owned(), little_endian, shape, data: data.to_vec() };
         Ok(array.is_sound().then(|| Value::Array(Box::new(array))))
     }
 
@@ -143,17 +145,17 @@ impl<'d> Reader<'d, '_> {
         };
         let (Some(shape), Some((code, little_endian))) = (shape, self.numpy_type(dtype)) else { return Ok(None) };
         self.charge(data.len())?;
-        let mut array = NumpyArray { code: code.to_owned(), little_endian, shape, data: data.to_vec() };
+        let size = NumpyArray::item_size(&code).unwrap_or(1);
+        let mut array = NumpyArray { code: code.into_owned(), little_endian, shape, data: data.to_vec() };
         if !array.is_sound() {
             return Ok(None);
         }
-        let size = NumpyArray::item_size(code).unwrap_or(1);
         array.data = row_major(&array.shape, size, data);
         Ok(Some(Value::Array(Box::new(array))))
     }
 
-    /// Type code and byte order of a `numpy.dtype` of numbers or of texts of a fixed length.
-    pub(super) fn numpy_type(&self, node: Node) -> Option<(&'d str, bool)> {
+    /// Type code and byte order of a `numpy.dtype` of numbers, of dates, or of texts of a fixed length.
+    pub(super) fn numpy_type(&self, node: Node) -> Option<(Cow<'d, str>, bool)> {
         let document = self.document;
         let dtype = document.as_object(node)?;
         let only_state = dtype.made == Made::Call && dtype.items.is_empty() && dtype.pairs.is_empty();
@@ -166,20 +168,24 @@ impl<'d> Reader<'d, '_> {
             return None;
         };
         let View::Str(code) = code else { return None };
-        // Version, byte order, sub-array, names, fields; numbers have none of the last three.
+        // Version, byte order, sub-array, names, fields; numbers have none of the last three. Dates have their unit at the end.
         let state = document.as_tuple(dtype.state?)?;
+        let (state, expected, code) = match (code, state) {
+            ("M8" | "m8", [state @ .., unit]) => (state, 4, Cow::Owned(format!("{code}{}", self.time_unit(*unit)?))),
+            _ => (state, 3, Cow::Borrowed(code)),
+        };
         let [version, order, none @ .., length, alignment, flags] = state else { return None };
-        if document.as_i64(*version) != Some(3)
+        if document.as_i64(*version) != Some(expected)
             || none.len() != 3
             || none.iter().any(|n| !matches!(document.view(*n), View::None))
         {
             return None;
         }
         // Numbers say nothing of their size; texts of a fixed length do, and in which steps their memory is aligned.
-        let size = NumpyArray::item_size(code)? as i64;
+        let size = NumpyArray::item_size(&code)? as i64;
         let number = |node: &Node| document.as_i64(*node);
         let says = (number(length)?, number(alignment)?, number(flags)?);
-        let right = match NumpyScalar::size_of(code) {
+        let right = match NumpyScalar::size_of(&code) {
             Some(_) => says == (-1, -1, 0),
             None => says.0 == size && says.1 == if code.starts_with('U') { 4 } else { 1 } && matches!(says.2, 0 | 8),
         };
@@ -189,6 +195,25 @@ impl<'d> Reader<'d, '_> {
         match document.as_str(*order)? {
             "<" | "|" => Some((code, true)),
             ">" => Some((code, false)),
+            _ => None,
+        }
+    }
+
+    /// The unit of dates, as a type code has it: `[ms]` of `(None, (b"ms", 1, 1, 1))`, and nothing of generic ones.
+    fn time_unit(&self, node: Node) -> Option<String> {
+        let document = self.document;
+        let [metadata, unit] = document.as_tuple(node)? else { return None };
+        if !matches!(document.view(*metadata), View::None | View::Dict([])) {
+            return None;
+        }
+        let [unit, count, numerator, denominator] = document.as_tuple(*unit)? else { return None };
+        let View::Bytes(unit) = document.view(*unit) else { return None };
+        let unit = std::str::from_utf8(unit).ok()?;
+        let number = |node: &Node| document.as_i64(*node);
+        match (unit, number(count)?, number(numerator)?, number(denominator)?) {
+            ("generic", 1, 1, 1) => Some(String::new()),
+            (_, 1, 1, 1) => Some(format!("[{unit}]")),
+            (_, count, 1, 1) => Some(format!("[{count}{unit}]")),
             _ => None,
         }
     }

@@ -251,10 +251,10 @@ impl<'d> Reader<'d, '_> {
         let View::Bytes(data) = self.document.view(*data) else {
             return None;
         };
-        if NumpyScalar::size_of(code) != Some(data.len()) {
+        if NumpyScalar::size_of(&code) != Some(data.len()) {
             return None;
         }
-        Some(Value::Numpy(NumpyScalar { code: code.to_owned(), little_endian, data: data.to_vec() }))
+        Some(Value::Numpy(NumpyScalar { code: code.into_owned(), little_endian, data: data.to_vec() }))
     }
 
     pub(super) fn not_plain(&self, what: &str) -> PickleError {

@@ -192,8 +192,9 @@ impl Encoder {
     }
 
     fn numpy_type(&mut self, code: &str, little_endian: bool) {
+        let unit = NumpyScalar::time_unit(code);
         self.global("numpy", "dtype");
-        self.str(code);
+        self.str(unit.and(code.get(..2)).unwrap_or(code));
         self.bool(false);
         self.bool(true);
         self.tuple(3);
@@ -205,13 +206,23 @@ impl Encoder {
         };
         let order = type_string(code, little_endian);
         self.mark();
-        self.int(3);
+        self.int(if unit.is_some() { 4 } else { 3 });
         self.str(&order[..1]);
         (0..3).for_each(|_| self.none());
         self.int(size);
         self.int(alignment);
         self.int(0);
-        self.tuple(8);
+        if let Some((count, unit)) = unit {
+            self.none();
+            self.mark();
+            self.bytes(unit.as_bytes());
+            self.uint(u64::from(count));
+            self.int(1);
+            self.int(1);
+            self.tuple(4);
+            self.tuple(2);
+        }
+        self.tuple(if unit.is_some() { 9 } else { 8 });
         self.build();
     }
 

@@ -106,7 +106,7 @@ impl PathClass {
 /// A numpy scalar: a type code such as `f8` and the bytes of the number.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct NumpyScalar {
-    /// `b1`, `i1` to `i8`, `u1` to `u8`, `f2` to `f8`, `c8` or `c16`.
+    /// `b1`, `i1` to `i8`, `u1` to `u8`, `f2` to `f8`, `c8` or `c16`; dates and durations with their unit, such as `M8[ms]`.
     pub code: String,
     /// Whether the bytes are little-endian (also for single bytes).
     pub little_endian: bool,
@@ -123,8 +123,28 @@ impl NumpyScalar {
             "i4" | "u4" | "f4" => Some(4),
             "i8" | "u8" | "f8" | "c8" => Some(8),
             "c16" => Some(16),
-            _ => None,
+            _ => NumpyScalar::time_unit(code).map(|_| 8),
         }
+    }
+
+    /// Of a date (`M8[ms]`, `M8[25s]`) or a duration (`m8[D]`): how many of which unit it counts. One without a unit counts
+    /// `generic` ones.
+    pub fn time_unit(code: &str) -> Option<(u32, &str)> {
+        const UNITS: [&str; 13] = ["Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as"];
+        let rest = code.strip_prefix("M8").or_else(|| code.strip_prefix("m8"))?;
+        if rest.is_empty() {
+            return Some((1, "generic"));
+        }
+        let inner = rest.strip_prefix('[')?.strip_suffix(']')?;
+        let digits = inner.len() - inner.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+        let (number, unit) = inner.split_at(digits);
+        // A spelling of its own for each type: no `1`, no leading zero.
+        let count = match number {
+            "" => 1,
+            "1" => return None,
+            _ => number.parse().ok().filter(|count: &u32| !number.starts_with('0') && i32::try_from(*count).is_ok())?,
+        };
+        UNITS.contains(&unit).then_some((count, unit))
     }
 
     /// The number as a plain value (half precision excepted, which no plain type holds: it widens to a float).
@@ -137,7 +157,7 @@ impl NumpyScalar {
         }
         match self.code.as_str() {
             "b1" => Value::Bool(le.first().is_some_and(|b| *b != 0)),
-            "i1" | "i2" | "i4" | "i8" => {
+            code if matches!(code, "i1" | "i2" | "i4" | "i8") || NumpyScalar::time_unit(code).is_some() => {
                 let fill = if le.last().is_some_and(|b| b & 0x80 != 0) { 0xff } else { 0 };
                 le.resize(8, fill);
                 Value::from(i64::from_le_bytes(first_8(&le)))
@@ -280,6 +300,11 @@ mod tests {
         assert_eq!(scalar("f2", true, &[0x01, 0x00]), Value::from(2f64.powi(-24)));
         assert_eq!(scalar("f4", false, &1.25f32.to_be_bytes()), Value::from(1.25));
         assert_eq!(scalar("b1", true, &[1]), Value::from(true));
+        assert_eq!(scalar("M8[ms]", false, &[0, 0, 0, 0, 0, 0, 1, 0]), Value::from(256));
+        for code in ["M8[1s]", "M8[01s]", "M8[0s]", "M8[]", "M8[x]", "M8[s", "M4[s]", "m8[99999999999s]"] {
+            assert_eq!(NumpyScalar::size_of(code), None, "{code}");
+        }
+        assert_eq!(NumpyScalar::time_unit("m8[25us]"), Some((25, "us")));
         let mut complex = 2.0f32.to_be_bytes().to_vec();
         complex.extend((-3.0f32).to_be_bytes());
         assert_eq!(scalar("c8", false, &complex), Value::Complex(2.0, -3.0));

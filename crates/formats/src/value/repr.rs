@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::Value;
+use super::{NumpyScalar, Value};
 
 impl Value {
     /// What Python's `repr` prints (3.12's spelling of `OrderedDict`, numpy 2's of scalars).
@@ -56,6 +56,13 @@ impl Value {
                 let plain = scalar.to_plain();
                 if let Value::Bool(value) = plain {
                     out.push_str(if value { "np.True_" } else { "np.False_" });
+                    return;
+                }
+                if let Some((count, unit)) = NumpyScalar::time_unit(&scalar.code) {
+                    let name = if scalar.code.starts_with('M') { "datetime64" } else { "timedelta64" };
+                    let count = if count == 1 { String::new() } else { count.to_string() };
+                    let unit = if unit == "generic" { String::new() } else { format!(",'{count}{unit}'") };
+                    out.push_str(&format!("np.{name}({}{unit})", plain.python_repr()));
                     return;
                 }
                 let (kind, bytes) = scalar.code.split_at(1);
@@ -264,6 +271,8 @@ mod tests {
         assert_eq!(repr(Value::Path(path)), "PosixPath('a/b')");
         let scalar = NumpyScalar { code: "f4".into(), little_endian: true, data: 0.1f32.to_le_bytes().into() };
         assert_eq!(repr(Value::Numpy(scalar)), "np.float32(0.1)");
+        let date = NumpyScalar { code: "M8[D]".into(), little_endian: true, data: 9i64.to_le_bytes().into() };
+        assert_eq!(repr(Value::Numpy(date)), "np.datetime64(9,'D')");
         let pairs = vec![(Value::from("k"), Value::List(vec![Value::None]))];
         assert_eq!(repr(Value::OrderedDict(pairs)), "OrderedDict({'k': [None]})");
     }
