@@ -162,6 +162,7 @@ while True:
         assert same(got, expected), (got, expected)
     for protocol in range(6):
         put(pickle.dumps(expected, protocol))
+    sys.stdout.buffer.flush()
 "#;
 
 /// A running Python that the test talks to in blocks.
