@@ -142,4 +142,15 @@ impl TensorJob<'_> {
     pub(crate) fn each_block(&self, sink: impl FnMut(&[u8])) -> Result<()> {
         each_block(&self.memory, &self.layout, &self.offsets, &self.sizes, self.dtype, sink)
     }
+
+    /// [`TensorJob::each_block`] with a step that can fail; nothing is done after the first that does.
+    pub(super) fn try_each_block(&self, mut step: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        let mut failed = Ok(());
+        self.each_block(|block| {
+            if failed.is_ok() {
+                failed = step(block);
+            }
+        })?;
+        failed
+    }
 }

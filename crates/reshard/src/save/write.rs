@@ -373,8 +373,7 @@ fn write_large(job: &TensorJob<'_>, writer: &dyn Writer, options: &SaveOptions) 
     let put =
         |at: u64, parts: &[IoSlice<'_>]| writer.write_at(at, parts).doing(|| format!("writing a record to {}", writer.path()));
     let mut head = Some(&frame.head);
-    let mut failed = Ok(());
-    let mut step = |block: &[u8]| -> Result<()> {
+    job.try_each_block(|block| {
         options.control.check("writing")?;
         if let Some(summer) = &mut summer {
             summer.update(block);
@@ -385,13 +384,7 @@ fn write_large(job: &TensorJob<'_>, writer: &dyn Writer, options: &SaveOptions) 
         at += (head.len() + block.len()) as u64;
         options.control.advance(block.len() as u64);
         Ok(())
-    };
-    job.each_block(|block| {
-        if failed.is_ok() {
-            failed = step(block);
-        }
     })?;
-    failed?;
     let sums = summer.map(ChecksumBuilder::finish);
     let tail = frame.tail(sums.map_or(0, Checksums::crc32));
     put(at, &[IoSlice::new(&tail)])?;
@@ -409,20 +402,13 @@ fn write_packed(
     let mut feed = |push: &mut dyn FnMut(&[u8]) -> Result<()>| -> Result<()> {
         push(&frame.head)?;
         let mut crc = crc32fast::Hasher::new();
-        let mut failed = Ok(());
-        let mut step = |block: &[u8]| -> Result<()> {
+        job.try_each_block(|block| {
             options.control.check("writing")?;
             crc.update(block);
             push(block)?;
             options.control.advance(block.len() as u64);
             Ok(())
-        };
-        job.each_block(|block| {
-            if failed.is_ok() {
-                failed = step(block);
-            }
         })?;
-        failed?;
         push(&frame.tail(crc.finalize()))
     };
     appending.record(packer, frame.total_len(), &mut feed)
