@@ -24,12 +24,13 @@ fn key() -> impl Strategy<Value = Value> + Clone {
 fn leaf() -> impl Strategy<Value = Value> {
     let big = prop::collection::vec(any::<u8>(), 9..300).prop_map(|b| Value::Int(Int::from(BigInt::from_signed_bytes_le(&b))));
     let class = prop::sample::select(vec![PathClass::Posix, PathClass::PurePosix]);
-    let scalar = prop::sample::select(vec!["i1", "i8", "u2", "f4", "f8", "c16", "M8[ms]", "m8[25D]", "m8"]).prop_flat_map(|code| {
-        let len = NumpyScalar::size_of(code).unwrap();
-        // Bytes below 0x70 keep floats from being NaN, which Python can't compare.
-        prop::collection::vec(0u8..0x70, len)
-            .prop_map(move |data| Value::Numpy(NumpyScalar { code: code.into(), little_endian: true, data }))
-    });
+    let scalar =
+        prop::sample::select(vec!["i1", "i8", "u2", "f4", "f8", "c16", "M8[ms]", "m8[25D]", "m8"]).prop_flat_map(|code| {
+            let len = NumpyScalar::size_of(code).unwrap();
+            // Bytes below 0x70 keep floats from being NaN, which Python can't compare.
+            prop::collection::vec(0u8..0x70, len)
+                .prop_map(move |data| Value::Numpy(NumpyScalar { code: code.into(), little_endian: true, data }))
+        });
     prop_oneof![
         Just(Value::None),
         any::<bool>().prop_map(Value::from),
