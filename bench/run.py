@@ -38,6 +38,9 @@ NUMBER_OF = {
     "objects": 10,
     "others": 11,
     "numbers": 12,
+    "drop-in": 13,
+    "zero": 14,
+    "views": 15,
 }
 
 

@@ -19,6 +19,7 @@ _NAMES = {
     12: ("numbers", "Numbers of every tensor"),
     13: ("drop_in", "The drop-in module"),
     14: ("zero", "DeepSpeed's folders"),
+    15: ("views", "Through rules"),
 }
 
 NUMBERS = list(_NAMES)
