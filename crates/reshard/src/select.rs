@@ -112,9 +112,9 @@ pub enum Part {
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Selection {
-    /// Only keys that fit one of these; all when empty.
+    /// Only keys that match one of these; all when empty.
     pub include: Vec<Glob>,
-    /// No keys that fit one of these.
+    /// No keys that match one of these.
     pub exclude: Vec<Glob>,
     /// Only this part, told by where a key sits in the tree.
     pub part: Part,

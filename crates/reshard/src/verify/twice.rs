@@ -129,14 +129,22 @@ fn one_save(checkpoint: &Checkpoint, named: &NamedByFile<'_>, indexes: &Indexes,
     }
 }
 
-/// A key is its place in the tree, written with dots; torch's planner and ours make it so.
+/// A key is its path in the nested state dict, written with dots, and all keys have one or none has: torch's planner and ours make
+/// it so.
 fn paths(checkpoint: &Checkpoint, gathered: &mut Gathered) {
-    for (key, entry) in &checkpoint.catalog().entries {
-        if let Some(path) = &entry.path
-            && !is_written_as(path, key)
-        {
-            let what = format!("its place in the tree is {:?}, which is another key", dotted(path));
-            gathered.error(Some(key), METADATA_FILE, None, what);
+    let entries = &checkpoint.catalog().entries;
+    let nested = entries.values().any(|entry| entry.path.is_some());
+    for (key, entry) in entries {
+        match &entry.path {
+            Some(path) if !is_written_as(path, key) => {
+                let what = format!("its path in the nested state dict is {:?}, which is another key", dotted(path));
+                gathered.error(Some(key), METADATA_FILE, None, what);
+            }
+            None if nested => {
+                let what = "it has no path in the nested state dict, and other keys have one: .metadata was changed";
+                gathered.error(Some(key), METADATA_FILE, None, what);
+            }
+            _ => {}
         }
     }
 }
@@ -234,7 +242,7 @@ fn difference(index: &FileIndex, found: &IndexedRecord, wanted: &Named<'_>, keys
     }
     // Where the index has no path, it is the key alone, or what planned the save did not tell; the key was compared.
     if keys == Keys::Same && entry.path.is_some() && wanted.entry.path.as_ref() != Some(&entry.key_path()) {
-        return Some(format!("that its place in the tree is {:?}", entry.key_path()));
+        return Some(format!("that its path in the nested state dict is {:?}", entry.key_path()));
     }
     match (&entry.tensor, &found.region, wanted.chunk) {
         (None, None, None) => None,

@@ -9,13 +9,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use reshard::checkpoint::CatalogKind;
+use reshard::convert::{ConvertOptions, Destination, Target, convert};
 use reshard::digest::{DigestOptions, digest};
 use reshard::edit::{EditOptions, edit};
 use reshard::formats::metadata::{Entry, EntryKind};
 use reshard::formats::{Metadata, PathSegment};
 use reshard::leaf::{LoadLeaf, LoadPiece, LoadTensor, Scope};
 use reshard::load::{Cast, Verify};
-use reshard::select::{Glob, Rename};
+use reshard::save::Compression;
+use reshard::select::{Glob, Part, Rename};
 use reshard::storage::memory::MemoryStore;
 use reshard::storage::{Publish, Store};
 use reshard::verify::{VerifyOptions, verify_store};
@@ -89,6 +91,10 @@ fn folder(path: &Path) -> Files {
 
 /// A save of ours, of tensors with content by `salt`.
 fn ours(salt: u64) -> Files {
+    ours_with(salt, &SaveOptions::default())
+}
+
+fn ours_with(salt: u64, options: &SaveOptions) -> Files {
     let wholes: Vec<Whole> = [
         ("model.a", DType::Float32, &[6, 10][..]),
         ("model.b", DType::Float32, &[6, 10]),
@@ -107,8 +113,21 @@ fn ours(salt: u64) -> Files {
         ("step".to_owned(), Value::from(salt as i64)),
     ];
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
-    corpus::save_state(&wholes, &values, &corpus::columns(2), &store, &SaveOptions::default());
+    corpus::save_state(&wholes, &values, &corpus::columns(2), &store, options);
     files_of(store.as_ref())
+}
+
+/// What a conversion of it writes.
+fn converted(files: &Files, target: Target, compression: Option<Compression>) -> Files {
+    let source = Checkpoint::open_store(stored(files)).unwrap();
+    let destination: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let mut options = ConvertOptions::default();
+    options.compression = compression;
+    if matches!(target, Target::Safetensors { .. }) {
+        options.selection.part = Part::Model;
+    }
+    convert(&source, &Destination::folder(destination.clone()), target, &options).unwrap();
+    files_of(destination.as_ref())
 }
 
 fn edited(files: &Files) -> Files {
@@ -331,6 +350,33 @@ fn our_own_checkpoints_without_their_sidecar() {
     };
     let (files, other) = (bare(1), bare(100));
     campaign(&Original { name: "ours without sidecar", files, other, mutable: any, meaning: true, same: true });
+}
+
+#[test]
+fn compressed_checkpoints() {
+    let packed = |salt| {
+        let mut options = SaveOptions::default();
+        options.compression = Some(Compression::Zstd);
+        ours_with(salt, &options)
+    };
+    campaign(&Original { name: "compressed", files: packed(1), other: packed(100), mutable: any, meaning: true, same: true });
+}
+
+#[test]
+fn converted_checkpoints() {
+    for (name, compression) in [("converted", None), ("converted and compressed", Some(Compression::Zstd))] {
+        let made = |salt| converted(&ours(salt), Target::Dcp { ranks: 3 }, compression);
+        campaign(&Original { name, files: made(1), other: made(100), mutable: any, meaning: true, same: true });
+    }
+}
+
+/// Nothing protects the bytes of a safetensors file; what is called sound can be loaded all the same.
+#[test]
+fn safetensors() {
+    for (name, max_shard_size) in [("safetensors", None), ("safetensors with an index", Some(300))] {
+        let made = |salt| converted(&ours(salt), Target::Safetensors { max_shard_size }, None);
+        campaign(&Original { name, files: made(1), other: made(100), mutable: any, meaning: false, same: false });
+    }
 }
 
 #[test]
