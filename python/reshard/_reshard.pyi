@@ -254,7 +254,7 @@ class Leaf:
 # ---- opened checkpoints -----------------------------------------------------------------------------------------------------
 
 @final
-class RecordPlace:
+class RecordLocation:
     """Where a record lies."""
 
     @property
@@ -330,7 +330,7 @@ class Entry:
         """The chunks that a tensor is stored in."""
 
     @property
-    def record(self) -> RecordPlace | None:
+    def record(self) -> RecordLocation | None:
         """Where the record of a value lies; None where it has none."""
 
 @final
@@ -664,7 +664,7 @@ class WrittenRecords:
     """What a rank wrote."""
 
     @property
-    def records(self) -> list[RecordPlace]:
+    def records(self) -> list[RecordLocation]:
         """Where every record lies, in the order given."""
 
     @property

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
-use reshard::checkpoint::{CatalogEntry, CatalogKind, CatalogTensor, ChunkPlace, LoadedValue, ValuePlace};
+use reshard::checkpoint::{CatalogEntry, CatalogKind, CatalogTensor, ChunkLocation, LoadedValue, ValueLocation};
 use reshard::records::together;
 use reshard::storage::StoreOptions;
 use reshard::{DType, OpenOptions};
@@ -256,7 +256,7 @@ pub(crate) fn decode_record(py: Python<'_>, record: Vec<u8>) -> PyResult<StoredV
 
 /// Where a record lies.
 #[pyclass(module = "reshard._reshard", frozen, get_all)]
-pub(crate) struct RecordPlace {
+pub(crate) struct RecordLocation {
     pub(crate) file: String,
     pub(crate) offset: u64,
     pub(crate) length: u64,
@@ -350,8 +350,8 @@ impl Entry {
     fn chunks(&self, py: Python<'_>) -> PyResult<Vec<StoredChunk>> {
         let chunks = self.tensor().map(|tensor| tensor.chunks.as_slice()).unwrap_or_default();
         let stored = |chunk: &reshard::checkpoint::StoredChunk| {
-            let (offset, length) = match chunk.place.stored() {
-                ChunkPlace::Record { offset, length, .. } => (Some(*offset), Some(*length)),
+            let (offset, length) = match chunk.location.stored() {
+                ChunkLocation::Record { offset, length, .. } => (Some(*offset), Some(*length)),
                 _ => (None, None),
             };
             let offsets = PyTuple::new(py, chunk.region.offsets())?.unbind();
@@ -363,10 +363,10 @@ impl Entry {
 
     /// Where the record of a value lies; None where it has none.
     #[getter]
-    fn record(&self) -> Option<RecordPlace> {
+    fn record(&self) -> Option<RecordLocation> {
         match self.get() {
-            Some((_, CatalogEntry { kind: CatalogKind::Value(ValuePlace::Record { file, offset, length, .. }), .. })) => {
-                Some(RecordPlace { file: self.file(*file), offset: *offset, length: *length })
+            Some((_, CatalogEntry { kind: CatalogKind::Value(ValueLocation::Record { file, offset, length, .. }), .. })) => {
+                Some(RecordLocation { file: self.file(*file), offset: *offset, length: *length })
             }
             _ => None,
         }

@@ -32,7 +32,7 @@ mod _reshard {
 
     #[pymodule_export]
     use crate::checkpoint::{
-        Checkpoint, Entry, RecordPlace, StoredChunk, StoredValue, ValueRecord, decode_record, dtype_names, dtype_sizes,
+        Checkpoint, Entry, RecordLocation, StoredChunk, StoredValue, ValueRecord, decode_record, dtype_names, dtype_sizes,
         is_complete,
     };
     #[pymodule_export]

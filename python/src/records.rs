@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use reshard::records::{RecordSave, begin, publish_records as publish, write_records as write};
 
-use crate::checkpoint::RecordPlace;
+use crate::checkpoint::RecordLocation;
 use crate::errors::Raise;
 use crate::leaves::Leaf;
 use crate::options::{Control, SaveOptions, Storage, store_with};
@@ -40,7 +40,7 @@ pub(crate) struct BegunSave {
 #[pyclass(module = "reshard._reshard", frozen, get_all)]
 pub(crate) struct WrittenRecords {
     /// Where every record lies, in the order given.
-    records: Vec<Py<RecordPlace>>,
+    records: Vec<Py<RecordLocation>>,
     /// The checksums, for `publish_records`.
     checksums: Py<PyBytes>,
 }
@@ -75,10 +75,10 @@ pub(crate) fn write_records(
         written
     })?
     .or_raise(py)?;
-    let place = |record: reshard::records::WrittenRecord| {
-        Py::new(py, RecordPlace { file: record.file, offset: record.offset, length: record.length })
+    let location = |record: reshard::records::WrittenRecord| {
+        Py::new(py, RecordLocation { file: record.file, offset: record.offset, length: record.length })
     };
-    let records = written.records.into_iter().map(place).collect::<PyResult<_>>()?;
+    let records = written.records.into_iter().map(location).collect::<PyResult<_>>()?;
     Ok(WrittenRecords { records, checksums: PyBytes::new(py, &written.sums).unbind() })
 }
 

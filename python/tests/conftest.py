@@ -1,4 +1,4 @@
-"""Fixtures: a scratch place, and ranks that are real processes."""
+"""Fixtures: a scratch path, and ranks that are real processes."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ def ranks(_ranks):
 
 
 @pytest.fixture
-def place(tmp_path):
-    """A place that does not exist yet."""
+def path(tmp_path):
+    """A path that does not exist yet."""
     return str(tmp_path / "checkpoint")

@@ -33,35 +33,35 @@ def zoo():
     }
 
 
-def test_torch_saves_we_load(place):
+def test_torch_saves_we_load(path):
     state = zoo()
-    dcp.save(state, checkpoint_id=place, **ALONE)
+    dcp.save(state, checkpoint_id=path, **ALONE)
     loaded = zeroed(state)
-    rt.load(loaded, place)
+    rt.load(loaded, path)
     assert_same_tree(state, loaded)
 
 
-def test_we_save_torch_loads(place):
+def test_we_save_torch_loads(path):
     state = zoo()
-    rt.save(state, place)
+    rt.save(state, path)
     loaded = zeroed(state)
-    dcp.load(loaded, checkpoint_id=place, **ALONE)
+    dcp.load(loaded, checkpoint_id=path, **ALONE)
     assert_same_tree(state, loaded)
 
 
-def test_torch_reads_our_metadata_as_its_own(place, tmp_path):
+def test_torch_reads_our_metadata_as_its_own(path, tmp_path):
     state = zoo()
-    rt.save(state, place)
+    rt.save(state, path)
     dcp.save(state, checkpoint_id=tmp_path / "theirs", **ALONE)
-    compare_metadata(dcp.FileSystemReader(place).read_metadata(), dcp.FileSystemReader(tmp_path / "theirs").read_metadata())
+    compare_metadata(dcp.FileSystemReader(path).read_metadata(), dcp.FileSystemReader(tmp_path / "theirs").read_metadata())
 
 
-def test_torch_converts_ours_to_one_file(place, tmp_path):
+def test_torch_converts_ours_to_one_file(path, tmp_path):
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
     state = {"model": {"w": torch.randn(4, 4)}, "epoch": 3}
-    rt.save(state, place)
-    dcp_to_torch_save(place, tmp_path / "one.pt")
+    rt.save(state, path)
+    dcp_to_torch_save(path, tmp_path / "one.pt")
     assert_same_tree(state, torch.load(tmp_path / "one.pt", weights_only=True))
 
 
@@ -136,25 +136,25 @@ def save_all(rank, size, root):
     """A checkpoint for each writer and layout; returns their places."""
     made = {"torch": [], "reshard": []}
     for layout in layouts(size):
-        place = f"{root}/reshard-{size}-{layout}"
-        rt.save(state_in(layout, size, True), place)
-        made["reshard"].append(place)
+        path = f"{root}/reshard-{size}-{layout}"
+        rt.save(state_in(layout, size, True), path)
+        made["reshard"].append(path)
         # PyTorch itself cannot save shards that are not one box.
         if not layout.startswith("strided"):
-            place = f"{root}/torch-{size}-{layout}"
-            dcp.save(state_in(layout, size, True), checkpoint_id=place)
-            made["torch"].append(place)
+            path = f"{root}/torch-{size}-{layout}"
+            dcp.save(state_in(layout, size, True), checkpoint_id=path)
+            made["torch"].append(path)
     return made
 
 
 def load_with(rank, size, who, places):
     for layout in layouts(size):
-        for place in places:
+        for path in places:
             state = state_in(layout, size, False)
             if who == "torch":
-                dcp.load(state, checkpoint_id=place)
+                dcp.load(state, checkpoint_id=path)
             else:
-                rt.load(state, place)
+                rt.load(state, path)
             check(state, layout, size)
 
 
@@ -183,9 +183,9 @@ def load_what_torch_can(rank, size, places):
     for layout in layouts(size):
         if layout.startswith("strided"):
             continue
-        for place in places:
+        for path in places:
             state = state_in(layout, size, False)
-            dcp.load(state, checkpoint_id=place)
+            dcp.load(state, checkpoint_id=path)
             check(state, layout, size)
 
 
@@ -195,8 +195,8 @@ def test_torch_loads_every_layout_of_ours(ranks, saved_in_all_layouts, size):
 
 
 def test_replicas_are_written_once(saved_in_all_layouts):
-    place = next(p for p in saved_in_all_layouts["reshard"] if p.endswith("4-replicate"))
-    with reshard.open(place) as ck:
+    path = next(p for p in saved_in_all_layouts["reshard"] if p.endswith("4-replicate"))
+    with reshard.open(path) as ck:
         assert len(ck["model.even"].chunks) == 1
         assert same(torch.from_numpy(ck["model.even"].numpy()), global_tensor(SHAPES["even"], torch.float32, 0))
 
@@ -204,7 +204,7 @@ def test_replicas_are_written_once(saved_in_all_layouts):
 # ---- sharded tensors ------------------------------------------------------------------------------------------------------
 
 
-def sharded_tensor_round_trip(rank, size, place):
+def sharded_tensor_round_trip(rank, size, path):
     from torch.distributed._shard.sharded_tensor import Shard as LocalShard
     from torch.distributed._shard.sharded_tensor import init_from_local_shards
 
@@ -216,46 +216,46 @@ def sharded_tensor_round_trip(rank, size, place):
         shards = [LocalShard.from_tensor_and_offsets(local, [begin, 0], rank)] if end > begin else []
         return init_from_local_shards(shards, 7, 6)
 
-    rt.save({"st": make(True)}, place + "-ours")
-    dcp.save({"st": make(True)}, checkpoint_id=place + "-theirs")
+    rt.save({"st": make(True)}, path + "-ours")
+    dcp.save({"st": make(True)}, checkpoint_id=path + "-theirs")
     for source in ("-ours", "-theirs"):
         for loader in (rt.load, lambda state, where: dcp.load(state, checkpoint_id=where)):
             state = {"st": make(False)}
-            loader(state, place + source)
+            loader(state, path + source)
             for mine, right in zip(state["st"].local_shards(), make(True).local_shards()):
                 assert same(mine.tensor, right.tensor)
 
 
-def test_sharded_tensors_both_ways(ranks, place):
-    ranks(3, sharded_tensor_round_trip, place)
+def test_sharded_tensors_both_ways(ranks, path):
+    ranks(3, sharded_tensor_round_trip, path)
 
 
 # ---- per rank ---------------------------------------------------------------------------------------------------------
 
 
-def per_rank_save(rank, size, place):
-    rt.save({"rng": rt.PerRank(torch.full((2,), rank)), "seen": rt.PerRank({"n": rank * 10}), "shared": torch.ones(1)}, place)
+def per_rank_save(rank, size, path):
+    rt.save({"rng": rt.PerRank(torch.full((2,), rank)), "seen": rt.PerRank({"n": rank * 10}), "shared": torch.ones(1)}, path)
     own, seen = rt.PerRank(torch.zeros(2, dtype=torch.int64)), rt.PerRank({"n": None})
-    rt.load({"rng": own, "seen": seen}, place)
+    rt.load({"rng": own, "seen": seen}, path)
     assert own.value.tolist() == [rank, rank] and seen.value["n"] == rank * 10
 
 
-def test_every_rank_gets_its_own_back(ranks, place):
-    ranks(3, per_rank_save, place)
-    with reshard.open(place) as ck:
+def test_every_rank_gets_its_own_back(ranks, path):
+    ranks(3, per_rank_save, path)
+    with reshard.open(path) as ck:
         assert [ck[f"seen.n.rank_{r}"] for r in range(3)] == [0, 10, 20]
 
 
-def replicas_that_differ(rank, size, place):
+def replicas_that_differ(rank, size, path):
     try:
-        rt.save({"x": torch.full((4,), rank)}, place, check_replicas=True)
+        rt.save({"x": torch.full((4,), rank)}, path, check_replicas=True)
     except reshard.ReshardError as error:
         return type(error).__name__, str(error)
     return None
 
 
-def test_replicas_that_differ_are_found_when_asked(ranks, place):
-    results = ranks(2, replicas_that_differ, place)
+def test_replicas_that_differ_are_found_when_asked(ranks, path):
+    results = ranks(2, replicas_that_differ, path)
     assert all(result is not None and "x" in result[1] for result in results)
 
 

@@ -23,13 +23,6 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 import reshard
 import reshard.torch.checkpoint as ours
 
-
-@pytest.fixture
-def path(tmp_path):
-    """A path at which nothing is yet."""
-    return str(tmp_path / "checkpoint")
-
-
 SUBMODULES = [found.name for found in pkgutil.iter_modules(theirs.__path__) if not found.name.startswith("_")]
 
 

@@ -46,10 +46,10 @@ def test_training_resumes_on_another_number_of_ranks_as_if_never_stopped(ranks, 
     assert [step for step, _ in reshard.steps(tmp_path / "resumed")] == [10, 15]
 
     export = example("hf_export").export
-    place = reshard.latest(tmp_path / "resumed")
-    files = export(place, str(tmp_path / "hf"), "training.model.", shard_size=6000)
+    path = reshard.latest(tmp_path / "resumed")
+    files = export(path, str(tmp_path / "hf"), "training.model.", shard_size=6000)
     assert len(files) > 1
-    with reshard.open(place) as ck, reshard.open(tmp_path / "hf") as exported:
+    with reshard.open(path) as ck, reshard.open(tmp_path / "hf") as exported:
         wanted = {
             k.removeprefix("training.model."): t.numpy() for k, t in ck.tensors().items() if k.startswith("training.model.")
         }
@@ -58,7 +58,7 @@ def test_training_resumes_on_another_number_of_ranks_as_if_never_stopped(ranks, 
             assert np.array_equal(exported[name].numpy(), array)
     assert sum(len(load_file(tmp_path / "hf" / file)) for file in files) == 12
 
-    environment = {**os.environ, "RESHARD_EXAMPLE": place, "PYTHONPATH": str(EXAMPLES.parent)}
+    environment = {**os.environ, "RESHARD_EXAMPLE": path, "PYTHONPATH": str(EXAMPLES.parent)}
     run = subprocess.run([sys.executable, EXAMPLES / "inspect_checkpoint.py"], capture_output=True, text=True, env=environment)
     assert run.returncode == 0, run.stderr
     assert "training.model.0.up.weight" in run.stdout and "'training.step': 15" in run.stdout

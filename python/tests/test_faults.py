@@ -41,59 +41,59 @@ class Raising:
         pass
 
 
-def raises_on_one(rank, size, place):
-    saved = outcome(lambda: rt.save({"s": Raising(rank == 1)}, place))
-    rt.save({"s": Raising(False)}, place)
-    loaded = outcome(lambda: rt.load({"s": Raising(rank == 2)}, place))
-    rt.load({"s": Raising(False)}, place)
-    in_background = outcome(lambda: rt.async_save({"s": Raising(rank == 0)}, place + "-async"))
+def raises_on_one(rank, size, path):
+    saved = outcome(lambda: rt.save({"s": Raising(rank == 1)}, path))
+    rt.save({"s": Raising(False)}, path)
+    loaded = outcome(lambda: rt.load({"s": Raising(rank == 2)}, path))
+    rt.load({"s": Raising(False)}, path)
+    in_background = outcome(lambda: rt.async_save({"s": Raising(rank == 0)}, path + "-async"))
     return saved, loaded, in_background
 
 
-def test_a_rank_that_raises_before_the_engine_is_heard_by_all(ranks, place):
-    results = ranks(3, raises_on_one, place)
+def test_a_rank_that_raises_before_the_engine_is_heard_by_all(ranks, path):
+    results = ranks(3, raises_on_one, path)
     for case, bad in ((0, 1), (1, 2), (2, 0)):
         for rank, result in enumerate(results):
             name, text, named, took = result[case]
             assert name == ("ZeroDivisionError" if rank == bad else "GroupError"), (case, rank, text)
             assert "on purpose" in text and took < 20
             assert rank == bad or named == [bad]
-    assert not rt.exists(place + "-async")
+    assert not rt.exists(path + "-async")
 
 
-def one_rank_asks(rank, size, place):
+def one_rank_asks(rank, size, path):
     """A save in the background fails; rank 0 asks for the failure and goes on, rank 1 does not."""
     # Something is in the way of rank 1's file.
     if rank == 1:
-        os.makedirs(place + "-bad/__1_0.distcp/x")
-    handle = rt.async_save({"x": rt.PerRank(torch.ones(3))}, place + "-bad")
+        os.makedirs(path + "-bad/__1_0.distcp/x")
+    handle = rt.async_save({"x": rt.PerRank(torch.ones(3))}, path + "-bad")
     first = outcome(handle.result) if rank == 0 else None
-    second = outcome(lambda: rt.async_save({"x": torch.ones(3)}, place))
-    third = rt.async_save({"x": torch.ones(3)}, place).result()
+    second = outcome(lambda: rt.async_save({"x": torch.ones(3)}, path))
+    third = rt.async_save({"x": torch.ones(3)}, path).result()
     return first, second, third.total_bytes
 
 
-def test_a_failure_that_one_rank_has_handled_is_raised_on_the_other_and_nobody_hangs(ranks, place):
-    (first, second, stored), (_, unasked, also) = ranks(2, one_rank_asks, place)
+def test_a_failure_that_one_rank_has_handled_is_raised_on_the_other_and_nobody_hangs(ranks, path):
+    (first, second, stored), (_, unasked, also) = ranks(2, one_rank_asks, path)
     assert first[0] == "StorageError" and first[2] == [1], first
     assert unasked[0] == "StorageError" and "__1_0" in unasked[1] and unasked[3] < 20, unasked
     assert second[0] == "GroupError" and second[2] == [1] and second[3] < 20, second
-    assert stored == also == 12 and rt.exists(place)
+    assert stored == also == 12 and rt.exists(path)
 
 
-def pickles_on_one(rank, size, place):
-    return outcome(lambda: rt.save({"f": (lambda: 1) if rank == 1 else 5}, place))
+def pickles_on_one(rank, size, path):
+    return outcome(lambda: rt.save({"f": (lambda: 1) if rank == 1 else 5}, path))
 
 
-def test_a_leaf_that_one_rank_cannot_pickle(ranks, place):
-    results = ranks(2, pickles_on_one, place)
+def test_a_leaf_that_one_rank_cannot_pickle(ranks, path):
+    results = ranks(2, pickles_on_one, path)
     assert results[0][0] == "GroupError" and results[0][2] == [1] and results[1][0] == "InvalidInput"
-    assert not rt.exists(place)
+    assert not rt.exists(path)
 
 
-def killed(rank, size, place, when):
+def killed(rank, size, path, when):
     state = state_in("rows", size, True)
-    rt.save(state, place)
+    rt.save(state, path)
     if rank == 1:
         if when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -105,18 +105,18 @@ def killed(rank, size, place, when):
             def load_state_dict(self, state):
                 pass
 
-        rt.save({"model": Killer()}, place, overwrite=True, timeout=15)
-    return outcome(lambda: rt.save(state, place, overwrite=True, timeout=15))
+        rt.save({"model": Killer()}, path, overwrite=True, timeout=15)
+    return outcome(lambda: rt.save(state, path, overwrite=True, timeout=15))
 
 
 @pytest.mark.parametrize("when", ["before", "during"])
-def test_a_killed_rank_is_an_error_on_all_others_within_the_timeout(ranks, place, when):
-    results = ranks(3, killed, place, when, may_die=True)
+def test_a_killed_rank_is_an_error_on_all_others_within_the_timeout(ranks, path, when):
+    results = ranks(3, killed, path, when, may_die=True)
     assert repr(results[1]) == "Died()"
     for result in (results[0], results[2]):
         assert result is not None and result[0] == "GroupError" and result[3] < 40
     # What was there before is there still.
-    with reshard.open(place) as ck:
+    with reshard.open(path) as ck:
         assert ck["model.even"].numpy().shape == (8, 12)
 
 
@@ -138,26 +138,26 @@ def small_disk(tmp_path):
 
 
 def test_a_full_disk_is_an_error_on_every_rank_and_nothing_is_left(ranks, small_disk):
-    place = str(small_disk / "checkpoint")
-    results = ranks(2, on_full_disk, place)
+    path = str(small_disk / "checkpoint")
+    results = ranks(2, on_full_disk, path)
     assert all(result is not None and result[0] == "StorageError" and result[3] < 30 for result in results), results
-    assert not rt.exists(place)
-    rt.save({"small": torch.ones(10)}, place)
+    assert not rt.exists(path)
+    rt.save({"small": torch.ones(10)}, path)
 
 
-def load_damaged(rank, size, place):
-    return outcome(lambda: rt.load(state_in("columns", size, False), place))
+def load_damaged(rank, size, path):
+    return outcome(lambda: rt.load(state_in("columns", size, False), path))
 
 
-def save_rows(rank, size, place):
-    rt.save(state_in("rows", size, True), place)
+def save_rows(rank, size, path):
+    rt.save(state_in("rows", size, True), path)
 
 
-def test_a_corrupt_file_is_an_error_on_every_rank(ranks, place):
-    ranks(3, save_rows, place)
-    file = pathlib.Path(place) / "__1_0.distcp"
+def test_a_corrupt_file_is_an_error_on_every_rank(ranks, path):
+    ranks(3, save_rows, path)
+    file = pathlib.Path(path) / "__1_0.distcp"
     data = bytearray(file.read_bytes())
-    with reshard.open(place) as ck:
+    with reshard.open(path) as ck:
         chunk = next(c for c in ck._open().entry("model.even").chunks if c.offsets[0] > 0)
         local = ck["model.even"][chunk.offsets[0] : chunk.offsets[0] + chunk.sizes[0]]
     at = data.find(local.tobytes())
@@ -165,58 +165,58 @@ def test_a_corrupt_file_is_an_error_on_every_rank(ranks, place):
     file.write_bytes(data)
     # Whole records are verified; rank 0 of one rank reads all of it.
     with pytest.raises(reshard.Corrupt) as raised:
-        rt.load({"model": {"even": torch.zeros(8, 12)}}, place, strict=False)
+        rt.load({"model": {"even": torch.zeros(8, 12)}}, path, strict=False)
     assert raised.value.keys == ["model.even"] and raised.value.files == ["__1_0.distcp"]
-    results = ranks(2, load_damaged_always, place)
+    results = ranks(2, load_damaged_always, path)
     assert all(result is not None and result[0] == "Corrupt" for result in results), results
 
 
-def load_damaged_always(rank, size, place):
-    return outcome(lambda: rt.load(state_in("columns", size, False), place, verify="always"))
+def load_damaged_always(rank, size, path):
+    return outcome(lambda: rt.load(state_in("columns", size, False), path, verify="always"))
 
 
-def test_a_missing_file_is_incomplete_on_every_rank(ranks, place):
-    ranks(2, save_rows, place)
-    (pathlib.Path(place) / "__1_0.distcp").unlink()
-    results = ranks(2, load_damaged, place)
+def test_a_missing_file_is_incomplete_on_every_rank(ranks, path):
+    ranks(2, save_rows, path)
+    (pathlib.Path(path) / "__1_0.distcp").unlink()
+    results = ranks(2, load_damaged, path)
     assert all(result is not None and result[0] == "Incomplete" for result in results), results
 
 
-def nothing_there(rank, size, place):
-    return outcome(lambda: rt.load({"x": torch.zeros(1)}, place))
+def nothing_there(rank, size, path):
+    return outcome(lambda: rt.load({"x": torch.zeros(1)}, path))
 
 
-def test_nothing_there_is_not_found_on_every_rank(ranks, place):
-    assert all(result[0] == "NotFound" for result in ranks(2, nothing_there, place))
+def test_nothing_there_is_not_found_on_every_rank(ranks, path):
+    assert all(result[0] == "NotFound" for result in ranks(2, nothing_there, path))
 
 
-def mismatch_on_one(rank, size, place):
-    rt.save({"x": torch.ones(2)}, place)
-    return outcome(lambda: rt.load({"x": torch.zeros(2 + rank)}, place))
+def mismatch_on_one(rank, size, path):
+    rt.save({"x": torch.ones(2)}, path)
+    return outcome(lambda: rt.load({"x": torch.zeros(2 + rank)}, path))
 
 
-def test_a_mismatch_on_one_rank_is_one_on_all(ranks, place):
-    results = ranks(2, mismatch_on_one, place)
+def test_a_mismatch_on_one_rank_is_one_on_all(ranks, path):
+    results = ranks(2, mismatch_on_one, path)
     assert [result[0] for result in results] == ["Mismatch", "Mismatch"] and results[0][2] == [1]
 
 
-def subgroups(rank, size, place):
+def subgroups(rank, size, path):
     group = dist.new_group([0, 2])
     if rank in (0, 2):
-        rt.save({"x": torch.full((2,), rank // 2)}, place, process_group=group)
-        report = rt.load({"x": torch.zeros(2, dtype=torch.int64)}, place, process_group=group)
+        rt.save({"x": torch.full((2,), rank // 2)}, path, process_group=group)
+        report = rt.load({"x": torch.zeros(2, dtype=torch.int64)}, path, process_group=group)
         assert report.tensors == 1
         return None
-    return outcome(lambda: rt.save({"x": torch.ones(1)}, place, process_group=group))
+    return outcome(lambda: rt.save({"x": torch.ones(1)}, path, process_group=group))
 
 
-def test_a_process_group_of_some_ranks(ranks, place):
-    results = ranks(3, subgroups, place)
+def test_a_process_group_of_some_ranks(ranks, path):
+    results = ranks(3, subgroups, path)
     assert results[0] is None and results[2] is None and results[1][0] == "InvalidInput"
 
 
 def test_ctrl_c_interrupts_and_publishes_nothing(tmp_path):
-    # Saving to a place on a store that never answers would hang; a big state on a slow disk is simulated by stopping early.
+    # Saving to a path on a store that never answers would hang; a big state on a slow disk is simulated by stopping early.
     code = f"""
 import os, signal, sys, threading, time
 import torch, reshard.torch as rt
@@ -246,13 +246,13 @@ except KeyboardInterrupt:
     assert not rt.exists(tmp_path / "c")
 
 
-def test_a_fork_of_a_process_that_used_the_engine_is_told_so(place):
-    rt.save({"x": torch.ones(1)}, place)
+def test_a_fork_of_a_process_that_used_the_engine_is_told_so(path):
+    rt.save({"x": torch.ones(1)}, path)
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            reshard.open(place)
+            reshard.open(path)
             os.write(writing, b"opened")
         except reshard.InvalidInput as error:
             os.write(writing, str(error).encode())

@@ -44,16 +44,16 @@ def over_the_store(rank, size):
     exchange(StoreGroup(store, rank, size, 30), rank, size)
 
 
-def without_gloo(rank, size, place):
+def without_gloo(rank, size, path):
     import torch
 
     import reshard.torch as rt
 
     dist.is_gloo_available = lambda: False
-    rt.save({"x": torch.full((2,), 5)}, place)
+    rt.save({"x": torch.full((2,), 5)}, path)
     assert isinstance(group_for(), StoreGroup)
     state = {"x": torch.zeros(2, dtype=torch.int64)}
-    rt.load(state, place)
+    rt.load(state, path)
     assert state["x"].tolist() == [5, 5]
 
 
@@ -62,8 +62,8 @@ def test_messages_of_all_lengths_arrive(ranks, work):
     ranks(3, work)
 
 
-def test_a_torch_without_gloo(ranks, place):
-    ranks(2, without_gloo, place)
+def test_a_torch_without_gloo(ranks, path):
+    ranks(2, without_gloo, path)
 
 
 def threads_at_once(rank, size):
@@ -95,28 +95,28 @@ def test_no_group_alone():
     assert os.environ.get("RANK") is None and _group._groups == {}
 
 
-def test_a_process_group_by_name_is_refused(place):
+def test_a_process_group_by_name_is_refused(path):
     for given in ("default", 3):
         for call in (rt.save, rt.load, rt.async_save):
             with pytest.raises(reshard.InvalidInput, match="not a process group"):
-                call({"x": torch.ones(2)}, place, process_group=given)
-    assert not rt.exists(place)
+                call({"x": torch.ones(2)}, path, process_group=given)
+    assert not rt.exists(path)
 
 
 @pytest.mark.parametrize("name", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"])
-def test_a_rank_that_was_not_told_of_the_others_does_not_save(place, monkeypatch, name):
+def test_a_rank_that_was_not_told_of_the_others_does_not_save(path, monkeypatch, name):
     state = {"x": torch.ones(2)}
     monkeypatch.setenv(name, "1")
-    rt.save(state, place)
+    rt.save(state, path)
     monkeypatch.setenv(name, "2")
     for call in (rt.save, rt.async_save):
         with pytest.raises(reshard.GroupError, match=f"{name}=2") as error:
-            call(state, f"{place}-2")
+            call(state, f"{path}-2")
         assert "init_process_group" in error.value.hint and "no_dist=True" in error.value.hint
-    assert not rt.exists(f"{place}-2")
-    rt.save(state, f"{place}-2", no_dist=True)
+    assert not rt.exists(f"{path}-2")
+    rt.save(state, f"{path}-2", no_dist=True)
     # Reading alone loses nothing.
-    rt.load(state, place)
+    rt.load(state, path)
     full = rt.get_model_state_dict(torch.nn.Linear(2, 2), options=rt.StateDictOptions(full_state_dict=True))
     assert sorted(full) == ["bias", "weight"]
 
@@ -132,20 +132,20 @@ class Interrupted:
         raise AssertionError("nothing was loaded")
 
 
-def interrupted(rank, size, place):
-    rt.save({"x": torch.ones(2), "own": 1}, f"{place}-whole")
+def interrupted(rank, size, path):
+    rt.save({"x": torch.ones(2), "own": 1}, f"{path}-whole")
     for error in (KeyboardInterrupt(), SystemExit(3)):
         for call in (rt.save, rt.load, rt.async_save):
             state = {"x": torch.ones(2), "own": Interrupted(error) if rank == 0 else 1}
             try:
-                call(state, f"{place}-whole" if call is rt.load else place, timeout=60)
+                call(state, f"{path}-whole" if call is rt.load else path, timeout=60)
             except BaseException as raised:
                 # The rank itself goes on with its own; the others hear of it at once, and not when their patience ends.
                 assert raised is error if rank == 0 else type(error).__name__ in str(raised), (rank, call, raised)
             else:
                 raise AssertionError(f"{call} went on on rank {rank}")
-    assert not rt.exists(place)
+    assert not rt.exists(path)
 
 
-def test_an_interrupt_of_one_rank_reaches_the_others(ranks, place):
-    ranks(2, interrupted, place, timeout=50)
+def test_an_interrupt_of_one_rank_reaches_the_others(ranks, path):
+    ranks(2, interrupted, path, timeout=50)

@@ -17,7 +17,7 @@ import reshard.torch as rt
 
 
 @pytest.fixture
-def saved(place):
+def saved(path):
     state = {
         "model": {
             "weight": torch.arange(60, dtype=torch.float32).reshape(3, 4, 5),
@@ -29,8 +29,8 @@ def saved(place):
         "name": "run",
         "nested": {"list": [1, 2.5, "x"], "none": None},
     }
-    rt.save(state, place)
-    return place
+    rt.save(state, path)
+    return path
 
 
 def test_it_lists_keys_shapes_and_chunks(saved):
@@ -108,10 +108,10 @@ def test_everything_at_once_is_nested_as_it_was(saved):
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_every_dtype_comes_bit_for_bit(place, name):
+def test_every_dtype_comes_bit_for_bit(path, name):
     tensor = random_bytes((5, 3), getattr(torch, name))
-    rt.save({"t": tensor}, place)
-    with reshard.open(place) as ck:
+    rt.save({"t": tensor}, path)
+    with reshard.open(path) as ck:
         found = ck["t"]
         array = found.numpy()
     assert found.dtype == name and array.shape == (5, 3)
@@ -120,9 +120,9 @@ def test_every_dtype_comes_bit_for_bit(place, name):
         assert array.dtype == np.dtype(name)
 
 
-def test_a_type_that_numpy_lacks_comes_as_its_bits_or_as_ml_dtypes(place):
-    rt.save({"t": torch.tensor([1.0, 2.0], dtype=torch.bfloat16)}, place)
-    with reshard.open(place) as ck:
+def test_a_type_that_numpy_lacks_comes_as_its_bits_or_as_ml_dtypes(path):
+    rt.save({"t": torch.tensor([1.0, 2.0], dtype=torch.bfloat16)}, path)
+    with reshard.open(path) as ck:
         array = ck["t"].numpy()
     try:
         import ml_dtypes

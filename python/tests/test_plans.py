@@ -38,36 +38,36 @@ def many(size, rank, count=300):
     }
 
 
-def second_save(rank, size, place):
+def second_save(rank, size, path):
     reports, bytes_given = [], []
     for step in range(3):
-        report, given = traffic(_group.GlooGroup, lambda: rt.save({"model": many(size, rank)}, f"{place}-{step}"))
+        report, given = traffic(_group.GlooGroup, lambda: rt.save({"model": many(size, rank)}, f"{path}-{step}"))
         reports.append(report)
         bytes_given.append(given)
     loaded = {f"layer.{i}.weight": torch.zeros(4 * size, 3) for i in range(300)}
-    rt.load({"model": loaded}, f"{place}-2")
+    rt.load({"model": loaded}, f"{path}-2")
     for i in range(300):
         assert same(loaded[f"layer.{i}.weight"], torch.cat([torch.full((4, 3), float(i + r)) for r in range(size)]))
     return [report.plan_cached for report in reports], bytes_given
 
 
-def test_the_second_save_of_a_layout_exchanges_almost_nothing(ranks, place):
-    for cached, given in ranks(4, second_save, place):
+def test_the_second_save_of_a_layout_exchanges_almost_nothing(ranks, path):
+    for cached, given in ranks(4, second_save, path):
         assert cached == [False, True, True]
         # What is left: greetings, and what was written where.
         assert given[1] == given[2] < given[0]
 
 
-def changes(rank, size, place):
+def changes(rank, size, path):
     def saved(name, layout, extra=None, **options):
         state = state_in(layout, size, True)
         if extra is not None:
             state["extra"] = extra
-        return rt.save(state, f"{place}-{name}", **options).plan_cached
+        return rt.save(state, f"{path}-{name}", **options).plan_cached
 
     def loads(name):
         loaded = state_in("columns", size, False)
-        rt.load(loaded, f"{place}-{name}")
+        rt.load(loaded, f"{path}-{name}")
         check(loaded, "columns", size)
 
     assert not saved("rows", "rows")
@@ -81,41 +81,41 @@ def changes(rank, size, place):
     pair = dist.new_group([0, 1])
     if rank < 2:
         own = {"x": rt.PerRank(torch.full((3,), float(rank)))}
-        assert not rt.save(own, f"{place}-pair", process_group=pair).plan_cached
-        assert rt.save(own, f"{place}-pair-again", process_group=pair).plan_cached
+        assert not rt.save(own, f"{path}-pair", process_group=pair).plan_cached
+        assert rt.save(own, f"{path}-pair-again", process_group=pair).plan_cached
         back = {"x": rt.PerRank(torch.zeros(3))}
-        rt.load(back, f"{place}-pair-again", process_group=pair)
+        rt.load(back, f"{path}-pair-again", process_group=pair)
         assert back["x"].value.tolist() == [rank] * 3
     assert saved("one-more", "columns", extra=9 if rank == 1 else None)
     for name in ("rows", "rows-again", "columns", "columns-again", "one", "one-again", "one-more"):
         loads(name)
     back = {"extra": None}
-    rt.load(back, f"{place}-one-again")
+    rt.load(back, f"{path}-one-again")
     assert back["extra"] == 8
 
 
-def test_a_changed_layout_is_planned_anew(ranks, place):
-    ranks(3, changes, place)
+def test_a_changed_layout_is_planned_anew(ranks, path):
+    ranks(3, changes, path)
 
 
-def fails_between(rank, size, place):
+def fails_between(rank, size, path):
     state = state_in("rows", size, True)
-    rt.save(state, f"{place}-0")
+    rt.save(state, f"{path}-0")
     try:
-        rt.save({**state, "bad": lambda: None} if rank == 1 else state, f"{place}-bad")
+        rt.save({**state, "bad": lambda: None} if rank == 1 else state, f"{path}-bad")
     except Exception:
         pass
     else:
         raise AssertionError("a rank could not describe its state, and the save returned")
-    rt.save(state, f"{place}-1")
+    rt.save(state, f"{path}-1")
     loaded = state_in("columns", size, False)
-    rt.load(loaded, f"{place}-1")
+    rt.load(loaded, f"{path}-1")
     check(loaded, "columns", size)
-    return rt.exists(f"{place}-bad")
+    return rt.exists(f"{path}-bad")
 
 
-def test_a_save_that_failed_in_between_leaves_the_next_one_whole(ranks, place):
-    assert ranks(3, fails_between, place) == [False] * 3
+def test_a_save_that_failed_in_between_leaves_the_next_one_whole(ranks, path):
+    assert ranks(3, fails_between, path) == [False] * 3
 
 
 def test_alone_as_well(tmp_path):

@@ -73,9 +73,9 @@ def test_a_bar_in_the_notebook_of_rank_0_alone(monkeypatch, rank):
         assert "50%" in shown[0] and shown[-1] == ""
 
 
-def test_quiet_where_there_is_no_terminal(place, capsys):
-    rt.save({"x": torch.ones(10)}, place, progress=True)
-    rt.load({"x": torch.zeros(10)}, place, progress=True)
+def test_quiet_where_there_is_no_terminal(path, capsys):
+    rt.save({"x": torch.ones(10)}, path, progress=True)
+    rt.load({"x": torch.zeros(10)}, path, progress=True)
     assert capsys.readouterr() == ("", "")
 
 

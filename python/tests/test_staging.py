@@ -84,9 +84,9 @@ def views(fill=True):
     return {**shards, **strided}, {**made, **strided}
 
 
-def check(place, wanted):
+def check(path, wanted):
     found = views(fill=False)
-    rt.load({"model": found}, place)
+    rt.load({"model": found}, path)
     for name, tensor in wanted.items():
         assert same(found[name], tensor), name
 
@@ -97,21 +97,21 @@ def bounded(blocks):
     assert blocks.times > 10 * COUNT
 
 
-def test_a_save_goes_through_a_few_blocks(place, blocks, monkeypatch):
+def test_a_save_goes_through_a_few_blocks(path, blocks, monkeypatch):
     state, wanted = views()
-    rt.save({"model": state}, place)
+    rt.save({"model": state}, path)
     bounded(blocks)
     monkeypatch.undo()
-    check(place, wanted)
-    with reshard.open(place) as ck:
+    check(path, wanted)
+    with reshard.open(path) as ck:
         assert ck["model.large"].shape == (1500, 1000)
 
 
 @pytest.mark.parametrize("budget", [None, 1_000_000])
-def test_a_save_in_the_background_too(place, blocks, monkeypatch, budget):
+def test_a_save_in_the_background_too(path, blocks, monkeypatch, budget):
     state, wanted = views()
     kept = {name: tensor.clone() for name, tensor in wanted.items()}
-    handle = rt.AsyncSaver(staging_budget=budget).save({"model": state}, place)
+    handle = rt.AsyncSaver(staging_budget=budget).save({"model": state}, path)
     bounded(blocks)
     times = blocks.times
     for tensor in wanted.values():
@@ -119,98 +119,98 @@ def test_a_save_in_the_background_too(place, blocks, monkeypatch, budget):
     handle.result()
     assert blocks.times == times, "what is written in the background was copied before"
     monkeypatch.undo()
-    check(place, kept)
+    check(path, kept)
 
 
-def test_through_pytorch_too(place, blocks, monkeypatch):
+def test_through_pytorch_too(path, blocks, monkeypatch):
     _, wanted = views()
-    dcp.save({"model": wanted}, storage_writer=rt.StorageWriter(place), **ALONE)
+    dcp.save({"model": wanted}, storage_writer=rt.StorageWriter(path), **ALONE)
     bounded(blocks)
     monkeypatch.undo()
-    check(place, wanted)
+    check(path, wanted)
 
 
-def test_a_load_goes_through_a_few_blocks(place, blocks):
+def test_a_load_goes_through_a_few_blocks(path, blocks):
     state, wanted = views()
-    rt.save({"model": wanted}, place)
+    rt.save({"model": wanted}, path)
     kept = {name: tensor.clone() for name, tensor in wanted.items()}
     for verify in ("whole", "never"):
         for tensor in wanted.values():
             tensor.zero_()
         blocks.times = 0
-        report = rt.load({"model": state}, place, verify=verify)
+        report = rt.load({"model": state}, path, verify=verify)
         bounded(blocks)
         assert report.verified == (len(kept) - 1 if verify == "whole" else 0)
         for name, tensor in wanted.items():
             assert same(tensor, kept[name]), name
 
 
-def test_a_load_converts_on_its_way(place, blocks):
-    rt.save({"x": torch.arange(90_000.0).reshape(300, 300), "z": torch.tensor([[1 + 2j, 3 - 4j]])}, place)
+def test_a_load_converts_on_its_way(path, blocks):
+    rt.save({"x": torch.arange(90_000.0).reshape(300, 300), "z": torch.tensor([[1 + 2j, 3 - 4j]])}, path)
     halves = torch.zeros(300, 300, dtype=torch.float64).T
     conjugate = torch.zeros(1, 2, dtype=torch.complex64).conj()
-    rt.load({"x": halves, "z": conjugate}, place, cast="any")
+    rt.load({"x": halves, "z": conjugate}, path, cast="any")
     assert same(halves, torch.arange(90_000.0, dtype=torch.float64).reshape(300, 300))
     assert conjugate.tolist() == [[1 + 2j, 3 - 4j]]
 
 
-def test_a_load_through_pytorch_too(place, blocks):
+def test_a_load_through_pytorch_too(path, blocks):
     _, wanted = views()
-    rt.save({"model": wanted}, place)
+    rt.save({"model": wanted}, path)
     found = {name: torch.zeros_like(tensor) for name, tensor in wanted.items()}
-    dcp.load({"model": found}, storage_reader=rt.StorageReader(place), **ALONE)
+    dcp.load({"model": found}, storage_reader=rt.StorageReader(path), **ALONE)
     bounded(blocks)
     for name, tensor in wanted.items():
         assert same(found[name], tensor), name
 
 
-def test_what_cannot_be_written_fails_the_load_by_name(place, blocks, monkeypatch):
+def test_what_cannot_be_written_fails_the_load_by_name(path, blocks, monkeypatch):
     def broken(self, *_):
         raise RuntimeError("the device is gone")
 
     state, wanted = views()
-    rt.save({"model": wanted}, place)
+    rt.save({"model": wanted}, path)
     monkeypatch.setattr(_staging.DeviceMemory, "write", broken)
     with pytest.raises(reshard.ReshardError, match="the device is gone"):
-        rt.load({"model": state}, place)
+        rt.load({"model": state}, path)
 
 
-def on_ranks(rank, size, place):
+def on_ranks(rank, size, path):
     kept = _describe.is_cpu
     blocks = pretend(setattr)
     whole = torch.arange(9.0 * 8 * 5000).reshape(9 * 8, 5000)
     for layout, (shape, placements) in layouts(size).items():
-        rt.save({"w": sharded(whole, mesh_of(shape), placements)}, f"{place}-{layout}", check_replicas=True)
+        rt.save({"w": sharded(whole, mesh_of(shape), placements)}, f"{path}-{layout}", check_replicas=True)
     assert blocks.made <= COUNT and blocks.times > 20
     for layout in layouts(size):
         for other, (shape, placements) in layouts(size).items():
             found = sharded(torch.zeros_like(whole), mesh_of(shape), placements)
-            rt.load({"w": found}, f"{place}-{layout}", exchange=layout < other)
+            rt.load({"w": found}, f"{path}-{layout}", exchange=layout < other)
             wanted = sharded(whole, mesh_of(shape), placements)
             assert same(found.to_local(), wanted.to_local()), (layout, other)
     assert blocks.made <= COUNT
     _describe.is_cpu = kept
     for layout in layouts(size):
         found = {"w": torch.zeros_like(whole)}
-        rt.load(found, f"{place}-{layout}")
+        rt.load(found, f"{path}-{layout}")
         assert same(found["w"], whole), layout
 
 
-def test_every_layout_on_ranks(ranks, place):
-    ranks(4, on_ranks, place)
+def test_every_layout_on_ranks(ranks, path):
+    ranks(4, on_ranks, path)
 
 
-def test_what_cannot_be_read_fails_the_save_by_name(place, blocks, monkeypatch):
+def test_what_cannot_be_read_fails_the_save_by_name(path, blocks, monkeypatch):
     def broken(self, offset, into):
         raise RuntimeError("the device is gone")
 
     monkeypatch.setattr(_staging.DeviceMemory, "read", broken)
     with pytest.raises(reshard.ReshardError, match="the device is gone"):
-        rt.save({"model": views()[0]}, place)
-    assert not rt.exists(place)
+        rt.save({"model": views()[0]}, path)
+    assert not rt.exists(path)
     with pytest.raises(reshard.ReshardError, match="the device is gone"):
-        rt.async_save({"model": views()[0]}, place).result()
-    assert not rt.exists(place)
+        rt.async_save({"model": views()[0]}, path).result()
+    assert not rt.exists(path)
 
 
 def test_a_block_that_cannot_be_made_is_not_counted():
@@ -230,12 +230,12 @@ def test_a_block_that_cannot_be_made_is_not_counted():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_tensors_of_a_real_device(place):
+def test_tensors_of_a_real_device(path):
     _state, wanted = views()
     on_device = {name: tensor.cuda() for name, tensor in wanted.items()}
-    rt.save({"model": on_device}, place)
-    check(place, wanted)
+    rt.save({"model": on_device}, path)
+    check(path, wanted)
     found = {name: torch.zeros_like(tensor) for name, tensor in on_device.items()}
-    rt.load({"model": found}, place)
+    rt.load({"model": found}, path)
     for name, tensor in wanted.items():
         assert same(found[name].cpu(), tensor), name

@@ -94,7 +94,7 @@ WRITERS = {
     "torch": lambda base: command("convert", base / "two", base / "m.pt", "--overwrite"),
     "recover": lambda base: command("recover", base / "lost"),
 }
-PLACES = {"safetensors": "model", "torch": "m.pt", "edit": "fresh", "recover": "lost"}
+OUTPUTS = {"safetensors": "model", "torch": "m.pt", "edit": "fresh", "recover": "lost"}
 
 
 @pytest.fixture(scope="module")
@@ -125,10 +125,10 @@ def test_a_writer_is_old_or_new_whatever_the_kernel_says(name, prepared, tmp_pat
         return base
 
     base = fresh()
-    place = base / PLACES.get(name, "out")
-    before = content(place)
+    path = base / OUTPUTS.get(name, "out")
+    before = content(path)
     counted = calls_of(WRITERS[name](base), tmp_path / "log", base)
-    after = content(place)
+    after = content(path)
     assert after is not None and after != before and sum(last - first + 1 for first, last in counted.values()) > 5, counted
     failed = done = 0
     for call, (first, last) in counted.items():
@@ -139,7 +139,7 @@ def test_a_writer_is_old_or_new_whatever_the_kernel_says(name, prepared, tmp_pat
                 base = fresh()
                 inject = f"{call}:{fault}:when={number}"
                 result = traced(WRITERS[name](base), inject)
-                fine, found = old_or_new(place, before, after)
+                fine, found = old_or_new(path, before, after)
                 assert fine, f"{name}, {inject}: neither old nor new: {found}\n{result.stderr}"
                 assert result.returncode != 0 or found == after, f"{name}, {inject}: it ended well, and the old is there"
                 assert "panicked" not in result.stderr, result.stderr
@@ -147,7 +147,7 @@ def test_a_writer_is_old_or_new_whatever_the_kernel_says(name, prepared, tmp_pat
                 # Whatever it left, running it again repairs it.
                 if found != after and name != "edit":
                     again = subprocess.run([*map(str, WRITERS[name](base))], capture_output=True, text=True, env=environment())
-                    assert again.returncode == 0 and content(place) == after, f"{name}, {inject}: again: {again.stderr}"
+                    assert again.returncode == 0 and content(path) == after, f"{name}, {inject}: again: {again.stderr}"
     assert failed and done, f"both outcomes are seen: {failed} and {done}"
 
 

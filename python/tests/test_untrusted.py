@@ -158,41 +158,41 @@ def quietly(road):
 
 @pytest.mark.parametrize("writer", ["ours", "theirs"])
 @pytest.mark.parametrize("name", NAMES)
-def test_no_record_runs_code_and_none_is_sound(place, tmp_path, name, writer):
+def test_no_record_runs_code_and_none_is_sound(path, tmp_path, name, writer):
     marker = tmp_path / "marker"
     planted = dict(attacks(marker))[name]
-    storage = rt.StorageWriter(place) if writer == "ours" else dcp.FileSystemWriter(place)
+    storage = rt.StorageWriter(path) if writer == "ours" else dcp.FileSystemWriter(path)
     try:
         dcp.save({"x": 7, "w": torch.ones(3)}, storage_writer=storage, planner=Planting(planted), **ALONE)
     except CheckpointException as refused:
         # What a load would refuse is not saved in the first place; PyTorch's writer saves it.
         assert writer == "ours" and "a load would refuse it" in str(refused), refused
-        assert not marker.exists() and not (pathlib.Path(place) / ".metadata").exists()
+        assert not marker.exists() and not (pathlib.Path(path) / ".metadata").exists()
         return
     state = {"x": 0, "w": torch.zeros(3)}
 
     def to_dict():
-        with reshard.open(place) as checkpoint:
+        with reshard.open(path) as checkpoint:
             return checkpoint.to_dict()
 
     roads = {
-        "load": lambda: rt.load(dict(state), place),
-        "load without strict": lambda: rt.load(dict(state), place, strict=False),
-        "planner": lambda: dcp.load(dict(state), storage_reader=rt.StorageReader(place), **ALONE),
+        "load": lambda: rt.load(dict(state), path),
+        "load without strict": lambda: rt.load(dict(state), path, strict=False),
+        "planner": lambda: dcp.load(dict(state), storage_reader=rt.StorageReader(path), **ALONE),
         "open": to_dict,
-        "record": lambda: _reshard.Checkpoint(place).stored_value("x"),
+        "record": lambda: _reshard.Checkpoint(path).stored_value("x"),
     }
     for road, run in roads.items():
         error = quietly(run)
         assert not marker.exists(), road
         if road != "record":
             assert error is not None, road
-    report = reshard.verify(place)
+    report = reshard.verify(path)
     assert not report.sound and "x" in {finding.key for finding in report.findings}, report
     assert not marker.exists()
     # The rest of the checkpoint is not hidden by it.
     rest = {"w": torch.zeros(3)}
-    rt.load(rest, place)
+    rt.load(rest, path)
     assert rest["w"].tolist() == [1, 1, 1]
 
 
@@ -229,17 +229,17 @@ def test_the_attacks_are_real(tmp_path):
     assert ran >= 20
 
 
-def test_what_the_program_trusts_comes_through_every_road(place):
+def test_what_the_program_trusts_comes_through_every_road(path):
     thing = Harmless()
     thing.numbers = [1, 2]
-    dcp.save({"x": thing, "w": torch.ones(3)}, storage_writer=rt.StorageWriter(place), **ALONE)
-    for load in (lambda s: rt.load(s, place), lambda s: dcp.load(s, storage_reader=rt.StorageReader(place), **ALONE)):
+    dcp.save({"x": thing, "w": torch.ones(3)}, storage_writer=rt.StorageWriter(path), **ALONE)
+    for load in (lambda s: rt.load(s, path), lambda s: dcp.load(s, storage_reader=rt.StorageReader(path), **ALONE)):
         state = {"x": None, "w": torch.zeros(3)}
         load(state)
         assert type(state["x"]) is Harmless and state["x"].numbers == [1, 2] and state["w"].tolist() == [1, 1, 1]
 
 
-def test_planners_get_values_made_anew(place):
+def test_planners_get_values_made_anew(path):
     """What reaches the planner is not what lies in the file."""
     seen = []
 
@@ -250,8 +250,8 @@ def test_planners_get_values_made_anew(place):
 
     value = {"a": (1, 2.5, "x"), "b": OrderedDict(c=[None, True])}
     odd = record(pickle.dumps((1, [2, "three"]), 2)[2:])
-    dcp.save({"x": 0, "y": [value]}, storage_writer=dcp.FileSystemWriter(place), planner=Planting(odd), **ALONE)
+    dcp.save({"x": 0, "y": [value]}, storage_writer=dcp.FileSystemWriter(path), planner=Planting(odd), **ALONE)
     state = {"x": 0, "y": [{"a": 0, "b": {"c": 0}}]}
-    dcp.load(state, planner=Watching(), storage_reader=rt.StorageReader(place), **ALONE)
+    dcp.load(state, planner=Watching(), storage_reader=rt.StorageReader(path), **ALONE)
     assert state["x"] == (1, [2, "three"]) and state["y"][0]["a"] == (1, 2.5, "x")
     assert odd not in seen and len(seen) == 3

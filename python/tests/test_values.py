@@ -121,7 +121,7 @@ PLAIN = {
 
 
 @pytest.mark.parametrize("writer", ["ours", "torch", "file", "storage"])
-def test_plain_values_come_back_as_what_they_were(place, tmp_path, writer):
+def test_plain_values_come_back_as_what_they_were(path, tmp_path, writer):
     state = {key: (value if isinstance(value, tuple) else (value,)) for key, value in PLAIN.items()}
     if writer != "ours":
         # Python's protocol 2, which torch uses, cannot pickle torch's memory formats and drops the fold of a time.
@@ -130,28 +130,28 @@ def test_plain_values_come_back_as_what_they_were(place, tmp_path, writer):
         warnings.simplefilter("error", UserWarning)
         warnings.filterwarnings("ignore", message=".*torch.distributed is.*")
         if writer == "ours":
-            rt.save(state, place, strict_values=True)
+            rt.save(state, path, strict_values=True)
         elif writer == "file":
-            place = tmp_path / "state.pt"
-            torch.save(state, place)
+            path = tmp_path / "state.pt"
+            torch.save(state, path)
         else:
-            storage = rt.StorageWriter(place) if writer == "storage" else dcp.FileSystemWriter(place)
+            storage = rt.StorageWriter(path) if writer == "storage" else dcp.FileSystemWriter(path)
             dcp.save(state, storage_writer=storage, **ALONE)
     loaded = dict.fromkeys(state, ())
-    with reshard.open(place) as checkpoint:
+    with reshard.open(path) as checkpoint:
         wanted = [key for key in state if key != "torch_rng"]
         for key in wanted:
             assert same(checkpoint[key], state[key]), key
     if writer == "file":
         return
-    rt.load(loaded, place)
+    rt.load(loaded, path)
     for key, value in state.items():
         assert same(loaded[key], value), key
     through = dict.fromkeys(state, ())
-    dcp.load(through, storage_reader=rt.StorageReader(place), **ALONE)
+    dcp.load(through, storage_reader=rt.StorageReader(path), **ALONE)
     for key, value in state.items():
         assert same(through[key], value), key
-    assert reshard.verify(place).sound
+    assert reshard.verify(path).sound
 
 
 @pytest.mark.parametrize(
@@ -159,16 +159,16 @@ def test_plain_values_come_back_as_what_they_were(place, tmp_path, writer):
     [Settings(), Color.RED, argparse.Namespace(a=1), io.BytesIO(b"x"), {"deep": [(Settings(),)]}],
     ids=lambda t: type(t).__name__,
 )
-def test_objects_are_warned_about_and_come_back_when_trusted(place, thing):
+def test_objects_are_warned_about_and_come_back_when_trusted(path, thing):
     state = {"x": thing, "w": torch.ones(2)}
     with pytest.raises(reshard.InvalidInput, match="not plain data"):
-        rt.save(state, place, strict_values=True)
+        rt.save(state, path, strict_values=True)
     with pytest.warns(UserWarning, match="allow_pickle=True: x"):
-        rt.save(state, place)
+        rt.save(state, path)
     wanted = {"x": {"deep": [None]} if isinstance(thing, dict) else None, "w": torch.zeros(2)}
     with pytest.raises(reshard.UntrustedPickle):
-        rt.load(wanted, place)
-    rt.load(wanted, place, allow_pickle=True)
+        rt.load(wanted, path)
+    rt.load(wanted, path, allow_pickle=True)
     if isinstance(thing, io.BytesIO):
         assert wanted["x"].getvalue() == b"x"
     else:
@@ -209,38 +209,38 @@ def test_random_states_come_back_or_are_refused(tmp_path):
             assert same(loaded[key], value), (seed, key, value, loaded[key])
 
 
-def test_keys_that_become_one_are_refused_at_the_save(place):
+def test_keys_that_become_one_are_refused_at_the_save(path):
     for state in (
         {"None": torch.ones(1), None: {}},
         {"1": torch.ones(1), 1: torch.ones(1)},
         {"a": {"b": {}}, "a.b": torch.ones(1)},
     ):
         with pytest.raises(reshard.InvalidInput, match="same flattened key"):
-            rt.save(state, place)
-        assert not pathlib.Path(place).exists() or not rt.exists(place)
+            rt.save(state, path)
+        assert not pathlib.Path(path).exists() or not rt.exists(path)
 
 
 @pytest.mark.parametrize("writer", ["ours", "theirs"])
-def test_an_odd_tensor_does_not_hide_the_others(place, writer):
+def test_an_odd_tensor_does_not_hide_the_others(path, writer):
     state = {"w": torch.ones(2), "quantized": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)}
     wanted = {"w": torch.zeros(2)}
     if writer == "ours":
         # PyTorch's own writer cannot save these.
         state["sparse"] = torch.eye(3).to_sparse()
         wanted["sparse"] = torch.zeros(3, 3).to_sparse()
-    storage = rt.StorageWriter(place) if writer == "ours" else dcp.FileSystemWriter(place)
+    storage = rt.StorageWriter(path) if writer == "ours" else dcp.FileSystemWriter(path)
     dcp.save(state, storage_writer=storage, **ALONE)
-    with reshard.open(place) as checkpoint:
+    with reshard.open(path) as checkpoint:
         assert checkpoint["w"].numpy().tolist() == [1, 1]
-    rt.load(wanted, place, strict=False)
+    rt.load(wanted, path, strict=False)
     assert wanted["w"].tolist() == [1, 1]
     if writer == "ours":
         assert torch.equal(wanted["sparse"].to_dense(), torch.eye(3))
-    assert reshard.verify(place).sound
+    assert reshard.verify(path).sound
 
 
 @pytest.mark.parametrize("how", ["dcp", "file"])
-def test_conjugated_and_negated_views_have_their_values(place, tmp_path, how):
+def test_conjugated_and_negated_views_have_their_values(path, tmp_path, how):
     z = torch.tensor([1 + 2j, -3 - 4j])
     state = {
         "conj": z.conj(),
@@ -249,48 +249,48 @@ def test_conjugated_and_negated_views_have_their_values(place, tmp_path, how):
         "ints": torch._neg_view(torch.arange(4)),
     }
     if how == "dcp":
-        dcp.save(state, storage_writer=dcp.FileSystemWriter(place), **ALONE)
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(path), **ALONE)
     else:
-        place = tmp_path / "z.pt"
-        torch.save(state, place)
+        path = tmp_path / "z.pt"
+        torch.save(state, path)
     loaded = {key: torch.zeros(value.shape, dtype=value.dtype) for key, value in state.items()}
-    rt.load(loaded, place)
+    rt.load(loaded, path)
     for key, value in state.items():
         assert torch.equal(loaded[key], value), key
-    with reshard.open(place) as checkpoint:
+    with reshard.open(path) as checkpoint:
         assert (checkpoint["conj"].numpy() == z.conj().resolve_conj().numpy()).all()
 
 
-def test_a_number_loads_into_a_tensor_that_stands_for_it(place):
-    rt.save({"lr": 0.25, "step": 3, "w": torch.ones(1)}, place)
+def test_a_number_loads_into_a_tensor_that_stands_for_it(path):
+    rt.save({"lr": 0.25, "step": 3, "w": torch.ones(1)}, path)
     lr = torch.tensor(1.0)
     state = {"lr": lr, "step": torch.tensor(0), "w": torch.zeros(1)}
-    rt.load(state, place)
+    rt.load(state, path)
     assert state["lr"] is lr and lr.item() == 0.25 and state["step"].item() == 3
 
 
-def test_a_tensor_without_dimensions_loads_into_the_number_that_stands_for_it(place):
+def test_a_tensor_without_dimensions_loads_into_the_number_that_stands_for_it(path):
     saved = {"lr": torch.tensor(0.25), "step": torch.tensor(3), "on": torch.tensor(True), "groups": [{"lr": torch.tensor(0.5)}]}
-    rt.save(saved, place)
+    rt.save(saved, path)
     state = {"lr": 1.0, "step": 0, "on": False, "groups": [{"lr": 0.0}]}
-    rt.load(state, place)
+    rt.load(state, path)
     assert state == {"lr": 0.25, "step": 3, "on": True, "groups": [{"lr": 0.5}]}
     assert [type(value) for value in state.values()] == [float, int, bool, list] and type(state["groups"][0]["lr"]) is float
     # A number of another kind would change its value.
     with pytest.raises(reshard.Mismatch, match="kind: step"):
-        rt.load({"step": 0.5}, place)
+        rt.load({"step": 0.5}, path)
 
 
-def test_a_storage_writer_tells_of_objects_and_refuses_them_when_asked(place):
+def test_a_storage_writer_tells_of_objects_and_refuses_them_when_asked(path):
     state = {"x": Settings(), "deep": {"y": Color.RED}, "w": torch.ones(2), "plain": [1, "a"]}
     with pytest.raises(dcp.CheckpointException) as refused:
-        dcp.save(state, storage_writer=rt.StorageWriter(place, strict_values=True), **ALONE)
+        dcp.save(state, storage_writer=rt.StorageWriter(path, strict_values=True), **ALONE)
     assert "not plain data" in str(refused.value)
-    assert not rt.exists(place)
+    assert not rt.exists(path)
     with pytest.warns(UserWarning, match=r"allow_pickle=True: .*Settings") as told:
-        dcp.save(state, storage_writer=rt.StorageWriter(place), **ALONE)
+        dcp.save(state, storage_writer=rt.StorageWriter(path), **ALONE)
     assert len([one for one in told if "allow_pickle" in str(one.message)]) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         warnings.filterwarnings("ignore", message=".*torch.distributed is.*")
-        dcp.save({"w": torch.ones(2), "n": 3}, storage_writer=rt.StorageWriter(place), **ALONE)
+        dcp.save({"w": torch.ones(2), "n": 3}, storage_writer=rt.StorageWriter(path), **ALONE)

@@ -59,10 +59,10 @@ def test_torch_reads_what_is_written_here(saved, python, size, how):
     script(python, "check", saved / f"{how}-{size}", size)
 
 
-def load_both_ways(rank, size, place):
+def load_both_ways(rank, size, path):
     for load in (
-        lambda found: rt.load(found, place),
-        lambda found: dcp.load(found, storage_reader=rt.StorageReader(place)),
+        lambda found: rt.load(found, path),
+        lambda found: dcp.load(found, storage_reader=rt.StorageReader(path)),
     ):
         found = versions.state(size, fill=False)
         load(found)

@@ -124,18 +124,18 @@ def _rank(rank, ranks, store, function, arguments):
     dist.destroy_process_group()
 
 
-def save(rank, ranks, place):
-    dcp.save(state(ranks), checkpoint_id=place)
+def save(rank, ranks, path):
+    dcp.save(state(ranks), checkpoint_id=path)
 
 
-def load(rank, ranks, place):
+def load(rank, ranks, path):
     found = state(ranks, fill=False)
-    dcp.load(found, checkpoint_id=place)
+    dcp.load(found, checkpoint_id=path)
     assert_equal(state(ranks), found)
 
 
-def metadata(place):
-    with open(Path(place) / ".metadata", "rb") as file:
+def metadata(path):
+    with open(Path(path) / ".metadata", "rb") as file:
         return pickle.load(file)
 
 
@@ -175,18 +175,18 @@ def compare_metadata(ours, theirs):
         assert ours.version == theirs.version
 
 
-def check(place, ranks):
+def check(path, ranks):
     for layout in {1, ranks}:
-        run(layout, load, place)
+        run(layout, load, path)
     with tempfile.TemporaryDirectory() as folder:
         run(ranks, save, f"{folder}/own")
-        compare_metadata(metadata(place), metadata(f"{folder}/own"))
+        compare_metadata(metadata(path), metadata(f"{folder}/own"))
 
 
 if __name__ == "__main__":
-    verb, place, ranks = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    verb, path, ranks = sys.argv[1], sys.argv[2], int(sys.argv[3])
     if verb == "write":
-        run(ranks, save, place)
+        run(ranks, save, path)
     else:
-        check(place, ranks)
+        check(path, ranks)
     print(f"fine with torch {torch.__version__}")

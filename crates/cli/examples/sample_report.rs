@@ -105,7 +105,7 @@ fn put(
             offsets,
             sizes,
             file: files[i % files.len()],
-            place: Some((4096 + i as u64 * 65_536, sizes.iter().product::<u64>() * 4 + 640)),
+            location: Some((4096 + i as u64 * 65_536, sizes.iter().product::<u64>() * 4 + 640)),
         })
         .collect();
     builder.tensor(TensorInput { key, dtype, shape, bytes, chunks: &chunks })

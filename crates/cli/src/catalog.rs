@@ -1,6 +1,6 @@
 //! Facts of a checkpoint's catalog that several verbs and the report show.
 
-use reshard::checkpoint::{ChunkPlace, Format};
+use reshard::checkpoint::{ChunkLocation, Format};
 
 /// The format in words.
 pub(crate) fn format_name(format: Format) -> &'static str {
@@ -21,11 +21,11 @@ pub(crate) fn format_name(format: Format) -> &'static str {
 }
 
 /// Where a chunk's bytes lie, and how many they are.
-pub(crate) fn place(place: &ChunkPlace) -> (u64, u64) {
-    match place {
-        ChunkPlace::Record { offset, length, .. } => (*offset, *length),
-        ChunkPlace::Data(data) => (data.layout.base(), data.layout.end().saturating_sub(data.layout.base())),
-        ChunkPlace::Seen(seen) => self::place(&seen.stored),
+pub(crate) fn location(location: &ChunkLocation) -> (u64, u64) {
+    match location {
+        ChunkLocation::Record { offset, length, .. } => (*offset, *length),
+        ChunkLocation::Data(data) => (data.layout.base(), data.layout.end().saturating_sub(data.layout.base())),
+        ChunkLocation::Seen(seen) => self::location(&seen.stored),
         _ => (0, 0),
     }
 }

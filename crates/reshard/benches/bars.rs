@@ -117,7 +117,7 @@ fn large(dir: &Path, rows: &mut Vec<Row>) {
             let _ = std::fs::remove_dir_all(&ckpt);
             let mut state = SaveState::new();
             for (i, tensor) in tensors.iter().enumerate() {
-                state.insert_whole(format!("t{i:03}"), DType::UInt8, &shape, tensor).expect("insert");
+                state.insert_bytes(format!("t{i:03}"), DType::UInt8, &shape, tensor).expect("insert");
             }
             let mut options = SaveOptions::default();
             options.sync = sync;
@@ -134,7 +134,7 @@ fn large(dir: &Path, rows: &mut Vec<Row>) {
             let checkpoint = Checkpoint::open_store(store_at(&ckpt)).expect("open");
             let mut state = LoadState::new();
             for (i, target) in targets.iter_mut().enumerate() {
-                state.insert_whole(format!("t{i:03}"), DType::UInt8, &shape, target).expect("insert");
+                state.insert_bytes(format!("t{i:03}"), DType::UInt8, &shape, target).expect("insert");
             }
             let mut options = LoadOptions::default();
             options.verify = verify;
@@ -160,7 +160,7 @@ fn small(dir: &Path, rows: &mut Vec<Row>) {
         let _ = std::fs::remove_dir_all(&ckpt);
         let mut state = SaveState::new();
         for (i, tensor) in tensors.iter().enumerate() {
-            state.insert_whole(format!("layers.{i}.weight"), DType::Float32, &[256], tensor).expect("insert");
+            state.insert_bytes(format!("layers.{i}.weight"), DType::Float32, &[256], tensor).expect("insert");
         }
         let store = store_at(&ckpt);
         let (time, report) = timed(|| save_with(&Solo, &state, &store, &SaveOptions::default()).expect("save"));
@@ -172,7 +172,7 @@ fn small(dir: &Path, rows: &mut Vec<Row>) {
             let checkpoint = Checkpoint::open_store(store_at(&ckpt)).expect("open");
             let mut state = LoadState::new();
             for (i, target) in targets.iter_mut().enumerate() {
-                state.insert_whole(format!("layers.{i}.weight"), DType::Float32, &[256], target).expect("insert");
+                state.insert_bytes(format!("layers.{i}.weight"), DType::Float32, &[256], target).expect("insert");
             }
             load_with(&Solo, &checkpoint, &mut state, &LoadOptions::default()).expect("load").report
         });
@@ -319,7 +319,7 @@ fn stall(dir: &Path, rows: &mut Vec<Row>) {
     let ckpt = dir.join("async");
     let mut state = SaveState::new();
     for (i, tensor) in tensors.iter().enumerate() {
-        state.insert_whole(format!("t{i}"), DType::UInt8, &[tensor.len() as u64], tensor).expect("insert");
+        state.insert_bytes(format!("t{i}"), DType::UInt8, &[tensor.len() as u64], tensor).expect("insert");
     }
     for _ in 0..ROUNDS {
         let (time, ()) = timed(|| {

@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             .collect();
         let mut state = SaveState::new();
         for i in 0..count {
-            state.insert_whole(format!("model.layer{i}.weight"), DType::Float32, &[size as u64 / 4096, 1024], &memory)?;
+            state.insert_bytes(format!("model.layer{i}.weight"), DType::Float32, &[size as u64 / 4096, 1024], &memory)?;
         }
         let store = reshard::storage::open(&Address::local(source.clone()), &StoreOptions::default())?;
         save_with(&Solo, &state, &store, &SaveOptions::default())?;

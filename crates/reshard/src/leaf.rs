@@ -129,7 +129,7 @@ impl<'a> SaveState<'a> {
     }
 
     /// Adds a whole tensor that lies contiguously in memory.
-    pub fn insert_whole(&mut self, key: impl Into<String>, dtype: DType, shape: &[u64], memory: &'a [u8]) -> Result<()> {
+    pub fn insert_bytes(&mut self, key: impl Into<String>, dtype: DType, shape: &[u64], memory: &'a [u8]) -> Result<()> {
         let piece = SavePiece::contiguous(Region::whole(shape)?, dtype, memory)?;
         let tensor = SaveTensor { dtype, shape: Dims::from_slice(shape), requires_grad: false, pieces: vec![piece] };
         self.insert(key, None, Scope::Shared, SaveLeaf::Tensor(tensor))
@@ -251,7 +251,7 @@ impl<'a> LoadState<'a> {
     }
 
     /// Adds a whole tensor, to lie contiguously in memory.
-    pub fn insert_whole(&mut self, key: impl Into<String>, dtype: DType, shape: &[u64], memory: &'a mut [u8]) -> Result<()> {
+    pub fn insert_bytes(&mut self, key: impl Into<String>, dtype: DType, shape: &[u64], memory: &'a mut [u8]) -> Result<()> {
         let piece = LoadPiece::contiguous(Region::whole(shape)?, dtype, memory)?;
         let tensor = LoadTensor { dtype, shape: Dims::from_slice(shape), pieces: vec![piece] };
         self.insert(key, Scope::Shared, LoadLeaf::Tensor(tensor))

@@ -3,7 +3,7 @@
 use reshard_formats::DType;
 use reshard_layout::{ByteLayout, Dims, LayoutError, Region, SeenBox};
 
-use crate::checkpoint::{CatalogTensor, ChunkPlace, Computed, Formula, Input, SeenPlace, StoredChunk};
+use crate::checkpoint::{CatalogTensor, ChunkLocation, Computed, Formula, Input, SeenLocation, StoredChunk};
 
 /// A tensor that falls apart into more chunks than this is refused.
 pub(crate) const MOST_CHUNKS: usize = 1 << 20;
@@ -18,27 +18,27 @@ fn text(error: LayoutError) -> String {
 /// The numbers of the stored chunk's elements, where this chunk has them.
 fn window(chunk: &StoredChunk) -> Result<ByteLayout, LayoutError> {
     let sizes = chunk.region.sizes();
-    match &chunk.place {
-        ChunkPlace::Seen(seen) => Ok(seen.window.clone()),
-        ChunkPlace::Fill(_) | ChunkPlace::Live => ByteLayout::strided(sizes, &Dims::from_elem(0, sizes.len()), 1),
-        ChunkPlace::Record { .. } | ChunkPlace::Data(_) | ChunkPlace::Computed(_) => ByteLayout::contiguous(sizes, 1),
+    match &chunk.location {
+        ChunkLocation::Seen(seen) => Ok(seen.window.clone()),
+        ChunkLocation::Fill(_) | ChunkLocation::Live => ByteLayout::strided(sizes, &Dims::from_elem(0, sizes.len()), 1),
+        ChunkLocation::Record { .. } | ChunkLocation::Data(_) | ChunkLocation::Computed(_) => ByteLayout::contiguous(sizes, 1),
     }
 }
 
 /// A chunk with another region, whose elements lie in the stored chunk as a window says.
 fn with_window(chunk: &StoredChunk, dtype: DType, seen: SeenBox) -> StoredChunk {
     let SeenBox { region, layout } = seen;
-    let place = match &chunk.place {
-        ChunkPlace::Seen(place) => ChunkPlace::Seen(Box::new(SeenPlace { window: layout, ..(**place).clone() })),
-        ChunkPlace::Fill(_) | ChunkPlace::Live => chunk.place.clone(),
+    let location = match &chunk.location {
+        ChunkLocation::Seen(location) => ChunkLocation::Seen(Box::new(SeenLocation { window: layout, ..(**location).clone() })),
+        ChunkLocation::Fill(_) | ChunkLocation::Live => chunk.location.clone(),
         // All of it as it is: nothing to see through.
-        place if region.sizes() == chunk.region.sizes() && layout.is_contiguous() && layout.base() == 0 => place.clone(),
-        place => {
-            let (stored, region) = (place.clone(), chunk.region.clone());
-            ChunkPlace::Seen(Box::new(SeenPlace { stored, dtype, region, window: layout }))
+        location if region.sizes() == chunk.region.sizes() && layout.is_contiguous() && layout.base() == 0 => location.clone(),
+        location => {
+            let (stored, region) = (location.clone(), chunk.region.clone());
+            ChunkLocation::Seen(Box::new(SeenLocation { stored, dtype, region, window: layout }))
         }
     };
-    StoredChunk { region, file: chunk.file, place }
+    StoredChunk { region, file: chunk.file, location }
 }
 
 /// A tensor of another shape, each of whose chunks is made from one of this.
@@ -171,7 +171,7 @@ pub(crate) fn without_dim(tensor: &CatalogTensor, dim: usize) -> Outcome<Catalog
 }
 
 /// Grown to `size` along a dimension; what is new is a value, or what the loaded tensor holds.
-pub(crate) fn padded(tensor: CatalogTensor, dim: usize, size: u64, place: ChunkPlace) -> Outcome<CatalogTensor> {
+pub(crate) fn padded(tensor: CatalogTensor, dim: usize, size: u64, location: ChunkLocation) -> Outcome<CatalogTensor> {
     let old = tensor.shape[dim];
     if size < old {
         return Err(format!("dimension {dim} of shape {:?} cannot be padded to {size}; truncate it", &tensor.shape[..]));
@@ -185,7 +185,7 @@ pub(crate) fn padded(tensor: CatalogTensor, dim: usize, size: u64, place: ChunkP
     (offsets[dim], sizes[dim]) = (old, size - old);
     let region = Region::new(&offsets, &sizes).map_err(text)?;
     if !region.is_empty() {
-        chunks.push(StoredChunk { region, file: StoredChunk::NO_FILE, place });
+        chunks.push(StoredChunk { region, file: StoredChunk::NO_FILE, location });
     }
     Ok(CatalogTensor::new(tensor.dtype, shape, tensor.requires_grad, chunks))
 }
@@ -199,7 +199,7 @@ pub(crate) fn cast(tensor: CatalogTensor, dtype: DType) -> Outcome<CatalogTensor
     if !crate::cast::can_cast(from, dtype) {
         return Err(format!("no cast from {} to {}", from.name(), dtype.name()));
     }
-    let is_cast = |chunk: &StoredChunk| matches!(&chunk.place, ChunkPlace::Seen(seen) if seen.dtype != from);
+    let is_cast = |chunk: &StoredChunk| matches!(&chunk.location, ChunkLocation::Seen(seen) if seen.dtype != from);
     // What a view casts is cast once while it is read; what is to be cast again is an input of its own.
     let tensor = match tensor.chunks.iter().any(is_cast) {
         true => Computed::new(Formula::Same, vec![Input { key: "what is cast again".to_owned(), tensor }])?.into_tensor()?,
@@ -207,16 +207,16 @@ pub(crate) fn cast(tensor: CatalogTensor, dtype: DType) -> Outcome<CatalogTensor
     };
     let mut chunks = tensor.chunks;
     for chunk in &mut chunks {
-        chunk.place = match std::mem::replace(&mut chunk.place, ChunkPlace::Live) {
-            ChunkPlace::Fill(value) => {
+        chunk.location = match std::mem::replace(&mut chunk.location, ChunkLocation::Live) {
+            ChunkLocation::Fill(value) => {
                 let mut filled = vec![0; dtype.size() as usize];
                 crate::cast::cast(from, &value, dtype, &mut filled).map_err(|e| e.to_string())?;
-                ChunkPlace::Fill(filled.into_boxed_slice())
+                ChunkLocation::Fill(filled.into_boxed_slice())
             }
-            place @ (ChunkPlace::Seen(_) | ChunkPlace::Live) => place,
+            location @ (ChunkLocation::Seen(_) | ChunkLocation::Live) => location,
             stored => {
                 let window = ByteLayout::contiguous(chunk.region.sizes(), 1).map_err(text)?;
-                ChunkPlace::Seen(Box::new(SeenPlace { stored, dtype: from, region: chunk.region.clone(), window }))
+                ChunkLocation::Seen(Box::new(SeenLocation { stored, dtype: from, region: chunk.region.clone(), window }))
             }
         };
     }

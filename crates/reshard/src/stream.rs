@@ -16,7 +16,7 @@ use reshard_layout::{ByteLayout, Dims, Region, copy_runs, coverage, flat_pieces,
 use self::slab::{Slab, read_runs};
 
 use crate::cast::{can_cast, cast};
-use crate::checkpoint::{CatalogTensor, Check, Checker, Checkpoint, ChunkPlace, Located};
+use crate::checkpoint::{CatalogTensor, Check, Checker, Checkpoint, ChunkLocation, Located};
 use crate::control::Control;
 use crate::error::{Error, Result, StorageContext};
 use crate::mismatch::{Difference, Mismatch};
@@ -298,7 +298,7 @@ pub(crate) fn check_chunks(
         if regions.iter().any(|region| region.contains(&chunk.region)) {
             continue;
         }
-        if matches!(chunk.place, ChunkPlace::Live) {
+        if matches!(chunk.location, ChunkLocation::Live) {
             continue;
         }
         let located = checkpoint.locate(key, tensor, i)?;
@@ -321,7 +321,7 @@ pub(crate) fn check_seen_records(checkpoint: &Checkpoint, keys: &[&str], control
     for key in keys {
         let tensor = checkpoint.tensor(key)?;
         for (i, chunk) in tensor.chunks.iter().enumerate() {
-            let ChunkPlace::Seen(seen) = &chunk.place else { continue };
+            let ChunkLocation::Seen(seen) = &chunk.location else { continue };
             let located = checkpoint.locate(key, tensor, i)?;
             let own = chunk.region.volume().saturating_mul(seen.dtype.size() * SUMMED_RATIO);
             if located.check.stretch().is_some_and(|(_, length)| length > own) {

@@ -113,7 +113,7 @@ impl<'a> SaveState<'a> {
     pub fn tensor<T: Element>(&mut self, key: impl Into<String>, shape: &[u64], values: &'a [T]) -> Result<()> {
         let key = key.into();
         check_count(&key, shape, values.len())?;
-        self.insert_whole(key, T::DTYPE, shape, as_bytes(values))
+        self.insert_bytes(key, T::DTYPE, shape, as_bytes(values))
     }
 
     /// Adds this rank's shard of a tensor of the given shape: what the placements give to the rank, in row-major order.
@@ -151,7 +151,7 @@ impl<'a> LoadState<'a> {
     pub fn tensor<T: Element>(&mut self, key: impl Into<String>, shape: &[u64], values: &'a mut [T]) -> Result<()> {
         let key = key.into();
         check_count(&key, shape, values.len())?;
-        self.insert_whole(key, T::DTYPE, shape, as_bytes_mut(values))
+        self.insert_bytes(key, T::DTYPE, shape, as_bytes_mut(values))
     }
 
     /// Wants this rank's shard of a tensor of the given shape, in row-major order.

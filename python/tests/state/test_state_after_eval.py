@@ -67,12 +67,12 @@ def loaded_after_evaluation(rank, size, layouts, path):
                 assert all(torch.equal(found[key], full[key]) for key in full), at
 
 
-def test_what_is_loaded_after_an_evaluation_is_used(ranks, place):
-    ranks(2, loaded_after_evaluation, ALL, place, timeout=300)
+def test_what_is_loaded_after_an_evaluation_is_used(ranks, path):
+    ranks(2, loaded_after_evaluation, ALL, path, timeout=300)
 
 
-def test_what_is_loaded_after_an_evaluation_is_used_on_two_dimensions(ranks, place):
-    ranks(4, loaded_after_evaluation, FOUR, place, timeout=300)
+def test_what_is_loaded_after_an_evaluation_is_used_on_two_dimensions(ranks, path):
+    ranks(4, loaded_after_evaluation, FOUR, path, timeout=300)
 
 
 def saved_after_evaluation(rank, size, layouts, path):
@@ -96,8 +96,8 @@ def saved_after_evaluation(rank, size, layouts, path):
                 )
 
 
-def test_a_model_is_saved_after_an_evaluation(ranks, place):
-    ranks(2, saved_after_evaluation, ALL, place, timeout=300)
+def test_a_model_is_saved_after_an_evaluation(ranks, path):
+    ranks(2, saved_after_evaluation, ALL, path, timeout=300)
 
 
 def read_between_forward_and_backward(rank, size, layouts):
@@ -133,5 +133,5 @@ def one_rank_loads_something_else(rank, size, path):
 
 
 @pytest.mark.skipif(not FSDP2, reason="FSDP2 on the CPU needs torch 2.6 or later")
-def test_a_load_of_something_else_reshards_nothing(ranks, place):
-    ranks(2, one_rank_loads_something_else, place)
+def test_a_load_of_something_else_reshards_nothing(ranks, path):
+    ranks(2, one_rank_loads_something_else, path)

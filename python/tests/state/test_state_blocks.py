@@ -154,21 +154,21 @@ def loaded(rank, size, path, how, options, by, fresh):
 @needs_fsdp2
 @pytest.mark.parametrize("how", [{}, {"packed": True}, {"block": 12, "rows": 12, "columns": 8}], ids=["rows", "packed", "flat"])
 @pytest.mark.parametrize("flatten", [False, True])
-def test_blocks_go_to_other_ranks(ranks, place, how, flatten):
+def test_blocks_go_to_other_ranks(ranks, path, how, flatten):
     options = {"flatten_optimizer_state_dict": True} if flatten else {}
-    ranks(2, saved, place, how, options)
+    ranks(2, saved, path, how, options)
     for fresh in (True, False):
-        ranks(2, loaded, place, how, options, "rt", fresh)
+        ranks(2, loaded, path, how, options, "rt", fresh)
     worlds = (4,) if how.get("block") != 12 else ()
     for world in worlds:
-        ranks(world, loaded, place, how, options, "rt", True)
-        ranks(world, loaded, place, how, options, "rt", False)
+        ranks(world, loaded, path, how, options, "rt", True)
+        ranks(world, loaded, path, how, options, "rt", False)
 
 
 @needs_fsdp2
-def test_blocks_go_through_the_drop_in_module(ranks, place):
-    ranks(2, saved, place, {}, {})
-    ranks(2, loaded, place, {}, {}, "drop_in", False)
+def test_blocks_go_through_the_drop_in_module(ranks, path):
+    ranks(2, saved, path, {}, {})
+    ranks(2, loaded, path, {}, {}, "drop_in", False)
 
 
 def between(rank, size, path):
@@ -183,16 +183,16 @@ def between(rank, size, path):
 
 
 @needs_fsdp2
-def test_a_rank_whose_part_ends_inside_of_a_block_is_told_so(ranks, place):
-    ranks(2, saved, place, {"rows": 12, "columns": 6, "block": 18}, {})
-    ranks(3, between, place)
+def test_a_rank_whose_part_ends_inside_of_a_block_is_told_so(ranks, path):
+    ranks(2, saved, path, {"rows": 12, "columns": 6, "block": 18}, {})
+    ranks(3, between, path)
 
 
-def test_blocks_of_one_process_load_without_trusting_the_file(place):
+def test_blocks_of_one_process_load_without_trusting_the_file(path):
     model, optim = built(0)
     optim.step()
-    rt.save({"optim": rt.get_optimizer_state_dict(model, optim)}, place)
-    with reshard.open(place) as checkpoint:
+    rt.save({"optim": rt.get_optimizer_state_dict(model, optim)}, path)
+    with reshard.open(path) as checkpoint:
         assert checkpoint["optim.state.0.weight.avg.codes"].shape == (12, 8)
         assert checkpoint["optim.state.0.weight.avg.scale"].shape == (12, 2)
     for fresh in (True, False):
@@ -201,12 +201,12 @@ def test_blocks_of_one_process_load_without_trusting_the_file(place):
             other.step()
             cleared(other)
         state = {"optim": rt.get_optimizer_state_dict(other_model, other)}
-        rt.load(state, place)
+        rt.load(state, path)
         rt.set_optimizer_state_dict(other_model, other, state["optim"])
         same(content(optim), content(other))
 
 
-def test_a_class_that_the_optimizer_does_not_use_is_refused(place):
+def test_a_class_that_the_optimizer_does_not_use_is_refused(path):
     model, optim = built(0)
     optim.step()
     state = rt.get_optimizer_state_dict(model, optim)
@@ -231,5 +231,5 @@ def whole(rank, size, path):
 
 
 @needs_fsdp2
-def test_blocks_are_gathered_and_set_whole(ranks, place):
-    ranks(2, whole, place)
+def test_blocks_are_gathered_and_set_whole(ranks, path):
+    ranks(2, whole, path)

@@ -85,7 +85,7 @@ class Messages:
             setattr(owner, name, original)
 
 
-def costs(rank, size, place, layout):
+def costs(rank, size, path, layout):
     hidden = 500
     model = make(layout, hidden=hidden, n=300)
     optim = optimizer(model)
@@ -99,7 +99,7 @@ def costs(rank, size, place, layout):
     assert small.bytes < whole, small.bytes
     data = sum(t.numel() * 4 for v in states[0].values() if isinstance(v, rt.ShardView) for _, t in v.pieces)
     with Messages() as saving:
-        rt.save({"model": states[0], "optim": states[1]}, place)
+        rt.save({"model": states[0], "optim": states[1]}, path)
     assert saving.calls == [] and saving.bytes < data / 20, (saving.calls, saving.bytes, data)
     reference = everything({"model": dict(states[0]), "optim": states[1]["state"]})
     other = make(layout, hidden=hidden, n=300, seed=1)
@@ -108,7 +108,7 @@ def costs(rank, size, place, layout):
     with Messages() as loading, Largest() as largest:
         found = rt.get_state_dict(other, second)
         state = {"model": found[0], "optim": found[1]}
-        rt.load(state, place)
+        rt.load(state, path)
         rt.set_state_dict(other, second, model_state_dict=state["model"], optim_state_dict=state["optim"])
     assert loading.calls == [] and loading.bytes < data / 20, (loading.calls, loading.bytes)
     # What was loaded into is what the optimizer has now.

@@ -49,14 +49,14 @@ class Counting(torch.optim.Optimizer):
                     p.sub_(group["lr"] * slots["sum"])
 
 
-def reader(how, place):
-    return rt.StorageReader(place) if how == "ours" else dcp.FileSystemReader(place)
+def reader(how, path):
+    return rt.StorageReader(path) if how == "ours" else dcp.FileSystemReader(path)
 
 
-def restored(model, optim, place, how, options=None):
+def restored(model, optim, path, how, options=None):
     model_state, optim_state = rt.get_state_dict(model, optim, options=options)
     state = {"model": model_state, "optim": optim_state}
-    dcp.load(state, storage_reader=reader(how, place))
+    dcp.load(state, storage_reader=reader(how, path))
     rt.set_state_dict(model, optim, model_state_dict=state["model"], optim_state_dict=state["optim"], options=options)
 
 
@@ -87,21 +87,21 @@ def test_slots_to_come_are_those_that_the_optimizer_makes(kind):
 
 @pytest.mark.parametrize("how", ["ours", "theirs"])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_pytorchs_load_restores_a_fresh_optimizer(place, kind, how):
+def test_pytorchs_load_restores_a_fresh_optimizer(path, kind, how):
     model = make("single")
     optim = OPTIMIZERS[kind](model.parameters())
     train(model, optim, 2)
     model_state, optim_state = pt.get_state_dict(model, optim)
-    dcp.save({"model": model_state, "optim": optim_state}, checkpoint_id=place)
+    dcp.save({"model": model_state, "optim": optim_state}, checkpoint_id=path)
     for flatten in (False, True):
         if flatten:
             options = rt.StateDictOptions(flatten_optimizer_state_dict=True)
             dcp.save(
-                {"model": model_state, "optim": rt.get_optimizer_state_dict(model, optim, options=options)}, checkpoint_id=place
+                {"model": model_state, "optim": rt.get_optimizer_state_dict(model, optim, options=options)}, checkpoint_id=path
             )
         other = make("single", seed=9)
         fresh = OPTIMIZERS[kind](other.parameters())
-        restored(other, fresh, place, how, rt.StateDictOptions(flatten_optimizer_state_dict=flatten))
+        restored(other, fresh, path, how, rt.StateDictOptions(flatten_optimizer_state_dict=flatten))
         assert_close(optim.state_dict(), fresh.state_dict(), kind)
         both = [copy.deepcopy((m, o.state_dict())) for m, o in ((model, optim), (other, fresh))]
         for m, o in ((both[0][0], optim), (both[1][0], fresh)):
@@ -111,25 +111,25 @@ def test_pytorchs_load_restores_a_fresh_optimizer(place, kind, how):
         assert_close(dict(both[0][0].named_parameters()), dict(both[1][0].named_parameters()), kind)
 
 
-def test_parameters_without_state_in_the_checkpoint_have_none_afterwards(place):
+def test_parameters_without_state_in_the_checkpoint_have_none_afterwards(path):
     model = make("single", "unused")
     optim = optimizer(model)
     train(model, optim, 2)
-    rt.save({"optim": rt.get_optimizer_state_dict(model, optim)}, place)
+    rt.save({"optim": rt.get_optimizer_state_dict(model, optim)}, path)
     for how in ("ours", "theirs"):
         other = make("single", "unused", seed=2)
         fresh = optimizer(other)
         state = {"optim": rt.get_optimizer_state_dict(other, fresh)}
         with pytest.raises(dcp.CheckpointException, match="unused"):
-            dcp.load(state, storage_reader=reader(how, place))
+            dcp.load(state, storage_reader=reader(how, path))
         state = {"optim": rt.get_optimizer_state_dict(other, fresh)}
         planner = dcp.DefaultLoadPlanner(allow_partial_load=True)
-        dcp.load(state, storage_reader=reader(how, place), planner=planner)
+        dcp.load(state, storage_reader=reader(how, path), planner=planner)
         rt.set_optimizer_state_dict(other, fresh, state["optim"])
         assert_close(optim.state_dict(), fresh.state_dict(), how)
 
 
-def test_slots_that_nothing_was_loaded_into_are_none(place):
+def test_slots_that_nothing_was_loaded_into_are_none(path):
     """Getting and setting a fresh optimizer's state leaves it fresh; saving it saves none."""
     model = make("single")
     optim = optimizer(model)
@@ -139,32 +139,32 @@ def test_slots_that_nothing_was_loaded_into_are_none(place):
     assert not optim.state
     for flatten in (False, True):
         options = rt.StateDictOptions(flatten_optimizer_state_dict=flatten)
-        rt.save({"deep": [{"optim": rt.get_optimizer_state_dict(model, optim, options=options)}]}, place, overwrite=True)
-        keys = list(dcp.FileSystemReader(place).read_metadata().state_dict_metadata)
+        rt.save({"deep": [{"optim": rt.get_optimizer_state_dict(model, optim, options=options)}]}, path, overwrite=True)
+        keys = list(dcp.FileSystemReader(path).read_metadata().state_dict_metadata)
         assert keys and not [key for key in keys if ".state." in key]
 
 
 @pytest.mark.parametrize("how", ["ours", "theirs"])
-def test_an_unknown_optimizer_is_restored_or_refused(place, how):
+def test_an_unknown_optimizer_is_restored_or_refused(path, how):
     model = make("single")
     optim = Counting(model.parameters())
     train(model, optim, 2)
     model_state, optim_state = rt.get_state_dict(model, optim)
-    dcp.save({"model": model_state, "optim": optim_state}, checkpoint_id=place)
+    dcp.save({"model": model_state, "optim": optim_state}, checkpoint_id=path)
     for flatten in (False, True):
         options = rt.StateDictOptions(flatten_optimizer_state_dict=flatten)
         if flatten:
             dcp.save(
-                {"model": model_state, "optim": rt.get_optimizer_state_dict(model, optim, options=options)}, checkpoint_id=place
+                {"model": model_state, "optim": rt.get_optimizer_state_dict(model, optim, options=options)}, checkpoint_id=path
             )
         other = make("single", seed=3)
         fresh = Counting(other.parameters(), lr=0.5)
         if how == "ours":
-            restored(other, fresh, place, how, options)
+            restored(other, fresh, path, how, options)
             assert_close(optim.state_dict(), fresh.state_dict())
         else:
             with pytest.raises(rt.StateError, match="Counting.*reshard.torch.load"):
-                restored(other, fresh, place, how, options)
+                restored(other, fresh, path, how, options)
             assert not fresh.state
     # Nothing was loaded: nothing is refused.
     state = rt.get_optimizer_state_dict(other, fresh)
@@ -173,17 +173,17 @@ def test_an_unknown_optimizer_is_restored_or_refused(place, how):
     assert fresh.param_groups[0]["lr"] == 0.25
 
 
-def test_state_of_a_parameter_that_is_frozen_now_is_restored(place):
+def test_state_of_a_parameter_that_is_frozen_now_is_restored(path):
     """PyTorch leaves it behind; through our reader it comes back."""
     model = make("single")
     optim = optimizer(model)
     train(model, optim, 2)
-    rt.save({"optim": rt.get_optimizer_state_dict(model, optim)}, place)
+    rt.save({"optim": rt.get_optimizer_state_dict(model, optim)}, path)
     other = make("single", seed=3)
     other.first.requires_grad_(False)
     fresh = optimizer(other)
     state = {"optim": rt.get_optimizer_state_dict(other, fresh)}
-    dcp.load(state, storage_reader=rt.StorageReader(place))
+    dcp.load(state, storage_reader=rt.StorageReader(path))
     rt.set_optimizer_state_dict(other, fresh, state["optim"])
     assert_close(optim.state_dict(), fresh.state_dict())
 
@@ -205,17 +205,17 @@ class App(nn.Module):
 
 def on_ranks(rank, size, folder):
     for layout in ("ddp", "fsdp2", *(("tp_fsdp2", "hsdp") if size == 4 else ())):
-        place = f"{folder}/{layout}"
+        path = f"{folder}/{layout}"
         model = make(layout)
         optim = optimizer(model)
         train(model, optim, 2)
-        dcp.save({"app": App(model, optim)}, checkpoint_id=place)
+        dcp.save({"app": App(model, optim)}, checkpoint_id=path)
         whole = everything(rt.get_optimizer_state_dict(model, optim))
         for how in ("ours", "theirs"):
             # One tensor has fewer rows than there are ranks: some ranks hold nothing of its slots.
             other = make(layout, seed=8)
             fresh = optimizer(other)
-            dcp.load({"app": App(other, fresh)}, storage_reader=reader(how, place))
+            dcp.load({"app": App(other, fresh)}, storage_reader=reader(how, path))
             assert_close(whole, everything(rt.get_optimizer_state_dict(other, fresh)), f"{layout} {how}")
             assert all(set(slots) == {"step", "exp_avg", "exp_avg_sq"} for slots in fresh.state.values()), layout
             assert len(fresh.state) == len(optim.state)
@@ -230,19 +230,19 @@ def test_pytorchs_load_restores_a_fresh_optimizer_on_ranks(ranks, tmp_path, size
 
 def flat_on_ranks(rank, size, folder):
     for layout in ("fsdp1_flat", "fsdp1_orig"):
-        place = f"{folder}/{layout}"
+        path = f"{folder}/{layout}"
         model = make(layout)
         optim = optimizer(model)
         train(model, optim, 2)
         state = rt.get_state_dict(model, optim)
         whole = everything(state[1])
-        rt.save({"model": state[0], "optim": state[1]}, place)
+        rt.save({"model": state[0], "optim": state[1]}, path)
         for how in ("ours", "theirs"):
             other = make(layout, seed=8)
             fresh = optimizer(other)
             model_state, optim_state = rt.get_state_dict(other, fresh, as_torch=True)
             target = {"model": model_state, "optim": optim_state}
-            dcp.load(target, storage_reader=reader(how, place))
+            dcp.load(target, storage_reader=reader(how, path))
             rt.set_state_dict(other, fresh, model_state_dict=target["model"], optim_state_dict=target["optim"])
             assert_close(whole, everything(rt.get_optimizer_state_dict(other, fresh)), f"{layout} {how}")
 
@@ -251,11 +251,11 @@ def test_flat_parameters_as_pytorch_has_them_are_restored_too(ranks, tmp_path):
     ranks(2, flat_on_ranks, str(tmp_path))
 
 
-def test_views_are_not_pickled_by_whoever_does_not_know_them(place):
+def test_views_are_not_pickled_by_whoever_does_not_know_them(path):
     """PyTorch's ``save`` would keep one rank's part of a view and forget the others'."""
     view = rt.ShardView(torch.float32, (4,), [((0,), torch.zeros(2))])
     with pytest.raises(dcp.CheckpointException) as caught:
-        dcp.save({"x": view}, checkpoint_id=place)
+        dcp.save({"x": view}, checkpoint_id=path)
     assert "as_torch=True" in str(caught.value.failures)
     with pytest.raises(TypeError, match="as_torch=True"):
         pickle.dumps(view)

@@ -29,7 +29,7 @@ class Odd(nn.Module):
         return x * self.row
 
 
-def emptied(rank, size, place):
+def emptied(rank, size, path):
     """A shard of an empty shard, as tensor parallelism and FSDP2 together leave it, and tensors without elements."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     whole = torch.arange(3.0).reshape(1, 3)
@@ -45,14 +45,14 @@ def emptied(rank, size, place):
     for number, save in enumerate(
         (lambda path: rt.save(state, path), lambda path: dcp.save(state, storage_writer=rt.StorageWriter(path)))
     ):
-        path = f"{place}-{number}"
-        save(path)
-        for load in (lambda: rt.load(state, path), lambda: dcp.load(state, storage_reader=rt.StorageReader(path))):
+        saved = f"{path}-{number}"
+        save(saved)
+        for load in (lambda: rt.load(state, saved), lambda: dcp.load(state, storage_reader=rt.StorageReader(saved))):
             sharded.to_local().zero_()
             load()
             assert torch.equal(sharded.to_local().flatten(), _mine(mesh, whole)), (number, sharded.to_local())
         full = {"w": torch.zeros(1, 3), "nothing": torch.empty(5, 0)}
-        rt.load(full, path)
+        rt.load(full, saved)
         assert torch.equal(full["w"], whole)
 
 
@@ -61,11 +61,11 @@ def _mine(mesh, whole):
     return torch.chunk(whole, 2, 1)[column].flatten() if row == 0 else torch.empty(0)
 
 
-def test_an_empty_shard_of_an_empty_shard_is_saved_and_loaded(ranks, place):
-    ranks(4, emptied, place)
+def test_an_empty_shard_of_an_empty_shard_is_saved_and_loaded(ranks, path):
+    ranks(4, emptied, path)
 
 
-def never_stepped(rank, size, place, ours, trainable):
+def never_stepped(rank, size, path, ours, trainable):
     """PyTorch's own load of a flattened state dict, with parameters that never got a gradient, and ranks that hold nothing."""
     options = rt.StateDictOptions(flatten_optimizer_state_dict=True)
     states = []
@@ -78,9 +78,9 @@ def never_stepped(rank, size, place, ours, trainable):
             optim.step()
         model_state, optim_state = rt.get_state_dict(model, optim, options=options)
         states.append((model, optim, {"model": model_state, "optim": optim_state}))
-    dcp.save(states[0][2], storage_writer=rt.StorageWriter(place))
+    dcp.save(states[0][2], storage_writer=rt.StorageWriter(path))
     model, optim, state = states[1]
-    reader = {"storage_reader": rt.StorageReader(place)} if ours else {"checkpoint_id": place}
+    reader = {"storage_reader": rt.StorageReader(path)} if ours else {"checkpoint_id": path}
     # Of a parameter that could step, a fresh optimizer lists the slots to come, which PyTorch's planner takes for wanted.
     dcp.load(state, planner=dcp.DefaultLoadPlanner(allow_partial_load=trainable), **reader)
     rt.set_state_dict(model, optim, model_state_dict=state["model"], optim_state_dict=state["optim"], options=options)
@@ -100,5 +100,5 @@ def never_stepped(rank, size, place, ours, trainable):
 @needs_fsdp2
 @pytest.mark.parametrize("trainable", [False, True])
 @pytest.mark.parametrize("reader", ["ours", "theirs"])
-def test_torch_loads_a_flattened_state_with_parameters_that_never_stepped(ranks, place, reader, trainable):
-    ranks(3, never_stepped, place, reader == "ours", trainable)
+def test_torch_loads_a_flattened_state_with_parameters_that_never_stepped(ranks, path, reader, trainable):
+    ranks(3, never_stepped, path, reader == "ours", trainable)

@@ -47,7 +47,7 @@ def with_odd_groups():
 
 
 @pytest.mark.parametrize("how", ["nested", "full", "own", "saved", "saved into another"])
-def test_values_of_groups_stay_what_they_are(place, how):
+def test_values_of_groups_stay_what_they_are(path, how):
     model, optim = with_odd_groups()
     before = [{key: value for key, value in group.items() if key != "params"} for group in copy.deepcopy(optim.param_groups)]
     state = rt.get_optimizer_state_dict(model, optim, options=rt.StateDictOptions(full_state_dict=how == "full"))
@@ -56,9 +56,9 @@ def test_values_of_groups_stay_what_they_are(place, how):
         # An optimizer that knows nothing of these values yet.
         target = torch.optim.AdamW([{"params": list(layer.parameters())} for layer in target_model], lr=0.5)
     if how.startswith("saved"):
-        rt.save({"optim": state}, place)
+        rt.save({"optim": state}, path)
         state = rt.get_optimizer_state_dict(target_model, target)
-        rt.load({"optim": state}, place)
+        rt.load({"optim": state}, path)
     elif how == "own":
         state = rt.optim_state_dict(model, optim)
     rt.set_optimizer_state_dict(target_model, target, state)
@@ -67,7 +67,7 @@ def test_values_of_groups_stay_what_they_are(place, how):
             assert group[key] == value and type(group[key]) is type(value), (how, key, group[key], value)
 
 
-def test_groups_that_share_a_rate_get_each_its_own(place):
+def test_groups_that_share_a_rate_get_each_its_own(path):
     def made(rates):
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1), nn.Linear(1, 1))
@@ -180,7 +180,7 @@ class Nesting(torch.optim.SGD):
         super().load_state_dict({**state, "state": {key: slots["wrapped"] for key, slots in state["state"].items()}})
 
 
-def nested(rank, size, place):
+def nested(rank, size, path):
     for layout in here("fsdp1_flat", "fsdp1_orig", "fsdp1_grad_op", "fsdp2"):
         model = make(layout)
         optim = Nesting(model.parameters(), lr=0.1)
@@ -192,23 +192,23 @@ def nested(rank, size, place):
             options = rt.StateDictOptions(flatten_optimizer_state_dict=flatten)
             state = {"optim": rt.get_optimizer_state_dict(model, optim, options=options)}
             assert state["optim"].unplaced == (), layout
-            rt.save(state, f"{place}-{layout}-{flatten}")
+            rt.save(state, f"{path}-{layout}-{flatten}")
             for slots in optim.state.values():
                 slots["state1"].fill_(-1)
             if fresh:
                 optim.state.clear()
             state = {"optim": rt.get_optimizer_state_dict(model, optim, options=options)}
-            rt.load(state, f"{place}-{layout}-{flatten}")
+            rt.load(state, f"{path}-{layout}-{flatten}")
             rt.set_optimizer_state_dict(model, optim, state["optim"], options=options)
             after = everything(rt.get_optimizer_state_dict(model, optim))["state"]
             assert_close(before, after, f"{layout}, {flatten}, {fresh}")
 
 
-def test_nested_slots_are_placed_as_their_parameters_are(ranks, place):
-    ranks(2, nested, place)
+def test_nested_slots_are_placed_as_their_parameters_are(ranks, path):
+    ranks(2, nested, path)
 
 
-def nested_blocks(rank, size, place):
+def nested_blocks(rank, size, path):
     for layout in here("fsdp1_flat", "fsdp1_orig", "fsdp1_grad_op", "fsdp2"):
         model = make(layout)
         optim = Nesting(model.parameters(), lr=0.1)
@@ -219,7 +219,7 @@ def nested_blocks(rank, size, place):
             slots["absmax"] = torch.full((3,), float(rank))
         full = rt.StateDictOptions(full_state_dict=True)
         for call in (
-            lambda: rt.save({"optim": rt.get_optimizer_state_dict(model, optim)}, place),
+            lambda: rt.save({"optim": rt.get_optimizer_state_dict(model, optim)}, path),
             lambda: rt.get_optimizer_state_dict(model, optim, options=full),
         ):
             try:
@@ -228,11 +228,11 @@ def nested_blocks(rank, size, place):
                 assert "wrapped.absmax" in str(error), (layout, error)
             else:
                 raise AssertionError(f"{layout}: one rank's slots were taken for everybody's")
-        assert not rt.exists(place)
+        assert not rt.exists(path)
 
 
-def test_nested_slots_that_differ_between_ranks_are_not_taken_for_replicas(ranks, place):
-    ranks(2, nested_blocks, place)
+def test_nested_slots_that_differ_between_ranks_are_not_taken_for_replicas(ranks, path):
+    ranks(2, nested_blocks, path)
 
 
 def test_torch_load_reads_what_torch_save_wrote_of_a_state_dict():
@@ -305,7 +305,7 @@ def two_groups(rank, mesh, part, orig):
     return model, torch.optim.Adam(model.parameters())
 
 
-def experts(rank, size, place):
+def experts(rank, size, path):
     parts = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     everyone = dist.new_group(list(range(size)))
     for orig in (True, False):
@@ -325,14 +325,14 @@ def experts(rank, size, place):
         offered = rt.get_model_state_dict(model, options=rt.StateDictOptions(full_state_dict=True, cpu_offload=True))
         assert sorted(offered) == (expected if rank == 0 else sorted(own) if rank == 1 else []), (rank, sorted(offered))
         m, o = rt.get_state_dict(model, optim)
-        rt.save({"m": m, "o": o}, place, overwrite=True)
+        rt.save({"m": m, "o": o}, path, overwrite=True)
         other, other_optim = two_groups(rank, everyone, parts[rank % 2], orig)
         with torch.no_grad():
             for param in other.parameters():
                 param.zero_()
         m, o = rt.get_state_dict(other, other_optim)
         state = {"m": m, "o": o}
-        rt.load(state, place)
+        rt.load(state, path)
         rt.set_state_dict(other, other_optim, model_state_dict=state["m"], optim_state_dict=state["o"])
         back = rt.get_model_state_dict(other, options=full)
         assert all(torch.equal(back[key], whole[key]) for key in whole)
@@ -340,20 +340,20 @@ def experts(rank, size, place):
         assert all(torch.equal(slots_back[key]["exp_avg"], slots[key]["exp_avg"]) for key in slots)
 
 
-def test_modules_of_one_model_over_different_process_groups(ranks, place):
-    ranks(4, experts, place)
+def test_modules_of_one_model_over_different_process_groups(ranks, path):
+    ranks(4, experts, path)
 
 
-def test_a_mesh_is_no_process_group(ranks, place):
-    ranks(2, meshed, place)
+def test_a_mesh_is_no_process_group(ranks, path):
+    ranks(2, meshed, path)
 
 
-def meshed(rank, size, place):
+def meshed(rank, size, path):
     mesh = init_device_mesh("cpu", (size,))
     fully = nn.Linear(2, 2)
     fully_shard(fully, mesh=mesh)
     try:
-        rt.save(fully.state_dict(), place, process_group=mesh)
+        rt.save(fully.state_dict(), path, process_group=mesh)
     except reshard.InvalidInput as error:
         assert "DeviceMesh" in str(error) and "get_group" in error.hint
     else:

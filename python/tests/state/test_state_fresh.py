@@ -55,7 +55,7 @@ def test_asking_changes_nothing_on_ranks(ranks):
     ranks(2, asking_on_ranks)
 
 
-def test_presence_is_restored_exactly(place):
+def test_presence_is_restored_exactly(path):
     """A parameter that never got a gradient has no state, before and after."""
     model = make("single", "unused")
     optim = optimizer(model)
@@ -63,7 +63,7 @@ def test_presence_is_restored_exactly(place):
     state = rt.get_optimizer_state_dict(model, optim)
     assert not any("unused" in name for name in state["state"])
     assert any("unused" in name for name in state["param_groups"][0]["params"])
-    rt.save({"optim": state}, place)
+    rt.save({"optim": state}, path)
     for used in (False, True):
         other = make("single", "unused", seed=2)
         second = optimizer(other)
@@ -72,7 +72,7 @@ def test_presence_is_restored_exactly(place):
                 p.grad = torch.ones_like(p)
             second.step()
         target = {"optim": rt.get_optimizer_state_dict(other, second)}
-        rt.load(target, place)
+        rt.load(target, path)
         rt.set_optimizer_state_dict(other, second, target["optim"])
         assert_close(everything_local(state), everything_local(rt.get_optimizer_state_dict(other, second)))
 
@@ -87,8 +87,8 @@ def test_slots_of_a_fresh_optimizer_come_from_keys_of_other_names(tmp_path):
         wanted = everything_local(rt.get_optimizer_state_dict(model, optim, options=options))
         wrapped = torch.nn.ModuleDict({"module": model})
         stored = rt.get_optimizer_state_dict(wrapped, optim, options=options)
-        place = tmp_path / f"flat-{flat}"
-        rt.save({"old": stored, "lr": 1.0}, place)
+        path = tmp_path / f"flat-{flat}"
+        rt.save({"old": stored, "lr": 1.0}, path)
         other = make("single", seed=2)
         second = optimizer(other)
         target = {"optim": rt.get_optimizer_state_dict(other, second, options=options)}
@@ -97,31 +97,31 @@ def test_slots_of_a_fresh_optimizer_come_from_keys_of_other_names(tmp_path):
             name = key.replace("optim.", "old.", 1).replace("state.", "state.module.", 1)
             return name.replace("param_groups.", "param_groups.module.", 1) if flat else name
 
-        report = rt.load(target, place, rename=old_name)
+        report = rt.load(target, path, rename=old_name)
         assert report.differences == ()
         rt.set_optimizer_state_dict(other, second, target["optim"], options=options)
         assert_close(wanted, everything_local(rt.get_optimizer_state_dict(other, second, options=options)))
         # The same by a dict of keys.
         third = optimizer(other)
         target = {"optim": rt.get_optimizer_state_dict(other, third, options=options)}
-        with reshard.open(place) as ck:
+        with reshard.open(path) as ck:
             names = {key.replace("old.", "optim.", 1).replace("module.", "", 1): key for key in ck.keys() if key != "lr"}
-        rt.load(target, place, rename=names)
+        rt.load(target, path, rename=names)
         rt.set_optimizer_state_dict(other, third, target["optim"], options=options)
         assert_close(wanted, everything_local(rt.get_optimizer_state_dict(other, third, options=options)))
 
 
-def test_what_is_renamed_to_none_stays_as_it_is(place):
+def test_what_is_renamed_to_none_stays_as_it_is(path):
     model = make("single")
     optim = optimizer(model)
     train(model, optim, 2)
-    rt.save({"optim": rt.get_optimizer_state_dict(model, optim)}, place)
+    rt.save({"optim": rt.get_optimizer_state_dict(model, optim)}, path)
     second = optimizer(model)
     second.param_groups[0]["lr"] = 0.625
     target = {"optim": rt.get_optimizer_state_dict(model, second)}
     first = next(iter(dict(model.named_parameters())))
     left = {"optim.param_groups.0.lr": None, f"optim.state.{first}.exp_avg": None}
-    rt.load(target, place, rename=left, strict=False)
+    rt.load(target, path, rename=left, strict=False)
     assert target["optim"]["param_groups"][0]["lr"] == 0.625
     assert first in target["optim"]["param_groups"][0]["params"]
     assert "exp_avg" not in target["optim"]["state"][first] and "exp_avg_sq" in target["optim"]["state"][first]
@@ -133,74 +133,74 @@ def everything_local(tree):
     return [everything_local(v) for v in tree] if isinstance(tree, (list, tuple)) else tree
 
 
-def test_stateless_optimizer_stays_stateless(place):
+def test_stateless_optimizer_stays_stateless(path):
     model = make("single")
     optim = optimizer(model, "plain_sgd")
     train(model, optim, 2)
     state = rt.get_optimizer_state_dict(model, optim)
     assert state["state"] == {}
-    rt.save({"optim": state}, place)
+    rt.save({"optim": state}, path)
     target = {"optim": rt.get_optimizer_state_dict(model, optim)}
-    rt.load(target, place)
+    rt.load(target, path)
     rt.set_optimizer_state_dict(model, optim, target["optim"])
     assert rt.get_optimizer_state_dict(model, optim)["state"] == {}
 
 
-def test_frozen_after_training_keeps_its_state(place):
+def test_frozen_after_training_keeps_its_state(path):
     model = make("single")
     optim = optimizer(model)
     train(model, optim, 2)
     model.first.requires_grad_(False)
     state = rt.get_optimizer_state_dict(model, optim)
     assert "first.up.weight" in state["state"]
-    rt.save({"optim": state}, place)
+    rt.save({"optim": state}, path)
     other = make("single", seed=3)
     other.first.requires_grad_(False)
     second = optimizer(other)
     target = {"optim": rt.get_optimizer_state_dict(other, second)}
-    rt.load(target, place)
+    rt.load(target, path)
     rt.set_optimizer_state_dict(other, second, target["optim"])
     assert_close(everything_local(state), everything_local(rt.get_optimizer_state_dict(other, second)))
 
 
-def test_loading_writes_into_live_slots_in_place(place):
+def test_loading_writes_into_live_slots_in_place(path):
     model = make("single")
     optim = optimizer(model)
     train(model, optim, 2)
-    rt.save({"optim": rt.get_optimizer_state_dict(model, optim)}, place)
+    rt.save({"optim": rt.get_optimizer_state_dict(model, optim)}, path)
     slots = {id(p): {k: v.data_ptr() for k, v in s.items()} for p, s in optim.state.items()}
     train(model, optim, 1)
     target = {"optim": rt.get_optimizer_state_dict(model, optim)}
-    rt.load(target, place)
+    rt.load(target, path)
     rt.set_optimizer_state_dict(model, optim, target["optim"])
     assert slots == {id(p): {k: v.data_ptr() for k, v in s.items()} for p, s in optim.state.items()}
     assert all(float(s["step"]) == 2 for s in optim.state.values())
 
 
-def test_low_precision_parameters_keep_slots_of_their_own_dtype(place):
+def test_low_precision_parameters_keep_slots_of_their_own_dtype(path):
     model = Net().bfloat16()
     optim = torch.optim.AdamW(model.parameters(), lr=0.01)
     for p in model.parameters():
         optim.state[p] = {"step": torch.tensor(3.0), "exp_avg": torch.randn(p.shape), "exp_avg_sq": torch.rand(p.shape)}
     state = rt.get_optimizer_state_dict(model, optim)
-    rt.save({"optim": state}, place)
+    rt.save({"optim": state}, path)
     other = Net().bfloat16()
     second = torch.optim.AdamW(other.parameters(), lr=0.01)
     target = {"optim": rt.get_optimizer_state_dict(other, second)}
-    rt.load(target, place)
+    rt.load(target, path)
     rt.set_optimizer_state_dict(other, second, target["optim"])
     assert all(s["exp_avg"].dtype == torch.float32 for s in second.state.values())
     assert_close(everything_local(state), everything_local(rt.get_optimizer_state_dict(other, second)))
 
 
-def test_a_tensor_rate_stays_the_tensor_it_is(place):
+def test_a_tensor_rate_stays_the_tensor_it_is(path):
     model = make("single")
     optim = optimizer(model, "tensor_lr")
     train(model, optim, 1)
-    rt.save({"optim": rt.get_optimizer_state_dict(model, optim)}, place)
+    rt.save({"optim": rt.get_optimizer_state_dict(model, optim)}, path)
     rate = optim.param_groups[0]["lr"]
     rate.fill_(0.5)
     target = {"optim": rt.get_optimizer_state_dict(model, optim)}
-    rt.load(target, place)
+    rt.load(target, path)
     rt.set_optimizer_state_dict(model, optim, target["optim"])
     assert optim.param_groups[0]["lr"] is rate and float(rate) == float(torch.tensor(0.01))

@@ -30,15 +30,15 @@ def both_ways(rank, size, folder):
         assert_close(state["model"], dict(expected[0]), layout, exact=False)
         assert_close(state["state"], expected[1]["state"], layout, exact=False)
 
-        place = f"{folder}/{layout}"
+        path = f"{folder}/{layout}"
         model_state, optim_state = rt.get_state_dict(model, optim)
-        rt.save({"model": model_state, "optim": optim_state}, place)
+        rt.save({"model": model_state, "optim": optim_state}, path)
         for target in ("fsdp1_tp_flat", "fsdp1_tp_orig", "fsdp2", "tp_fsdp2", "fsdp1_flat", "ddp"):
             other = make(target, seed=5)
             fresh = optimizer(other)
             model_state, optim_state = rt.get_state_dict(other, fresh)
             loaded = {"model": model_state, "optim": optim_state}
-            rt.load(loaded, place)
+            rt.load(loaded, path)
             rt.set_state_dict(other, fresh, model_state_dict=loaded["model"], optim_state_dict=loaded["optim"])
             assert_close(state, whole_state(other, fresh), f"{layout} to {target}")
             back = f"{folder}/{layout}-{target}"

@@ -18,7 +18,7 @@ def barrier():
     dist.barrier()
 
 
-def saved(layout, place, by="rt", kind="adamw", seed=7):
+def saved(layout, path, by="rt", kind="adamw", seed=7):
     """A checkpoint of a trained model, and its state with every tensor whole."""
     model = make(layout, seed=seed)
     optim = optimizer(model, kind)
@@ -26,24 +26,24 @@ def saved(layout, place, by="rt", kind="adamw", seed=7):
     ours = rt.get_state_dict(model, optim)
     whole = everything({"model": dict(ours[0]), "optim": ours[1]})
     if by == "rt":
-        rt.save({"model": ours[0], "optim": ours[1]}, place)
+        rt.save({"model": ours[0], "optim": ours[1]}, path)
     else:
         theirs = pt.get_state_dict(model, optim)
-        dcp.save({"model": theirs[0], "optim": theirs[1]}, checkpoint_id=place)
+        dcp.save({"model": theirs[0], "optim": theirs[1]}, checkpoint_id=path)
     return whole
 
 
-def load_ours(model, optim, place):
+def load_ours(model, optim, path):
     model_state, optim_state = rt.get_state_dict(model, optim)
     state = {"model": model_state, "optim": optim_state}
-    rt.load(state, place)
+    rt.load(state, path)
     rt.set_state_dict(model, optim, model_state_dict=state["model"], optim_state_dict=state["optim"])
 
 
-def load_theirs(model, optim, place):
+def load_theirs(model, optim, path):
     model_state, optim_state = pt.get_state_dict(model, optim)
     state = {"model": model_state, "optim": optim_state}
-    dcp.load(state, checkpoint_id=place)
+    dcp.load(state, checkpoint_id=path)
     pt.set_state_dict(model, optim, model_state_dict=state["model"], optim_state_dict=state["optim"])
 
 
@@ -76,9 +76,9 @@ def matrix(rank, size, layouts, folder, how):
         model = make(target, seed=99)
         optim = optimizer(model)
         for layout, reference in references.items():
-            place = os.path.join(folder, f"{how}-{layout}")
+            path = os.path.join(folder, f"{how}-{layout}")
             try:
-                (load_theirs if how == "rt_to_dcp" else load_ours)(model, optim, place)
+                (load_theirs if how == "rt_to_dcp" else load_ours)(model, optim, path)
                 assert_close(without_groups(reference), without_groups(state_of(model, optim)), f"{layout} into {target}")
             except Exception as error:
                 failed.append(f"{layout} into {target}: {type(error).__name__}: {error}\n{traceback.format_exc(limit=-5)}")
@@ -113,17 +113,17 @@ def resume(rank, size, cases, folder):
         if len(here(first, second)) < 2 or (mixed and not fsdp2_averages()):
             continue
         try:
-            place = os.path.join(folder, f"{first}-{second}")
+            path = os.path.join(folder, f"{first}-{second}")
             model = make(first)
             optim = optimizer(model)
             train(model, optim, 3)
             model_state, optim_state = rt.get_state_dict(model, optim)
-            rt.save({"model": model_state, "optim": optim_state}, place)
+            rt.save({"model": model_state, "optim": optim_state}, path)
             train(model, optim, 2, start=3)
             straight = state_of(model, optim)
             model = make(second, seed=1)
             optim = optimizer(model)
-            load_ours(model, optim, place)
+            load_ours(model, optim, path)
             train(model, optim, 2, start=3)
             assert_close(without_groups(straight), without_groups(state_of(model, optim)), f"{first} to {second}", exact)
         except Exception as error:
@@ -145,16 +145,16 @@ def test_training_resumes_on_another_layout(ranks, tmp_path):
     check(ranks(4, resume, cases, str(tmp_path), timeout=120))
 
 
-def save_on(rank, size, layout, place):
-    whole = saved(layout, place)
+def save_on(rank, size, layout, path):
+    whole = saved(layout, path)
     # As bytes: a tensor would be handed over by a process that is gone by then.
     return pickle.dumps(whole) if rank == 0 else None
 
 
-def load_on(rank, size, layout, place):
+def load_on(rank, size, layout, path):
     model = make(layout, seed=3)
     optim = optimizer(model)
-    load_ours(model, optim, place)
+    load_ours(model, optim, path)
     whole = state_of(model, optim)
     return pickle.dumps(whole) if rank == 0 else None
 
@@ -164,7 +164,7 @@ def test_four_ranks_to_three_and_back(ranks, tmp_path):
     for index, (first, second) in enumerate(cases):
         if len(here(first, second)) < 2:
             continue
-        place = str(tmp_path / str(index))
-        a = ranks(4, save_on, first, place)[0]
-        b = ranks(3, load_on, second, place)[0]
+        path = str(tmp_path / str(index))
+        a = ranks(4, save_on, first, path)[0]
+        b = ranks(3, load_on, second, path)[0]
         assert_close(without_groups(pickle.loads(a)), without_groups(pickle.loads(b)), f"{first} on 4 to {second} on 3")

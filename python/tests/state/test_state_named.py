@@ -23,7 +23,7 @@ def stepped(model, optim, steps):
         optim.step()
 
 
-def test_a_named_optimizer_is_read_and_set_by_canonical_names(place):
+def test_a_named_optimizer_is_read_and_set_by_canonical_names(path):
     model = make("single")
     optim = named(model)
     stepped(model, optim, 2)
@@ -31,12 +31,12 @@ def test_a_named_optimizer_is_read_and_set_by_canonical_names(place):
     plain.load_state_dict(copy.deepcopy(optim._optimizer.state_dict()))
     state = rt.get_optimizer_state_dict(model, optim)
     assert_close(state, rt.get_optimizer_state_dict(model, plain))
-    rt.save({"optim": state}, place)
+    rt.save({"optim": state}, path)
     # One that has not run refuses to load by its own method; here it need not have run.
     other = make("single", seed=4)
     fresh = named(other)
     target = {"optim": rt.get_optimizer_state_dict(other, fresh)}
-    rt.load(target, place)
+    rt.load(target, path)
     rt.set_optimizer_state_dict(other, fresh, target["optim"])
     assert_close(optim.state_dict(), fresh.state_dict())
     # The groups that it shows are those that it steps with.
@@ -84,18 +84,18 @@ class Keyed(torch.optim.Optimizer):
             group.update({key: value for key, value in theirs.items() if key != "params"})
 
 
-def test_a_keyed_optimizer_gets_its_state_by_its_own_names(place):
+def test_a_keyed_optimizer_gets_its_state_by_its_own_names(path):
     model = torch.compile(make("single"))
     optim = Keyed(model.named_parameters())
     train(model, optim, 2)
     state = rt.get_optimizer_state_dict(model, optim)
     assert "first.up.weight" in state["state"] and not any(name.startswith("_orig_mod") for name in state["state"])
-    rt.save({"optim": state}, place)
+    rt.save({"optim": state}, path)
     other = torch.compile(make("single", seed=4))
     second = Keyed(other.named_parameters(), lr=0.5)
     train(other, second, 1)
     target = {"optim": rt.get_optimizer_state_dict(other, second)}
-    rt.load(target, place)
+    rt.load(target, path)
     rt.set_optimizer_state_dict(other, second, target["optim"])
     assert_close(optim.state_dict(), second.state_dict())
     # Beside one that goes by numbers.

@@ -53,57 +53,57 @@ def same(a, b):
 
 @pytest.mark.parametrize("flatten", [False, True])
 @pytest.mark.parametrize("by", ["rt", "reader"])
-def test_keys_of_nested_slots_keep_their_types(place, flatten, by):
+def test_keys_of_nested_slots_keep_their_types(path, flatten, by):
     options = rt.StateDictOptions(flatten_optimizer_state_dict=flatten)
     model = make("single")
     optim = Shampoo(model.parameters())
     train(model, optim, 2)
     state = {"a": [{"optim": rt.get_optimizer_state_dict(model, optim, options=options)}]}
-    rt.save(state, place)
+    rt.save(state, path)
     other = make("single", seed=3)
     fresh = Shampoo(other.parameters(), lr=0.5)
     target = {"a": [{"optim": rt.get_optimizer_state_dict(other, fresh, options=options)}]}
     if by == "rt":
-        rt.load(target, place)
+        rt.load(target, path)
     else:
-        dcp.load(target, storage_reader=rt.StorageReader(place))
+        dcp.load(target, storage_reader=rt.StorageReader(path))
     rt.set_optimizer_state_dict(other, fresh, target["a"][0]["optim"], options=options)
     same(optim.state_dict(), fresh.state_dict())
     # And again, from what was loaded.
-    rt.save({"a": [{"optim": rt.get_optimizer_state_dict(other, fresh, options=options)}]}, place, overwrite=True)
+    rt.save({"a": [{"optim": rt.get_optimizer_state_dict(other, fresh, options=options)}]}, path, overwrite=True)
     third = Shampoo(other.parameters())
     target = {"a": [{"optim": rt.get_optimizer_state_dict(other, third, options=options)}]}
-    rt.load(target, place)
+    rt.load(target, path)
     rt.set_optimizer_state_dict(other, third, target["a"][0]["optim"], options=options)
     same(optim.state_dict(), third.state_dict())
 
 
-def test_keys_keep_their_types_without_any_optimizer(place):
+def test_keys_keep_their_types_without_any_optimizer(path):
     model = make("single")
     optim = Shampoo(model.parameters())
     train(model, optim, 1)
     state = rt.get_optimizer_state_dict(model, optim)
-    rt.save({"optim": state}, place)
-    loaded = rt.load_sharded_optimizer_state_dict(rt.get_model_state_dict(model), "optim", place)["optim"]
+    rt.save({"optim": state}, path)
+    loaded = rt.load_sharded_optimizer_state_dict(rt.get_model_state_dict(model), "optim", path)["optim"]
     same(dict(state["state"]), loaded["state"])
 
 
-def test_a_checkpoint_without_the_note_takes_types_from_the_live_state(place):
+def test_a_checkpoint_without_the_note_takes_types_from_the_live_state(path):
     model = make("single")
     optim = Shampoo(model.parameters())
     train(model, optim, 1)
-    dcp.save({"optim": dict(rt.get_optimizer_state_dict(model, optim))}, checkpoint_id=place)
+    dcp.save({"optim": dict(rt.get_optimizer_state_dict(model, optim))}, checkpoint_id=path)
     before = copy.deepcopy(optim.state_dict())
     train(model, optim, 1)
     target = {"optim": rt.get_optimizer_state_dict(model, optim)}
-    rt.load(target, place)
+    rt.load(target, path)
     rt.set_optimizer_state_dict(model, optim, target["optim"])
     del before["state"]["history"], (after := optim.state_dict())["state"]["history"]
     same(before, after)
 
 
 @pytest.mark.parametrize("flatten", [False, True])
-def test_every_optimizer_gets_its_own_user_defined_state(place, flatten):
+def test_every_optimizer_gets_its_own_user_defined_state(path, flatten):
     options = rt.StateDictOptions(flatten_optimizer_state_dict=flatten)
 
     def pair(model, *scales):
@@ -113,11 +113,11 @@ def test_every_optimizer_gets_its_own_user_defined_state(place, flatten):
     model = make("single")
     optims = pair(model, 2.0, 3.0)
     train(model, optims, 2)
-    rt.save({"optim": rt.get_optimizer_state_dict(model, optims, options=options)}, place)
+    rt.save({"optim": rt.get_optimizer_state_dict(model, optims, options=options)}, path)
     other = make("single", seed=5)
     fresh = pair(other, 0.0, 0.0)
     target = {"optim": rt.get_optimizer_state_dict(other, fresh, options=options)}
-    rt.load(target, place)
+    rt.load(target, path)
     # In another order, too.
     rt.set_optimizer_state_dict(other, fresh[::-1], target["optim"], options=options)
     for one, two in zip(optims, fresh):

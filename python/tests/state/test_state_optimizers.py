@@ -40,17 +40,17 @@ def train(model, optimizer, steps):
 
 @pytest.mark.parametrize("flatten", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_training_goes_on(place, name, flatten):
+def test_training_goes_on(path, name, flatten):
     options = rt.StateDictOptions(flatten_optimizer_state_dict=flatten)
     model, optimizer = build(name, 0)
     train(model, optimizer, range(3))
     weights, slots = rt.get_state_dict(model, optimizer, options=options)
-    rt.save({"model": weights, "optim": slots}, place)
+    rt.save({"model": weights, "optim": slots}, path)
 
     other, fresh = build(name, 1)
     weights, slots = rt.get_state_dict(other, fresh, options=options)
     state = {"model": weights, "optim": slots}
-    rt.load(state, place)
+    rt.load(state, path)
     rt.set_state_dict(other, fresh, model_state_dict=state["model"], optim_state_dict=state["optim"], options=options)
     train(model, optimizer, range(3, 6))
     train(other, fresh, range(3, 6))

@@ -224,7 +224,7 @@ def mixed_frozen_members(rank, size):
     assert not any(name.startswith("first") for name in left_out) and "head.weight" in left_out
 
 
-def sharded_load(rank, size, place=None):
+def sharded_load(rank, size, path=None):
     """The optimizer by the model's own layout, from the checkpoint alone."""
     folder = [None]
     if rank == 0:
@@ -234,18 +234,18 @@ def sharded_load(rank, size, place=None):
     dist.broadcast_object_list(folder)
     model, optim = trained(here("fsdp2", "fsdp1_orig")[0], seed=5)
     states = rt.get_state_dict(model, optim)
-    place = f"{folder[0]}/checkpoint"
-    rt.save({"model": states[0], "optim": states[1]}, place)
+    path = f"{folder[0]}/checkpoint"
+    rt.save({"model": states[0], "optim": states[1]}, path)
     reference = everything(states[1]["state"])
     for layout in here("ddp", "fsdp1_flat", "fsdp1_orig", "fsdp2"):
         other = make(layout, seed=1)
-        loaded = rt.load_sharded_optimizer_state_dict(rt.get_model_state_dict(other), "optim", place)
+        loaded = rt.load_sharded_optimizer_state_dict(rt.get_model_state_dict(other), "optim", path)
         assert_close(reference, everything(loaded["optim"]["state"]), layout)
         second = optimizer(other)
         rt.set_optimizer_state_dict(other, second, loaded["optim"])
         assert_close(reference, everything(rt.get_optimizer_state_dict(other, second)["state"]), layout)
-    theirs = dcp.optimizer.load_sharded_optimizer_state_dict(pt.get_model_state_dict(model), "optim", dcp.FileSystemReader(place))
-    ours = rt.load_sharded_optimizer_state_dict(pt.get_model_state_dict(model), "optim", place)
+    theirs = dcp.optimizer.load_sharded_optimizer_state_dict(pt.get_model_state_dict(model), "optim", dcp.FileSystemReader(path))
+    ours = rt.load_sharded_optimizer_state_dict(pt.get_model_state_dict(model), "optim", path)
     assert_close(everything(theirs["optim"]["state"]), everything(ours["optim"]["state"]))
 
 
@@ -431,7 +431,7 @@ def test_setting_copies_and_does_not_share_memory():
     assert torch.equal(before, rt.get_optimizer_state_dict(model, optim)["state"]["head.weight"]["exp_avg"])
 
 
-def test_nested_slots_and_state_of_no_parameter(place):
+def test_nested_slots_and_state_of_no_parameter(path):
     model = nn.Linear(2, 3)
     optim = torch.optim.SGD(model.parameters(), lr=0.1)
     optim.state[model.weight] = {
@@ -440,10 +440,10 @@ def test_nested_slots_and_state_of_no_parameter(place):
         "momentum_buffer": torch.randn(3, 2),
     }
     state = rt.get_optimizer_state_dict(model, optim)
-    rt.save({"optim": state}, place)
+    rt.save({"optim": state}, path)
     second = torch.optim.SGD(model.parameters(), lr=0.5)
     target = {"optim": rt.get_optimizer_state_dict(model, second)}
-    rt.load(target, place)
+    rt.load(target, path)
     rt.set_optimizer_state_dict(model, second, target["optim"])
     found = second.state[model.weight]
     assert torch.equal(found["factors"][0], optim.state[model.weight]["factors"][0]) and found["note"] == "x"

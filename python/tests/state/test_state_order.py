@@ -80,14 +80,14 @@ class Talking:
         self._talk()
 
 
-def listed_differently(rank, size, place):
+def listed_differently(rank, size, path):
     a, b, c = Talking(2), Talking(3), Talking(4)
     state = {"a": a, "b": b, "c": c} if rank == 0 else {"c": c, "a": a, "b": b}
-    rt.save(state, place)
-    rt.load(state, place)
-    rt.async_save(state, f"{place}-2").result()
+    rt.save(state, path)
+    rt.load(state, path)
+    rt.async_save(state, f"{path}-2").result()
     assert list(state) == (["a", "b", "c"] if rank == 0 else ["c", "a", "b"])
 
 
-def test_stateful_objects_are_asked_and_given_in_one_order(ranks, place):
-    ranks(2, listed_differently, place)
+def test_stateful_objects_are_asked_and_given_in_one_order(ranks, path):
+    ranks(2, listed_differently, path)

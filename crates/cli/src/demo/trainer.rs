@@ -273,7 +273,7 @@ impl<'g, G: Group> Trainer<'g, G> {
             state.insert(dotted(&path), Scope::Shared, LoadLeaf::Tensor(tensor))?;
         }
         for (name, step) in NAMES.iter().zip(&mut steps) {
-            state.insert_whole(dotted(&slot_path(name, "step")), DType::Float32, &[], step)?;
+            state.insert_bytes(dotted(&slot_path(name, "step")), DType::Float32, &[], step)?;
         }
         for (path, _) in settings() {
             state.insert_value(dotted(&path))?;

@@ -19,7 +19,7 @@ pub struct ChunkInput<'a> {
     /// The file that holds it: a number that [`ReportBuilder::file`] gave.
     pub file: u32,
     /// Offset and length of its record in that file.
-    pub place: Option<(u64, u64)>,
+    pub location: Option<(u64, u64)>,
 }
 
 /// One tensor.
@@ -83,7 +83,7 @@ impl ReportBuilder {
         if self.places > MOST_PLACES {
             self.data.places.clear();
         } else if !chunks.is_empty()
-            && let Some(places) = chunks.iter().map(|chunk| chunk.place).collect::<Option<Vec<_>>>()
+            && let Some(places) = chunks.iter().map(|chunk| chunk.location).collect::<Option<Vec<_>>>()
         {
             let flat = places.into_iter().flat_map(|(at, len)| [at, len]).collect();
             self.data.places.insert(number, flat);
@@ -219,7 +219,7 @@ mod tests {
 
     fn add(builder: &mut ReportBuilder, key: &str, shape: &[u64], boxes: &[(&[u64], &[u64], u32)]) -> u32 {
         let chunks: Vec<_> =
-            boxes.iter().map(|&(offsets, sizes, file)| ChunkInput { offsets, sizes, file, place: Some((7, 9)) }).collect();
+            boxes.iter().map(|&(offsets, sizes, file)| ChunkInput { offsets, sizes, file, location: Some((7, 9)) }).collect();
         builder.tensor(TensorInput { key, dtype: "float32", shape, bytes: 4, chunks: &chunks })
     }
 
@@ -284,7 +284,7 @@ mod tests {
         let chunks: Vec<_> = offsets
             .iter()
             .zip(0..)
-            .map(|(offsets, file)| ChunkInput { offsets, sizes: &[64, 4096], file, place: Some((1 << 33, 1 << 20)) })
+            .map(|(offsets, file)| ChunkInput { offsets, sizes: &[64, 4096], file, location: Some((1 << 33, 1 << 20)) })
             .collect();
         for number in 0..10_000 {
             let key = format!("optim.state.model.layers.{number}.mlp.up_proj.weight.exp_avg");

@@ -12,7 +12,7 @@ use reshard::{Checkpoint, Control};
 
 use super::numbers::{BINS, look, page, unreadable};
 use super::whole;
-use crate::catalog::place;
+use crate::catalog::location;
 use crate::elements::{self, Element};
 use crate::human;
 use crate::report::{Health, LiveSource, Numbers, Sample, SampleValue, Scan, TensorDetail};
@@ -127,7 +127,7 @@ impl Live {
         };
         let mut chunks: Vec<_> = tensor.chunks.iter().collect();
         chunks.sort_by(|a, b| a.region.offsets().cmp(b.region.offsets()));
-        let places = chunks.iter().flat_map(|chunk| <[u64; 2]>::from(place(&chunk.place))).collect();
+        let places = chunks.iter().flat_map(|chunk| <[u64; 2]>::from(location(&chunk.location))).collect();
         Ok(TensorDetail { key: key.to_owned(), stats, sample: self.sample(key, &tensor.shape), places, text: None })
     }
 }

@@ -16,7 +16,7 @@ use reshard::{Checkpoint, Control};
 pub(crate) use compare::Comparison;
 pub(crate) use live::Live;
 
-use crate::catalog::{format_name, place};
+use crate::catalog::{format_name, location};
 use crate::failure::Result;
 use crate::human;
 use crate::printer::Printer;
@@ -69,7 +69,7 @@ pub(crate) fn collect(checkpoint: &Checkpoint, printer: &Printer, wanted: &Wante
                         offsets: chunk.region.offsets(),
                         sizes: chunk.region.sizes(),
                         file: files.get(chunk.file as usize).copied().unwrap_or(0),
-                        place: Some(place(&chunk.place)),
+                        location: Some(location(&chunk.location)),
                     })
                     .collect();
                 let (dtype, shape, bytes) = (tensor.dtype.name(), &tensor.shape[..], tensor.bytes());

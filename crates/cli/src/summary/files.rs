@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::SystemTime;
 
 use reshard::Checkpoint;
-use reshard::checkpoint::{CatalogKind, ChunkPlace, ValuePlace};
+use reshard::checkpoint::{CatalogKind, ChunkLocation, ValueLocation};
 use reshard::storage::{FileInfo, StorageError};
 
 /// One data file.
@@ -80,11 +80,11 @@ impl Listing {
                             share.chunks += 1;
                             let bytes = chunk.region.volume().saturating_mul(tensor.dtype.size());
                             share.tensor_bytes = share.tensor_bytes.saturating_add(bytes);
-                            share.used = share.used.max(record_end(&chunk.place));
+                            share.used = share.used.max(record_end(&chunk.location));
                         }
                     }
                 }
-                CatalogKind::Value(ValuePlace::Record { file, offset, length, .. }) => {
+                CatalogKind::Value(ValueLocation::Record { file, offset, length, .. }) => {
                     if let Some(share) = shares.get_mut(*file as usize) {
                         share.used = share.used.max(offset.saturating_add(*length));
                     }
@@ -116,11 +116,11 @@ impl Listing {
 }
 
 /// Where the bytes of a chunk end in their file.
-pub(crate) fn record_end(place: &ChunkPlace) -> u64 {
-    match place {
-        ChunkPlace::Record { offset, length, .. } => offset.saturating_add(*length),
-        ChunkPlace::Data(data) => data.layout.end(),
-        ChunkPlace::Seen(seen) => record_end(&seen.stored),
+pub(crate) fn record_end(location: &ChunkLocation) -> u64 {
+    match location {
+        ChunkLocation::Record { offset, length, .. } => offset.saturating_add(*length),
+        ChunkLocation::Data(data) => data.layout.end(),
+        ChunkLocation::Seen(seen) => record_end(&seen.stored),
         _ => 0,
     }
 }

@@ -2,7 +2,7 @@
 
 mod tree;
 
-use reshard::checkpoint::{CatalogEntry, CatalogKind, CatalogTensor, ValuePlace};
+use reshard::checkpoint::{CatalogEntry, CatalogKind, CatalogTensor, ValueLocation};
 use reshard::select::Selection;
 use serde::Serialize;
 
@@ -90,7 +90,7 @@ fn row<'a>(key: &'a str, entry: &'a CatalogEntry) -> Option<Row<'a>> {
         CatalogKind::Tensor(tensor) => Some(tensor_row(key, tensor)),
         CatalogKind::Value(path) => {
             let bytes = match path {
-                ValuePlace::Record { length, .. } => Some(*length),
+                ValueLocation::Record { length, .. } => Some(*length),
                 _ => None,
             };
             Some(Row::Value { key, bytes })

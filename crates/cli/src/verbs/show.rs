@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::Value as Json;
 
 use crate::args::ShowArgs;
-use crate::catalog::place;
+use crate::catalog::location;
 use crate::elements::{self, Element};
 use crate::failure::{Failure, Result};
 use crate::human;
@@ -226,7 +226,7 @@ fn show_tensor(
 fn chunk_rows<'a>(checkpoint: &'a Checkpoint, tensor: &'a CatalogTensor) -> Vec<ChunkRow<'a>> {
     let files = &checkpoint.catalog().files;
     let row = |chunk: &'a reshard::checkpoint::StoredChunk| {
-        let (offset, length) = place(&chunk.place);
+        let (offset, length) = location(&chunk.location);
         let file = files.get(chunk.file as usize).map_or("?", String::as_str);
         ChunkRow { offsets: chunk.region.offsets(), sizes: chunk.region.sizes(), file, offset, length }
     };

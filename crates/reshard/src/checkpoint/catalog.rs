@@ -156,7 +156,7 @@ pub enum CatalogKind {
     /// A tensor in chunks.
     Tensor(CatalogTensor),
     /// Anything else.
-    Value(ValuePlace),
+    Value(ValueLocation),
 }
 
 /// A stored tensor.
@@ -182,13 +182,13 @@ pub struct StoredChunk {
     /// Number of the file.
     pub file: u32,
     /// Where in the file.
-    pub place: ChunkPlace,
+    pub location: ChunkLocation,
 }
 
 /// Where a chunk's bytes lie.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub enum ChunkPlace {
+pub enum ChunkLocation {
     /// Inside a torch record of its own.
     Record {
         /// Where the record starts.
@@ -199,9 +199,9 @@ pub enum ChunkPlace {
         transform: Option<Box<str>>,
     },
     /// At a known position.
-    Data(Box<DataPlace>),
+    Data(Box<DataLocation>),
     /// In another stored chunk: a part of it, or its elements in another order. What views make.
-    Seen(Box<SeenPlace>),
+    Seen(Box<SeenLocation>),
     /// In no file: its elements are computed from those of other tensors while they are read.
     Computed(Arc<Computed>),
     /// In no file: every element is this one.
@@ -213,9 +213,9 @@ pub enum ChunkPlace {
 /// A chunk as it is stored, and what of it is seen where.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub struct SeenPlace {
+pub struct SeenLocation {
     /// Where the stored chunk lies: in a record or at a known position.
-    pub stored: ChunkPlace,
+    pub stored: ChunkLocation,
     /// The stored chunk's element type; a tensor of another is cast while it is read.
     pub dtype: DType,
     /// Where the stored chunk starts in its own tensor, and its sizes.
@@ -226,7 +226,7 @@ pub struct SeenPlace {
 
 /// Bytes at a known position of a file.
 #[derive(Debug, Clone)]
-pub struct DataPlace {
+pub struct DataLocation {
     /// How the chunk's elements lie in the file, from its start.
     pub layout: ByteLayout,
     /// How the stored bytes of an element relate to its value.
@@ -249,7 +249,7 @@ pub struct StoredCrc {
 /// Where a value lies.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub enum ValuePlace {
+pub enum ValueLocation {
     /// In a torch record of its own.
     Record {
         /// Number of the file.
@@ -275,11 +275,11 @@ impl StoredChunk {
     pub const NO_FILE: u32 = u32::MAX;
 }
 
-impl ChunkPlace {
+impl ChunkLocation {
     /// Where the bytes lie that a chunk is made from; itself, unless it is a part of another.
-    pub fn stored(&self) -> &ChunkPlace {
+    pub fn stored(&self) -> &ChunkLocation {
         match self {
-            ChunkPlace::Seen(seen) => seen.stored.stored(),
+            ChunkLocation::Seen(seen) => seen.stored.stored(),
             other => other,
         }
     }
@@ -307,14 +307,14 @@ impl CatalogTensor {
 
     /// The bytes of what it is made from: its own, or those of what it is computed from.
     pub(crate) fn needed_bytes(&self) -> u64 {
-        let of = |chunk: &StoredChunk| match chunk.place.stored() {
-            ChunkPlace::Computed(computed) => {
+        let of = |chunk: &StoredChunk| match chunk.location.stored() {
+            ChunkLocation::Computed(computed) => {
                 let share = u128::from(computed.input_bytes()) * u128::from(chunk.region.volume());
                 u64::try_from(share / u128::from(computed.elements().max(1))).unwrap_or(u64::MAX)
             }
             _ => chunk.region.volume().saturating_mul(self.dtype.size()),
         };
-        match self.chunks.iter().any(|chunk| matches!(chunk.place.stored(), ChunkPlace::Computed(_))) {
+        match self.chunks.iter().any(|chunk| matches!(chunk.location.stored(), ChunkLocation::Computed(_))) {
             true => self.chunks.iter().map(of).fold(0, u64::saturating_add),
             false => self.bytes(),
         }
@@ -324,8 +324,8 @@ impl CatalogTensor {
     pub(crate) fn files(&self) -> Vec<u32> {
         let mut files = Vec::new();
         for chunk in &self.chunks {
-            match chunk.place.stored() {
-                ChunkPlace::Computed(computed) => computed.tensors().for_each(|tensor| files.extend(tensor.files())),
+            match chunk.location.stored() {
+                ChunkLocation::Computed(computed) => computed.tensors().for_each(|tensor| files.extend(tensor.files())),
                 _ if chunk.file == StoredChunk::NO_FILE => {}
                 _ => files.push(chunk.file),
             }
@@ -357,20 +357,20 @@ impl CatalogEntry {
     pub(crate) fn copied(&self) -> CatalogEntry {
         let kind = match &self.kind {
             CatalogKind::Tensor(tensor) => CatalogKind::Tensor(tensor.copied()),
-            CatalogKind::Value(place) => CatalogKind::Value(place.clone()),
+            CatalogKind::Value(location) => CatalogKind::Value(location.clone()),
         };
         CatalogEntry { path: self.path.clone(), kind }
     }
 
-    pub(crate) fn value(path: Option<KeyPath>, place: ValuePlace) -> CatalogEntry {
-        CatalogEntry { path, kind: CatalogKind::Value(place) }
+    pub(crate) fn value(path: Option<KeyPath>, location: ValueLocation) -> CatalogEntry {
+        CatalogEntry { path, kind: CatalogKind::Value(location) }
     }
 
     /// Counts its files from `first` on: its catalog becomes a part of another.
     pub(crate) fn renumber(&mut self, first: u32) {
         match &mut self.kind {
             CatalogKind::Tensor(tensor) => tensor.chunks.iter_mut().for_each(|chunk| chunk.file += first),
-            CatalogKind::Value(ValuePlace::Record { file, .. }) => *file += first,
+            CatalogKind::Value(ValueLocation::Record { file, .. }) => *file += first,
             CatalogKind::Value(_) => {}
         }
     }

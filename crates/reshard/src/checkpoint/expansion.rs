@@ -7,7 +7,7 @@
 use reshard_layout::Region;
 
 use super::Checkpoint;
-use super::catalog::{CatalogKind, CatalogTensor, ChunkPlace, StoredChunk, ValuePlace};
+use super::catalog::{CatalogKind, CatalogTensor, ChunkLocation, StoredChunk, ValueLocation};
 use crate::error::{EXPANDED_LIMIT_VARIABLE, Error, Result};
 
 /// What keys may take beyond twice the bytes that are stored of them.
@@ -85,10 +85,10 @@ impl Checkpoint {
             match &self.entry(key)?.kind {
                 CatalogKind::Tensor(tensor) => {
                     // A record is opened for each chunk that it holds, whatever the chunk's size.
-                    let records: u64 = tensor.chunks.iter().map(|chunk| record_length(&chunk.place)).sum();
+                    let records: u64 = tensor.chunks.iter().map(|chunk| record_length(&chunk.location)).sum();
                     tensors.add(key, tensor.needed_bytes().max(records), stretches(tensor).into_iter());
                 }
-                CatalogKind::Value(ValuePlace::Record { file, offset, length, transform }) => {
+                CatalogKind::Value(ValueLocation::Record { file, offset, length, transform }) => {
                     let bytes = match transform {
                         Some(transform) => {
                             self.compression(key, transform)?;
@@ -129,8 +129,8 @@ fn stored_of(tensor: &CatalogTensor) -> u64 {
     let length = |(_, start, end): &(u32, u64, u64)| end.saturating_sub(*start);
     let lengths = tensor.chunks.iter().map(|chunk| {
         let stored = chunk_stretches(chunk).iter().map(length).fold(0, u64::saturating_add);
-        match chunk.place.stored() {
-            ChunkPlace::Computed(_) => stored.saturating_mul(WIDENED),
+        match chunk.location.stored() {
+            ChunkLocation::Computed(_) => stored.saturating_mul(WIDENED),
             _ => stored,
         }
     });
@@ -143,19 +143,23 @@ fn stretches(tensor: &CatalogTensor) -> Vec<(u32, u64, u64)> {
 }
 
 fn chunk_stretches(chunk: &StoredChunk) -> Vec<(u32, u64, u64)> {
-    match chunk.place.stored() {
-        ChunkPlace::Record { offset, length, .. } => vec![(chunk.file, *offset, offset.saturating_add(*length))],
-        ChunkPlace::Data(data) => vec![(chunk.file, data.layout.base(), data.layout.end())],
-        ChunkPlace::Computed(computed) => computed.tensors().flat_map(stretches).collect(),
-        ChunkPlace::Seen(_) | ChunkPlace::Fill(_) | ChunkPlace::Live => Vec::new(),
+    match chunk.location.stored() {
+        ChunkLocation::Record { offset, length, .. } => vec![(chunk.file, *offset, offset.saturating_add(*length))],
+        ChunkLocation::Data(data) => vec![(chunk.file, data.layout.base(), data.layout.end())],
+        ChunkLocation::Computed(computed) => computed.tensors().flat_map(stretches).collect(),
+        ChunkLocation::Seen(_) | ChunkLocation::Fill(_) | ChunkLocation::Live => Vec::new(),
     }
 }
 
-fn record_length(place: &ChunkPlace) -> u64 {
-    match place {
-        ChunkPlace::Record { length, .. } => *length,
+fn record_length(location: &ChunkLocation) -> u64 {
+    match location {
+        ChunkLocation::Record { length, .. } => *length,
         // Parts of a record, as a view has them, are read as such.
-        ChunkPlace::Data(_) | ChunkPlace::Seen(_) | ChunkPlace::Computed(_) | ChunkPlace::Fill(_) | ChunkPlace::Live => 0,
+        ChunkLocation::Data(_)
+        | ChunkLocation::Seen(_)
+        | ChunkLocation::Computed(_)
+        | ChunkLocation::Fill(_)
+        | ChunkLocation::Live => 0,
     }
 }
 

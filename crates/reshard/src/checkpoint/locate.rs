@@ -5,7 +5,7 @@ use std::sync::Arc;
 use reshard_formats::{Content, DType, ElementForm, TorchArchive};
 use reshard_layout::{ByteLayout, Dims};
 
-use super::catalog::{CatalogTensor, ChunkPlace, StoredChunk};
+use super::catalog::{CatalogTensor, ChunkLocation, StoredChunk};
 use super::computed::Computed;
 use super::{Checkpoint, StoredFile};
 use crate::error::{Error, Result, chain};
@@ -75,15 +75,15 @@ impl Checkpoint {
         let Some(stored) = tensor.chunks.get(chunk) else {
             return Err(Error::internal(format!("{key:?} has no chunk {chunk}")));
         };
-        match &stored.place {
-            ChunkPlace::Seen(seen) => {
+        match &stored.location {
+            ChunkLocation::Seen(seen) => {
                 let mut located =
                     self.locate_stored(key, (seen.dtype, seen.region.sizes()), stored.file, &seen.stored, precision)?;
                 let through = located.layout.through(&seen.window);
                 located.layout = through.map_err(|e| Error::invalid(format!("{key:?} in {}: {e}", self.path)))?;
                 Ok(located)
             }
-            ChunkPlace::Fill(value) => {
+            ChunkLocation::Fill(value) => {
                 let (sizes, none) = (stored.region.sizes(), Dims::from_elem(0, stored.region.ndim()));
                 let layout = ByteLayout::strided(sizes, &none, tensor.dtype.size())?;
                 let form = ElementForm::default();
@@ -98,7 +98,7 @@ impl Checkpoint {
                     computed: None,
                 })
             }
-            place => self.locate_stored(key, (tensor.dtype, stored.region.sizes()), stored.file, place, precision),
+            location => self.locate_stored(key, (tensor.dtype, stored.region.sizes()), stored.file, location, precision),
         }
     }
 
@@ -108,11 +108,11 @@ impl Checkpoint {
         key: &str,
         (dtype, sizes): (DType, &[u64]),
         file: u32,
-        place: &ChunkPlace,
+        location: &ChunkLocation,
         precision: Precision,
     ) -> Result<Located> {
-        let (offset, length) = match place {
-            ChunkPlace::Data(data) => {
+        let (offset, length) = match location {
+            ChunkLocation::Data(data) => {
                 let check = match data.checksum {
                     Some(c) => Check::Crc32 { offset: c.offset, length: c.length, expected: c.crc32 },
                     None => Check::None,
@@ -127,21 +127,21 @@ impl Checkpoint {
                     computed: None,
                 });
             }
-            ChunkPlace::Record { offset, length, transform: Some(name) } => {
+            ChunkLocation::Record { offset, length, transform: Some(name) } => {
                 self.compression(key, name)?;
                 return self.locate_packed(&Wanted { key, dtype, sizes, file }, *offset, *length);
             }
-            ChunkPlace::Record { offset, length, .. } => (*offset, *length),
-            ChunkPlace::Computed(computed) => {
+            ChunkLocation::Record { offset, length, .. } => (*offset, *length),
+            ChunkLocation::Computed(computed) => {
                 let (layout, form) = (ByteLayout::contiguous(sizes, dtype.size())?, ElementForm::default());
                 let (file, computed) = (StoredChunk::NO_FILE, Some(Arc::clone(computed)));
                 return Ok(Located { file, layout, form, check: Check::None, dtype, fill: None, computed });
             }
-            ChunkPlace::Live => {
+            ChunkLocation::Live => {
                 let detail = "the view leaves these elements as they are in the tensor that is loaded";
                 return Err(Error::invalid(format!("{key:?} in {} is not stored whole: {detail}", self.path)));
             }
-            ChunkPlace::Seen(_) | ChunkPlace::Fill(_) => return Err(Error::internal("a chunk is part of a part")),
+            ChunkLocation::Seen(_) | ChunkLocation::Fill(_) => return Err(Error::internal("a chunk is part of a part")),
         };
         let packed = ByteLayout::contiguous(sizes, dtype.size())?;
         if let Some(record) = self.side().and_then(|side| side.find(self.file_name(file), offset))

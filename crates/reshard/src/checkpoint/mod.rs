@@ -30,8 +30,8 @@ use std::sync::{Arc, OnceLock};
 
 pub(crate) use catalog::{BUFFER_BUCKET, BUFFER_GROUP, is_flat_buffer};
 pub use catalog::{
-    Catalog, CatalogEntry, CatalogKind, CatalogTensor, ChunkPlace, DataPlace, Format, SeenPlace, StoredChunk, StoredCrc,
-    ValuePlace,
+    Catalog, CatalogEntry, CatalogKind, CatalogTensor, ChunkLocation, DataLocation, Format, SeenLocation, StoredChunk, StoredCrc,
+    ValueLocation,
 };
 pub(crate) use catalog::{ScaledWeight, Weights};
 pub(crate) use check::{Checker, check_whole};

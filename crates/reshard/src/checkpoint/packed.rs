@@ -9,10 +9,10 @@ use reshard_storage::Reader;
 
 use super::expansion::{DECODED, allowed};
 use super::locate::{Located, Wanted};
-use super::{Catalog, CatalogKind, Checkpoint, ChunkPlace, StoredChunk, ValuePlace};
+use super::{Catalog, CatalogKind, Checkpoint, ChunkLocation, StoredChunk, ValueLocation};
 use crate::error::{Error, Result, chain};
 use crate::packed::Compression;
-use crate::packed::read::{Broken, Ends, PackedPlace, Pool, Unpacked, unpack};
+use crate::packed::read::{Broken, Ends, PackedLocation, Pool, Unpacked, unpack};
 
 /// What surrounds a tensor's data in its record is less.
 const FRAME: u64 = 1 << 20;
@@ -54,8 +54,8 @@ impl Checkpoint {
         {
             return Ok(located.clone());
         }
-        let place = self.packed_place(wanted.key, file, offset, length)?;
-        let measured = place.measure(allowed(packed.end(), FRAME)).map_err(|broken| match broken {
+        let location = self.packed_location(wanted.key, file, offset, length)?;
+        let measured = location.measure(allowed(packed.end(), FRAME)).map_err(|broken| match broken {
             Broken::TooLarge(most) => {
                 let detail = format!("it decompresses to more than {most} bytes, and its tensor has {}", packed.end());
                 self.corrupt(wanted.key, file, offset, detail)
@@ -63,7 +63,7 @@ impl Checkpoint {
             broken => self.broken(wanted.key, file, offset, broken),
         })?;
         let len = measured.len;
-        let reader = record.reader.get_or_init(|| self.packed().reader(number, place, len));
+        let reader = record.reader.get_or_init(|| self.packed().reader(number, location, len));
         let ends = Ends { measured, rest: reader.as_ref() };
         let archive = TorchArchive::open(&ends, 0, len).map_err(|e| self.corrupt(wanted.key, file, offset, chain(&e)))?;
         let located = self.in_archive(&Wanted { file: number, ..*wanted }, offset, &archive)?;
@@ -71,13 +71,13 @@ impl Checkpoint {
         Ok(located)
     }
 
-    fn packed_place(&self, key: &str, file: u32, offset: u64, length: u64) -> Result<PackedPlace> {
+    fn packed_location(&self, key: &str, file: u32, offset: u64, length: u64) -> Result<PackedLocation> {
         let reader = self.reader(file)?;
         if offset.checked_add(length).is_none_or(|end| end > reader.len()) {
             let detail = format!("its record of {length} bytes does not fit into the file of {} bytes", reader.len());
             return Err(self.corrupt(key, file, offset, detail));
         }
-        Ok(PackedPlace { file: Arc::clone(reader), offset, length })
+        Ok(PackedLocation { file: Arc::clone(reader), offset, length })
     }
 
     /// How many bytes the value in a compressed record has.
@@ -87,8 +87,8 @@ impl Checkpoint {
         if let Some(known) = record.value.get() {
             return Ok(*known);
         }
-        let place = self.packed_place(key, file, offset, length)?;
-        let measured = place.measure(self.most_of_value(length));
+        let location = self.packed_location(key, file, offset, length)?;
+        let measured = location.measure(self.most_of_value(length));
         let len = measured.map_err(|broken| self.broken(key, file, offset, broken))?.len;
         Ok(*record.value.get_or_init(|| len))
     }
@@ -144,12 +144,12 @@ impl Packed {
             match &entry.kind {
                 CatalogKind::Tensor(tensor) => {
                     for chunk in &tensor.chunks {
-                        if let ChunkPlace::Record { offset, length, transform: Some(name) } = chunk.place.stored() {
+                        if let ChunkLocation::Record { offset, length, transform: Some(name) } = chunk.location.stored() {
                             packed.add(chunk.file, *offset, *length, name);
                         }
                     }
                 }
-                CatalogKind::Value(ValuePlace::Record { file, offset, length, transform: Some(name) }) => {
+                CatalogKind::Value(ValueLocation::Record { file, offset, length, transform: Some(name) }) => {
                     packed.add(*file, *offset, *length, name);
                 }
                 CatalogKind::Value(_) => {}
@@ -179,7 +179,7 @@ impl Packed {
     }
 
     /// A reader of a record that was measured.
-    pub(super) fn reader(&self, number: u32, place: PackedPlace, len: u64) -> Arc<dyn Reader> {
-        Arc::new(Unpacked::new(place, len, number, Arc::clone(&self.pool)))
+    pub(super) fn reader(&self, number: u32, location: PackedLocation, len: u64) -> Arc<dyn Reader> {
+        Arc::new(Unpacked::new(location, len, number, Arc::clone(&self.pool)))
     }
 }

@@ -4,7 +4,7 @@ use reshard_formats::own::Checksums;
 use reshard_formats::{Content, RecordError, TorchArchive, Value};
 
 use super::Checkpoint;
-use super::catalog::{CatalogKind, ValuePlace};
+use super::catalog::{CatalogKind, ValueLocation};
 use crate::error::{Error, Result, StorageContext, chain};
 
 /// No value is larger: a record's length comes from a file and is not believed beyond this.
@@ -42,12 +42,12 @@ impl LoadedValue {
 impl Checkpoint {
     /// Reads a value, wherever it is kept; one that only unpickling could bring back as its class and its record.
     pub fn read_value(&self, key: &str) -> Result<LoadedValue> {
-        match self.value_place(key)? {
-            ValuePlace::Inline(value) => Ok(LoadedValue::Plain(value.clone())),
-            ValuePlace::Opaque { class } => {
+        match self.value_location(key)? {
+            ValueLocation::Inline(value) => Ok(LoadedValue::Plain(value.clone())),
+            ValueLocation::Opaque { class } => {
                 Ok(LoadedValue::Opaque { class: class.clone(), classes: vec![class.clone()], record: Vec::new() })
             }
-            ValuePlace::Record { file, offset, length, transform } => {
+            ValueLocation::Record { file, offset, length, transform } => {
                 if let Some(transform) = transform {
                     self.compression(key, transform)?;
                 }
@@ -56,7 +56,7 @@ impl Checkpoint {
         }
     }
 
-    pub(crate) fn value_place(&self, key: &str) -> Result<&ValuePlace> {
+    pub(crate) fn value_location(&self, key: &str) -> Result<&ValueLocation> {
         match &self.entry(key)?.kind {
             CatalogKind::Value(path) => Ok(path),
             _ => Err(Error::invalid(format!("{key:?} in {} is a tensor, not a plain value", self.path))),

@@ -42,7 +42,7 @@ use self::scaled::{Role, roles};
 use self::training::Training;
 use self::universal::write_universal;
 use crate::cast::can_cast;
-use crate::checkpoint::{CatalogKind, CatalogTensor, Checkpoint, Format, LoadedValue, ValuePlace};
+use crate::checkpoint::{CatalogKind, CatalogTensor, Checkpoint, Format, LoadedValue, ValueLocation};
 use crate::control::Control;
 use crate::error::{Error, Result, StorageContext};
 use crate::layout_names::METADATA_FILE;
@@ -480,10 +480,10 @@ pub(crate) fn plan_of<'p>(source: &'p Checkpoint, options: &ConvertOptions, form
                     requires_grad: tensor.requires_grad,
                 });
             }
-            CatalogKind::Value(place) => {
+            CatalogKind::Value(location) => {
                 let value = source.read_value(item.stored)?;
                 if let LoadedValue::Opaque { class, .. } = &value {
-                    let carried = format == Format::Dcp && !matches!(place, ValuePlace::Opaque { .. });
+                    let carried = format == Format::Dcp && !matches!(location, ValueLocation::Opaque { .. });
                     if !carried && !options.skip_opaque {
                         return Err(Error::Untrusted {
                             path: source.path().to_owned(),

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::boxes;
 use super::resolve::Resolved;
-use crate::checkpoint::{CatalogKind, ChunkPlace};
+use crate::checkpoint::{CatalogKind, ChunkLocation};
 use crate::error::{Error, Result};
 use crate::group::{Group, agree, decode, encode};
 use crate::leaf::{LoadLeaf, LoadPiece, LoadState};
@@ -54,7 +54,7 @@ pub(super) fn agree_on_readers(group: &dyn Group, state: &LoadState<'_>, found: 
         };
         let LoadLeaf::Tensor(wanted) = &entry.leaf else { continue };
         // What has to be cast is read by whoever wants it so; what stays as it is, stays everybody's own.
-        if wanted.dtype != stored.dtype || stored.chunks.iter().any(|chunk| matches!(chunk.place, ChunkPlace::Live)) {
+        if wanted.dtype != stored.dtype || stored.chunks.iter().any(|chunk| matches!(chunk.location, ChunkLocation::Live)) {
             continue;
         }
         for (i, piece) in wanted.pieces.iter().enumerate().filter(|(_, piece)| !piece.region.is_empty()) {

@@ -40,7 +40,7 @@ pub use resolve::Cast;
 use resolve::{Resolution, Resolved};
 use serde::Serialize;
 
-use crate::checkpoint::{CatalogKind, Checkpoint, LoadedValue, Precision, ValuePlace};
+use crate::checkpoint::{CatalogKind, Checkpoint, LoadedValue, Precision, ValueLocation};
 use crate::error::{Error, Result};
 use crate::group::{Group, Solo, agree, decode, encode, together};
 use crate::leaf::LoadState;
@@ -204,7 +204,7 @@ fn stored_twice(checkpoint: &Checkpoint, found: &[Resolved<'_>], options: &LoadO
             CatalogKind::Tensor(tensor) => {
                 files.extend(tensor.files());
             }
-            CatalogKind::Value(ValuePlace::Record { file, .. }) => drop(files.insert(*file)),
+            CatalogKind::Value(ValueLocation::Record { file, .. }) => drop(files.insert(*file)),
             CatalogKind::Value(_) => {}
         }
     }

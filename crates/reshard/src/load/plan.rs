@@ -10,7 +10,7 @@ use reshard_layout::{Dims, Move, Region, moves};
 
 use super::options::{LoadOptions, Verify};
 use super::resolve::Resolved;
-use crate::checkpoint::{CatalogKind, CatalogTensor, Check, Checkpoint, ChunkPlace, Located, Precision, StoredChunk};
+use crate::checkpoint::{CatalogKind, CatalogTensor, Check, Checkpoint, ChunkLocation, Located, Precision, StoredChunk};
 use crate::error::{Proven, Result};
 use crate::leaf::{LoadLeaf, LoadState};
 use crate::workers::Workers;
@@ -157,7 +157,7 @@ fn piece_moves(
     for found in overlaps(stored, &target.region)? {
         let chunk = &stored.chunks[found.chunk];
         // What a view leaves as it is.
-        if matches!(chunk.place, ChunkPlace::Live) {
+        if matches!(chunk.location, ChunkLocation::Live) {
             continue;
         }
         let mut step = || -> Result<()> {

@@ -132,13 +132,13 @@ pub(crate) struct Measured {
 
 /// Where a compressed record lies.
 #[derive(Debug, Clone)]
-pub(crate) struct PackedPlace {
+pub(crate) struct PackedLocation {
     pub(crate) file: Arc<dyn Reader>,
     pub(crate) offset: u64,
     pub(crate) length: u64,
 }
 
-impl PackedPlace {
+impl PackedLocation {
     fn fill(&self, unpacking: &mut Unpacking, out: &mut [u8]) -> Result<usize, Broken> {
         unpacking.fill(self.length, &|at, part| self.file.read_at(self.offset + at, part), out)
     }
@@ -224,7 +224,7 @@ impl Pool {
 /// The bytes of a compressed record, as they were before.
 #[derive(Debug)]
 pub(crate) struct Unpacked {
-    place: PackedPlace,
+    place: PackedLocation,
     len: u64,
     record: u32,
     pool: Arc<Pool>,
@@ -232,7 +232,7 @@ pub(crate) struct Unpacked {
 
 impl Unpacked {
     /// A record that was measured, under a number by which its decoders wait in a pool.
-    pub(crate) fn new(place: PackedPlace, len: u64, record: u32, pool: Arc<Pool>) -> Unpacked {
+    pub(crate) fn new(place: PackedLocation, len: u64, record: u32, pool: Arc<Pool>) -> Unpacked {
         Unpacked { place, len, record, pool }
     }
 }

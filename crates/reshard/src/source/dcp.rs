@@ -11,7 +11,7 @@ use reshard_storage::{StorageError, Store};
 use super::folder::Folder;
 use super::{lightning, megatron};
 use crate::checkpoint::{
-    Catalog, CatalogEntry, CatalogTensor, Checkpoint, ChunkPlace, Format, MAX_METADATA_BYTES, StoredChunk, ValuePlace,
+    Catalog, CatalogEntry, CatalogTensor, Checkpoint, ChunkLocation, Format, MAX_METADATA_BYTES, StoredChunk, ValueLocation,
 };
 use crate::error::{Error, Result, StorageContext};
 use crate::layout_names::{META_FILE, METADATA_FILE, sidecar_name};
@@ -115,7 +115,7 @@ pub(crate) fn catalog(metadata: Metadata, save_id: Option<String>, writer: Strin
                         .map(|chunk| StoredChunk {
                             region: chunk.region,
                             file: chunk.storage.file.0,
-                            place: ChunkPlace::Record {
+                            location: ChunkLocation::Record {
                                 offset: chunk.storage.offset,
                                 length: chunk.storage.length,
                                 transform: chunk.storage.transforms.as_deref().and_then(transform),
@@ -128,8 +128,9 @@ pub(crate) fn catalog(metadata: Metadata, save_id: Option<String>, writer: Strin
                 }
                 EntryKind::Bytes(info) => {
                     let transform = info.transforms.as_deref().and_then(transform);
-                    let place = ValuePlace::Record { file: info.file.0, offset: info.offset, length: info.length, transform };
-                    CatalogEntry::value(entry.path, place)
+                    let location =
+                        ValueLocation::Record { file: info.file.0, offset: info.offset, length: info.length, transform };
+                    CatalogEntry::value(entry.path, location)
                 }
             };
             (key, entry)

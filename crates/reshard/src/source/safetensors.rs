@@ -12,8 +12,8 @@ use reshard_storage::Store;
 use super::folder::Folder;
 use super::is_safetensors;
 use crate::checkpoint::{
-    Catalog, CatalogEntry, CatalogKind, CatalogTensor, Checkpoint, ChunkPlace, DataPlace, Flaw, Format, StoredChunk, StoredFile,
-    ValuePlace,
+    Catalog, CatalogEntry, CatalogKind, CatalogTensor, Checkpoint, ChunkLocation, DataLocation, Flaw, Format, StoredChunk,
+    StoredFile, ValueLocation,
 };
 use crate::error::{Error, Result, StorageContext};
 use crate::layout_names::MODEL_FILE;
@@ -133,8 +133,8 @@ fn open(store: Arc<dyn Store>, path: String, files: Vec<String>) -> Result<Check
             .into_iter()
             .map(|chunk| {
                 let layout = ByteLayout::contiguous(chunk.region.sizes(), tensor.dtype.size())?.try_at(chunk.data_offset)?;
-                let data = DataPlace { layout, form: ElementForm::default(), checksum: None };
-                Ok(StoredChunk { region: chunk.region, file: chunk.file as u32, place: ChunkPlace::Data(Box::new(data)) })
+                let data = DataLocation { layout, form: ElementForm::default(), checksum: None };
+                Ok(StoredChunk { region: chunk.region, file: chunk.file as u32, location: ChunkLocation::Data(Box::new(data)) })
             })
             .collect::<Result<Vec<_>>>()?;
         let path = kept.paths.get(&key).cloned();
@@ -142,7 +142,7 @@ fn open(store: Arc<dyn Store>, path: String, files: Vec<String>) -> Result<Check
     }
     for (key, value) in kept.values {
         let path = kept.paths.get(&key).cloned();
-        entries.entry(key).or_insert_with(|| CatalogEntry::value(path, ValuePlace::Inline(value)));
+        entries.entry(key).or_insert_with(|| CatalogEntry::value(path, ValueLocation::Inline(value)));
     }
     let writer = if headers.iter().any(|h| h.is_dcp) { "torch.distributed.checkpoint (safetensors)" } else { "safetensors" };
     // Where a file's tensors begin is of that file alone: a note of it would follow the tensors into files where it is wrong.

@@ -8,7 +8,9 @@ use reshard_layout::{ByteLayout, Dims, Mesh, Placement, Region, flat_pieces, loc
 use reshard_state::{Dict, Key, Tree, flatten, key_of};
 use reshard_storage::{Reader, Store};
 
-use crate::checkpoint::{CatalogEntry, CatalogTensor, ChunkPlace, DataPlace, StoredChunk, StoredCrc, StoredFile, ValuePlace};
+use crate::checkpoint::{
+    CatalogEntry, CatalogTensor, ChunkLocation, DataLocation, StoredChunk, StoredCrc, StoredFile, ValueLocation,
+};
 use crate::error::{Error, Result, StorageContext};
 
 /// The key of a file that holds one thing and no tree.
@@ -45,8 +47,8 @@ impl Parts {
         let sharding = tensor.sharding.take();
         let storage = tensor.storage;
         let checksum = storage.crc32.map(|crc32| StoredCrc { offset: storage.offset, length: storage.length, crc32 });
-        let data = DataPlace { layout: tensor.layout, form: tensor.form, checksum };
-        let chunk = StoredChunk { region: Region::whole(&tensor.shape)?, file, place: ChunkPlace::Data(Box::new(data)) };
+        let data = DataLocation { layout: tensor.layout, form: tensor.form, checksum };
+        let chunk = StoredChunk { region: Region::whole(&tensor.shape)?, file, location: ChunkLocation::Data(Box::new(data)) };
         let (dtype, requires_grad) = (tensor.dtype, tensor.requires_grad);
         let local = Parts { dtype, shape: tensor.shape, requires_grad, part: false, chunks: vec![chunk] };
         let Some(sharding) = sharding else { return Ok(local) };
@@ -83,7 +85,7 @@ impl Parts {
 
     /// The number in a tensor of one float32, read.
     pub(super) fn scalar(&self, store: &dyn Store, name: &str) -> Result<Option<f64>> {
-        let [StoredChunk { place: ChunkPlace::Data(data), .. }] = self.chunks.as_slice() else { return Ok(None) };
+        let [StoredChunk { location: ChunkLocation::Data(data), .. }] = self.chunks.as_slice() else { return Ok(None) };
         if self.dtype != DType::Float32 || self.elements() != 1 {
             return Ok(None);
         }
@@ -108,7 +110,7 @@ impl Parts {
 
     /// The tensor's elements as one stretch, if they lie in a file in order.
     pub(super) fn flat(&self) -> Option<FlatPart> {
-        let [StoredChunk { region, file, place: ChunkPlace::Data(data) }] = self.chunks.as_slice() else { return None };
+        let [StoredChunk { region, file, location: ChunkLocation::Data(data) }] = self.chunks.as_slice() else { return None };
         if !data.layout.is_contiguous() || region.sizes() != self.shape.as_slice() {
             return None;
         }
@@ -128,8 +130,12 @@ impl Parts {
             // Inside the stretch, whose end was proven to lie inside its file.
             let base = part.start + (at + piece.start) * size;
             let layout = ByteLayout::contiguous(piece.region.sizes(), size)?.try_at(base)?;
-            let data = DataPlace { layout, form: part.form, checksum: part.checksum };
-            self.chunks.push(StoredChunk { region: piece.region, file: part.file, place: ChunkPlace::Data(Box::new(data)) });
+            let data = DataLocation { layout, form: part.form, checksum: part.checksum };
+            self.chunks.push(StoredChunk {
+                region: piece.region,
+                file: part.file,
+                location: ChunkLocation::Data(Box::new(data)),
+            });
         }
         Ok(())
     }
@@ -139,15 +145,15 @@ impl Parts {
         let size = other.dtype.size();
         for chunk in &other.chunks {
             let Some(overlap) = chunk.region.intersection(region) else { continue };
-            let ChunkPlace::Data(data) = &chunk.place else {
+            let ChunkLocation::Data(data) = &chunk.location else {
                 return Err(Error::internal("a record cannot be cut"));
             };
             let inner = overlap.within(&chunk.region)?;
             let strides: Dims = data.layout.byte_strides().iter().map(|stride| stride / size).collect();
             let layout = ByteLayout::strided(inner.sizes(), &strides, size)?.try_at(data.layout.position(inner.offsets()))?;
-            let place = ChunkPlace::Data(Box::new(DataPlace { layout, ..(**data).clone() }));
+            let location = ChunkLocation::Data(Box::new(DataLocation { layout, ..(**data).clone() }));
             let region = overlap.within(region)?.translated(to)?;
-            self.chunks.push(StoredChunk { region, file: chunk.file, place });
+            self.chunks.push(StoredChunk { region, file: chunk.file, location });
         }
         Ok(())
     }
@@ -206,9 +212,9 @@ pub(super) fn read_safetensors(
     let mut tensors = IndexMap::with_capacity(header.tensors.len());
     for (key, tensor) in header.tensors {
         let layout = ByteLayout::contiguous(&tensor.shape, tensor.dtype.size())?.try_at(tensor.data_offset)?;
-        let place = ChunkPlace::Data(Box::new(DataPlace { layout, form: ElementForm::default(), checksum: None }));
+        let location = ChunkLocation::Data(Box::new(DataLocation { layout, form: ElementForm::default(), checksum: None }));
         let mut parts = Parts::new(tensor.dtype, &tensor.shape);
-        parts.chunks.push(StoredChunk { region: Region::whole(&tensor.shape)?, file: number, place });
+        parts.chunks.push(StoredChunk { region: Region::whole(&tensor.shape)?, file: number, location });
         tensors.insert(key, parts);
     }
     Ok((tensors, header.metadata))
@@ -242,15 +248,15 @@ pub(super) fn entries(tree: Tree<Parts>, path: &str, name: &str) -> Result<Index
         let entry = match leaf.leaf {
             Tree::Tensor(tensor) if !tensor.is_whole() => {
                 let class = format!("DTensor of shape {:?}, of which one rank's part is here", tensor.shape.as_slice());
-                CatalogEntry::value(Some(leaf.path), ValuePlace::Opaque { class })
+                CatalogEntry::value(Some(leaf.path), ValueLocation::Opaque { class })
             }
             Tree::Tensor(tensor) => CatalogEntry::tensor(Some(leaf.path), tensor.into_catalog()),
-            Tree::Opaque(opaque) => CatalogEntry::value(Some(leaf.path), ValuePlace::Opaque { class: opaque.class }),
+            Tree::Opaque(opaque) => CatalogEntry::value(Some(leaf.path), ValueLocation::Opaque { class: opaque.class }),
             other => match other.to_value() {
-                Some(value) => CatalogEntry::value(Some(leaf.path), ValuePlace::Inline(value)),
+                Some(value) => CatalogEntry::value(Some(leaf.path), ValueLocation::Inline(value)),
                 None => {
                     let class = opaque_in(&other).unwrap_or("a tuple with tensors").to_owned();
-                    CatalogEntry::value(Some(leaf.path), ValuePlace::Opaque { class })
+                    CatalogEntry::value(Some(leaf.path), ValueLocation::Opaque { class })
                 }
             },
         };

@@ -3,7 +3,7 @@
 use reshard_layout::{ByteLayout, Dims, Region, copy_runs, runs};
 
 use super::{Stream, TensorStream, check_chunks};
-use crate::checkpoint::{Check, Checkpoint, ChunkPlace, Computed};
+use crate::checkpoint::{Check, Checkpoint, ChunkLocation, Computed};
 use crate::control::Control;
 use crate::error::{Error, Result};
 
@@ -82,7 +82,7 @@ impl Computed {
         for (key, tensor, needed) in self.needed(layout, part)? {
             for (number, overlap) in tensor.index()?.overlaps(&needed) {
                 let whole = tensor.chunks.get(number).is_some_and(|chunk| chunk.region == overlap);
-                if !(whole || touched) || tensor.chunks.get(number).is_some_and(|c| matches!(c.place, ChunkPlace::Live)) {
+                if !(whole || touched) || tensor.chunks.get(number).is_some_and(|c| matches!(c.location, ChunkLocation::Live)) {
                     continue;
                 }
                 let located = checkpoint.locate(key, tensor, number)?;

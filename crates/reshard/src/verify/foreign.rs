@@ -7,7 +7,7 @@ use reshard_formats::{Content, ReadAt, RecordError, TorchArchive};
 
 use super::zip;
 use super::{Gathered, Named, VerifyOptions, read};
-use crate::checkpoint::{CatalogKind, Checkpoint, ChunkPlace, StoredFile};
+use crate::checkpoint::{CatalogKind, Checkpoint, ChunkLocation, StoredFile};
 use crate::error::{Result, chain};
 use crate::workers::Workers;
 
@@ -226,7 +226,7 @@ pub(super) fn torch_file(checkpoint: &Checkpoint, number: u32, options: &VerifyO
     for (key, entry) in checkpoint.catalog().entries.iter().filter(|_| !found.is_empty()) {
         let CatalogKind::Tensor(tensor) = &entry.kind else { continue };
         for chunk in &tensor.chunks {
-            if let ChunkPlace::Data(data) = &chunk.place
+            if let ChunkLocation::Data(data) = &chunk.location
                 && chunk.file == number
                 && let Some(crc) = data.checksum
             {

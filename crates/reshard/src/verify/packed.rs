@@ -4,7 +4,7 @@
 use rayon::prelude::*;
 
 use super::{Gathered, VerifyOptions};
-use crate::checkpoint::{CatalogKind, CatalogTensor, Checkpoint, ChunkPlace, ValuePlace};
+use crate::checkpoint::{CatalogKind, CatalogTensor, Checkpoint, ChunkLocation, ValueLocation};
 use crate::error::{Error, Result};
 use crate::packed::Compression;
 use crate::workers::Workers;
@@ -22,12 +22,12 @@ pub(super) fn unknown(checkpoint: &Checkpoint, gathered: &mut Gathered) {
         match &entry.kind {
             CatalogKind::Tensor(tensor) => {
                 for chunk in &tensor.chunks {
-                    if let ChunkPlace::Record { offset, transform: Some(name), .. } = &chunk.place {
+                    if let ChunkLocation::Record { offset, transform: Some(name), .. } = &chunk.location {
                         found(key, chunk.file, *offset, name);
                     }
                 }
             }
-            CatalogKind::Value(ValuePlace::Record { file, offset, transform: Some(name), .. }) => {
+            CatalogKind::Value(ValueLocation::Record { file, offset, transform: Some(name), .. }) => {
                 found(key, *file, *offset, name)
             }
             CatalogKind::Value(_) => {}
@@ -42,10 +42,10 @@ pub(super) fn check(checkpoint: &Checkpoint, options: &VerifyOptions) -> Result<
     for (key, entry) in &checkpoint.catalog().entries {
         match &entry.kind {
             CatalogKind::Tensor(tensor) => {
-                let packed = |at: &usize| is_packed(&tensor.chunks[*at].place);
+                let packed = |at: &usize| is_packed(&tensor.chunks[*at].location);
                 chunks.extend((0..tensor.chunks.len()).filter(packed).map(|at| (key.as_str(), tensor, at)));
             }
-            CatalogKind::Value(ValuePlace::Record { transform: Some(name), .. }) if Compression::of(name).is_some() => {
+            CatalogKind::Value(ValueLocation::Record { transform: Some(name), .. }) if Compression::of(name).is_some() => {
                 gathered.checked += 1;
             }
             CatalogKind::Value(_) => {}
@@ -64,8 +64,8 @@ pub(super) fn check(checkpoint: &Checkpoint, options: &VerifyOptions) -> Result<
             Err(Error::Incomplete { .. }) => {}
             Err(error) => {
                 let chunk = &tensor.chunks[at];
-                let offset = match chunk.place {
-                    ChunkPlace::Record { offset, .. } => Some(offset),
+                let offset = match chunk.location {
+                    ChunkLocation::Record { offset, .. } => Some(offset),
                     _ => None,
                 };
                 gathered.error(Some(key), checkpoint.file_name(chunk.file), offset, error.full_text());
@@ -78,6 +78,6 @@ pub(super) fn check(checkpoint: &Checkpoint, options: &VerifyOptions) -> Result<
     Ok(gathered.join(found))
 }
 
-fn is_packed(place: &ChunkPlace) -> bool {
-    matches!(place, ChunkPlace::Record { transform: Some(name), .. } if Compression::of(name).is_some())
+fn is_packed(location: &ChunkLocation) -> bool {
+    matches!(location, ChunkLocation::Record { transform: Some(name), .. } if Compression::of(name).is_some())
 }

@@ -7,7 +7,7 @@ use reshard_layout::Region;
 use reshard_storage::{StorageError, is_staged};
 
 use super::{Gathered, Named, NamedByFile, Severity, VerifyOptions, read, twice};
-use crate::checkpoint::{CatalogKind, Checkpoint, ChunkPlace, ValuePlace};
+use crate::checkpoint::{CatalogKind, Checkpoint, ChunkLocation, ValueLocation};
 use crate::error::{Error, Result};
 use crate::layout_names::{METADATA_FILE, is_save_file, note_name, sidecar_name};
 use crate::workers::Workers;
@@ -19,7 +19,7 @@ pub(super) fn named_records(checkpoint: &Checkpoint) -> NamedByFile<'_> {
         match &entry.kind {
             CatalogKind::Tensor(tensor) => {
                 for chunk in &tensor.chunks {
-                    if let ChunkPlace::Record { offset, length, transform } = &chunk.place {
+                    if let ChunkLocation::Record { offset, length, transform } = &chunk.location {
                         let whole = Some((tensor, &chunk.region));
                         let tensor = Some((tensor.dtype, tensor.requires_grad, chunk.region.sizes()));
                         let (offset, length) = (*offset, *length);
@@ -28,7 +28,7 @@ pub(super) fn named_records(checkpoint: &Checkpoint) -> NamedByFile<'_> {
                     }
                 }
             }
-            CatalogKind::Value(ValuePlace::Record { file, offset, length, transform }) => {
+            CatalogKind::Value(ValueLocation::Record { file, offset, length, transform }) => {
                 let (offset, length, transform) = (*offset, *length, transform.as_deref());
                 let record = Named { key, offset, length, tensor: None, entry, chunk: None, transform };
                 named.entry(*file).or_default().push(record);
@@ -208,7 +208,7 @@ pub(super) fn safetensors(checkpoint: &Checkpoint, numbers: &[u32], options: &Ve
     for entry in catalog.entries.values() {
         let CatalogKind::Tensor(tensor) = &entry.kind else { continue };
         for chunk in &tensor.chunks {
-            if let (ChunkPlace::Data(data), true) = (&chunk.place, numbers.contains(&chunk.file)) {
+            if let (ChunkLocation::Data(data), true) = (&chunk.location, numbers.contains(&chunk.file)) {
                 let end = ends.entry(chunk.file).or_default();
                 *end = (*end).max(data.layout.end());
                 chunks += 1;

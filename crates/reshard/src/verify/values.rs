@@ -7,7 +7,7 @@ use reshard_formats::TorchArchive;
 use reshard_formats::pickle::acts;
 
 use super::{FileKind, Gathered, Severity, VerifyOptions, file_kind};
-use crate::checkpoint::{CatalogKind, Checkpoint, LoadedValue, StoredFile, ValuePlace};
+use crate::checkpoint::{CatalogKind, Checkpoint, LoadedValue, StoredFile, ValueLocation};
 use crate::error::{Result, chain};
 use crate::packed::Compression;
 use crate::workers::Workers;
@@ -30,11 +30,11 @@ pub(super) fn check(checkpoint: &Checkpoint, options: &VerifyOptions, mut gather
     for (key, entry) in &checkpoint.catalog().entries {
         match &entry.kind {
             // What cannot be undone was found before.
-            CatalogKind::Value(ValuePlace::Record { transform: Some(name), .. }) if Compression::of(name).is_none() => {}
-            CatalogKind::Value(ValuePlace::Record { file, offset, length, .. }) => {
+            CatalogKind::Value(ValueLocation::Record { transform: Some(name), .. }) if Compression::of(name).is_none() => {}
+            CatalogKind::Value(ValueLocation::Record { file, offset, length, .. }) => {
                 places.entry((*file, *offset, *length)).or_default().push(key);
             }
-            CatalogKind::Value(ValuePlace::Opaque { class }) => inline.push((key, class)),
+            CatalogKind::Value(ValueLocation::Opaque { class }) => inline.push((key, class)),
             _ => {}
         }
     }

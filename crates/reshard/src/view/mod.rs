@@ -33,7 +33,7 @@ use self::apply::{Applied, applied};
 pub use self::apply::{Made, RuleReport, ViewReport};
 pub use self::recipes::{Recipe, recipes};
 use self::rules::Rules;
-use crate::checkpoint::{Catalog, CatalogKind, Checkpoint, LoadedValue, ValuePlace, Weights};
+use crate::checkpoint::{Catalog, CatalogKind, Checkpoint, LoadedValue, ValueLocation, Weights};
 use crate::error::{Error, Result};
 
 /// Rules by which a checkpoint is seen.
@@ -193,7 +193,7 @@ impl Checkpoint {
                 && let LoadedValue::Plain(value) = self.read_value(&key)?
             {
                 let what = |why: String| Error::invalid(format!("{} on {}: {key:?}: {why}", view.origin, self.path));
-                entry.kind = CatalogKind::Value(ValuePlace::Inline(groups.renamed(number, value).map_err(what)?));
+                entry.kind = CatalogKind::Value(ValueLocation::Inline(groups.renamed(number, value).map_err(what)?));
             }
         }
         Ok(self.seen_as(entries))

@@ -6,7 +6,7 @@ use reshard_formats::DType;
 
 use super::pattern::Captures;
 use super::rules::{Action, PadValue, Rule, Sizes, Step};
-use crate::checkpoint::{CatalogTensor, ChunkPlace, Input};
+use crate::checkpoint::{CatalogTensor, ChunkLocation, Input};
 use crate::scaled;
 use crate::seen::{self, Outcome, dimension};
 
@@ -118,16 +118,16 @@ fn changed(action: &Action, tensor: CatalogTensor) -> Outcome<CatalogTensor> {
             if let Some(from) = from.filter(|from| *from != tensor.shape[dim]) {
                 return Err(format!("dimension {dim} is said to have {from} indices, and has {}", tensor.shape[dim]));
             }
-            let place = match value {
-                PadValue::Live => ChunkPlace::Live,
+            let location = match value {
+                PadValue::Live => ChunkLocation::Live,
                 PadValue::Number(number) => {
                     let mut element = vec![0; tensor.dtype.size() as usize];
                     let wide = number.to_le_bytes();
                     crate::cast::cast(DType::Float64, &wide, tensor.dtype, &mut element).map_err(|error| error.to_string())?;
-                    ChunkPlace::Fill(element.into_boxed_slice())
+                    ChunkLocation::Fill(element.into_boxed_slice())
                 }
             };
-            seen::padded(tensor, dim, *size, place)
+            seen::padded(tensor, dim, *size, location)
         }
         Action::Cast { to, from } => match from {
             Some(from) if *from != tensor.dtype => {

@@ -14,7 +14,7 @@ fn save_one(
     path: &std::path::Path,
 ) -> reshard::Result<reshard::save::SaveHandle> {
     let mut state = SaveState::new();
-    state.insert_whole(whole.key.clone(), whole.dtype, &whole.shape, bytes)?;
+    state.insert_bytes(whole.key.clone(), whole.dtype, &whole.shape, bytes)?;
     let group: Arc<dyn Group> = Arc::new(Solo);
     saver.save(group, &state, store_at(path), SaveOptions::default())
 }
@@ -40,7 +40,7 @@ fn what_exceeds_the_budget_is_written_before_save_returns() {
     let mut live: Vec<Vec<u8>> = wholes.iter().map(|w| w.bytes.clone()).collect();
     let mut state = SaveState::new();
     for (whole, bytes) in wholes.iter().zip(&live) {
-        state.insert_whole(whole.key.clone(), whole.dtype, &whole.shape, bytes).unwrap();
+        state.insert_bytes(whole.key.clone(), whole.dtype, &whole.shape, bytes).unwrap();
     }
     let handle = saver.save(Arc::new(Solo), &state, store_at(folder.path()), SaveOptions::default()).unwrap();
     live.iter_mut().for_each(|bytes| bytes.fill(9));
@@ -61,7 +61,7 @@ fn a_failure_is_seen_at_wait_and_at_the_next_save() {
     assert_eq!(save_one(&saver, &whole, &whole.bytes, folder.path()).unwrap_err().kind(), reshard::ErrorKind::AlreadyExists);
     // A cancelled save fails in the background; the next call tells.
     let mut state = SaveState::new();
-    state.insert_whole("w", whole.dtype, &whole.shape, &whole.bytes).unwrap();
+    state.insert_bytes("w", whole.dtype, &whole.shape, &whole.bytes).unwrap();
     let mut options = SaveOptions::default();
     options.overwrite = true;
     let handle = saver.save(Arc::new(Solo), &state, store_at(folder.path()), options.clone()).unwrap();

@@ -124,7 +124,7 @@ fn device_memory_is_written_in_boxes_and_checked_on_the_way() {
     let store = store_at(folder.path());
     let whole = Whole::new("w", DType::Float32, &[3000, 1000], 1);
     let mut state = SaveState::new();
-    state.insert_whole("w", whole.dtype, &whole.shape, &whole.bytes).unwrap();
+    state.insert_bytes("w", whole.dtype, &whole.shape, &whole.bytes).unwrap();
     save_with(&Solo, &state, &store, &SaveOptions::default()).unwrap();
     let checkpoint = Checkpoint::open_store(store).unwrap();
 

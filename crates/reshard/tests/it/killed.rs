@@ -109,7 +109,7 @@ fn child_saves_fifty_times() {
     let mut after_two = 0;
     for i in 0..50 {
         let mut state = SaveState::new();
-        state.insert_whole("m.w", whole.dtype, &whole.shape, &whole.bytes).unwrap();
+        state.insert_bytes("m.w", whole.dtype, &whole.shape, &whole.bytes).unwrap();
         let mut options = SaveOptions::default();
         options.overwrite = true;
         options.sync = false;
@@ -137,7 +137,7 @@ fn child_loads_in_bounded_memory() {
     let Some(path) = std::env::var_os(PLACE) else { return };
     let whole = Whole::new("m.w", DType::Float32, &[4000, 4000], 1);
     let mut state = SaveState::new();
-    state.insert_whole("m.w", whole.dtype, &whole.shape, &whole.bytes).unwrap();
+    state.insert_bytes("m.w", whole.dtype, &whole.shape, &whole.bytes).unwrap();
     save_with(&Solo, &state, &store_at(Path::new(&path)), &SaveOptions::default()).unwrap();
     drop(state);
     let region = reshard::layout::Region::new(&[0, 0], &[4000, 2000]).unwrap();

@@ -29,9 +29,9 @@ fn every_difference_is_listed_before_any_byte_moves() {
     let mut buffers = [vec![0xee; 64], vec![0xee; 128], vec![0xee; 32]];
     let [a, b, c] = &mut buffers;
     let mut state = LoadState::new();
-    state.insert_whole("model.layers.0.wieght", DType::Float32, &[4, 4], a).unwrap();
-    state.insert_whole("model.layers.1.weight", DType::Float64, &[4, 4], b).unwrap();
-    state.insert_whole("model.layers.0.weight", DType::Float32, &[4, 2], c).unwrap();
+    state.insert_bytes("model.layers.0.wieght", DType::Float32, &[4, 4], a).unwrap();
+    state.insert_bytes("model.layers.1.weight", DType::Float64, &[4, 4], b).unwrap();
+    state.insert_bytes("model.layers.0.weight", DType::Float32, &[4, 2], c).unwrap();
     let error = load_with(&Solo, &checkpoint, &mut state, &LoadOptions::default()).unwrap_err();
     let Error::Mismatch(mismatch) = &error else { panic!("{error}") };
     let text = error.to_string();
@@ -54,8 +54,8 @@ fn a_lenient_load_reports_the_same_and_loads_the_rest() {
     let checkpoint = Checkpoint::open_store(store_at(folder.path())).unwrap();
     let (mut a, mut c) = (vec![0; 16], vec![0; 4]);
     let mut state = LoadState::new();
-    state.insert_whole("m.a", DType::Float32, &[4], &mut a).unwrap();
-    state.insert_whole("m.c", DType::Float32, &[1], &mut c).unwrap();
+    state.insert_bytes("m.a", DType::Float32, &[4], &mut a).unwrap();
+    state.insert_bytes("m.c", DType::Float32, &[1], &mut c).unwrap();
     let mut options = LoadOptions::default();
     options.strictness = Strictness::Lenient;
     let report = load_with(&Solo, &checkpoint, &mut state, &options).unwrap().report;
@@ -75,7 +75,7 @@ fn casts_happen_only_by_policy_and_narrowing_is_reported() {
     let checkpoint = Checkpoint::open_store(store_at(folder.path())).unwrap();
     let run = |policy: CastPolicy, dtype: DType, memory: &mut [u8]| {
         let mut state = LoadState::new();
-        state.insert_whole("m.a", dtype, &[600, 1000], memory).unwrap();
+        state.insert_bytes("m.a", dtype, &[600, 1000], memory).unwrap();
         let mut options = LoadOptions::default();
         options.cast = policy;
         load_with(&Solo, &checkpoint, &mut state, &options)
@@ -107,7 +107,7 @@ fn codes_are_not_cast_without_their_scales() {
         let mut memory = [0; 64];
         let size = shape.iter().product::<u64>() as usize * dtype.size() as usize;
         let mut state = LoadState::new();
-        state.insert_whole(key, dtype, shape, &mut memory[..size]).unwrap();
+        state.insert_bytes(key, dtype, shape, &mut memory[..size]).unwrap();
         let mut options = LoadOptions::default();
         options.cast = CastPolicy::Any;
         options.expected = Some(Arc::new(|_| false));
@@ -146,7 +146,7 @@ fn names_can_be_mapped_at_load() {
     let checkpoint = Checkpoint::open_store(store_at(folder.path())).unwrap();
     let mut memory = vec![0; 16];
     let mut state = LoadState::new();
-    state.insert_whole("new.a", DType::Float32, &[4], &mut memory).unwrap();
+    state.insert_bytes("new.a", DType::Float32, &[4], &mut memory).unwrap();
     let mut options = LoadOptions::default();
     options.key_map = Some(Arc::new(|key| Some(key.replace("new.", "old."))));
     load_with(&Solo, &checkpoint, &mut state, &options).unwrap();
@@ -236,12 +236,12 @@ fn a_cast_reads_once_and_verifies() {
     let store = store_at(folder.path());
     let numbers: Vec<u8> = (0..2_000_000u32).flat_map(|i| (i as f32).to_le_bytes()).collect();
     let mut state = SaveState::new();
-    state.insert_whole("w", DType::Float32, &[2000, 1000], &numbers).unwrap();
+    state.insert_bytes("w", DType::Float32, &[2000, 1000], &numbers).unwrap();
     save_with(&Solo, &state, &store, &SaveOptions::default()).unwrap();
     let checkpoint = Checkpoint::open_store(store).unwrap();
     let mut wide = vec![0u8; 16_000_000];
     let mut state = LoadState::new();
-    state.insert_whole("w", DType::Float64, &[2000, 1000], &mut wide).unwrap();
+    state.insert_bytes("w", DType::Float64, &[2000, 1000], &mut wide).unwrap();
     let mut options = LoadOptions::default();
     options.cast = CastPolicy::Widening;
     let report = load_with(&Solo, &checkpoint, &mut state, &options).unwrap().report;

@@ -26,7 +26,7 @@ fn saved_far_away(wholes: &[Whole], values: i64) -> (Arc<dyn Store>, Arc<Reads>)
     let store: Arc<dyn Store> = far;
     let mut state = SaveState::new();
     for whole in wholes {
-        state.insert_whole(whole.key.clone(), whole.dtype, &whole.shape, &whole.bytes).unwrap();
+        state.insert_bytes(whole.key.clone(), whole.dtype, &whole.shape, &whole.bytes).unwrap();
     }
     for i in 0..values {
         state.insert_value(format!("value.{i}"), Value::Int(i.into())).unwrap();
@@ -52,7 +52,7 @@ fn small_tensors_come_in_few_requests_and_values_at_once() {
     let mut memory: Vec<Vec<u8>> = wholes.iter().map(|whole| vec![0; whole.bytes.len()]).collect();
     let mut state = LoadState::new();
     for (whole, memory) in wholes.iter().zip(&mut memory) {
-        state.insert_whole(whole.key.clone(), whole.dtype, &whole.shape, memory).unwrap();
+        state.insert_bytes(whole.key.clone(), whole.dtype, &whole.shape, memory).unwrap();
     }
     (0..160).for_each(|i| state.insert_value(format!("value.{i}")).unwrap());
     let (count, at_once, elapsed) = counted(&reads, || {
@@ -75,7 +75,7 @@ fn large_tensors_are_read_and_checked_at_once() {
     let mut memory: Vec<Vec<u8>> = wholes.iter().map(|whole| vec![0; whole.bytes.len()]).collect();
     let mut state = LoadState::new();
     for (whole, memory) in wholes.iter().zip(&mut memory) {
-        state.insert_whole(whole.key.clone(), whole.dtype, &whole.shape, memory).unwrap();
+        state.insert_bytes(whole.key.clone(), whole.dtype, &whole.shape, memory).unwrap();
     }
     let (count, at_once, _) = counted(&reads, || {
         let loaded = load_with(&Solo, &checkpoint, &mut state, &LoadOptions::default()).unwrap();

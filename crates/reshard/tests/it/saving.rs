@@ -54,7 +54,7 @@ fn each_rank_keeps_its_own_content_and_replicas_must_agree() {
     let results = run_threads(3, |group| {
         let bytes = [u8::from(group.rank() == 2); 8];
         let mut state = SaveState::new();
-        state.insert_whole("drifted", DType::Float32, &[2], &bytes)?;
+        state.insert_bytes("drifted", DType::Float32, &[2], &bytes)?;
         let mut options = SaveOptions::default();
         options.check_replicas = true;
         save_with(&group, &state, &store, &options).map(drop)
@@ -102,7 +102,7 @@ fn a_plan_is_not_kept_for_another_way_of_splitting() {
         let store = store_at(&folder.path().join(name));
         let results = run_threads(2, |group| {
             let mut state = SaveState::new();
-            state.insert_whole("m.a", DType::Float32, &[9, 4], &whole.bytes)?;
+            state.insert_bytes("m.a", DType::Float32, &[9, 4], &whole.bytes)?;
             let mut options = SaveOptions::default();
             options.split_replicated_above = split_above;
             options.plan_cache = Some(Arc::clone(&caches[group.rank()]));

@@ -20,7 +20,7 @@ fn whole(number: u64) -> Whole {
 fn save_alone(number: u64, store: &Arc<dyn Store>, overwrite: bool) -> reshard::Result<()> {
     let whole = whole(number);
     let mut state = SaveState::new();
-    state.insert_whole("w", whole.dtype, &whole.shape, &whole.bytes).unwrap();
+    state.insert_bytes("w", whole.dtype, &whole.shape, &whole.bytes).unwrap();
     state.insert_value("number", Value::from(number as i64)).unwrap();
     let mut options = SaveOptions::default();
     options.overwrite = overwrite;

@@ -14,7 +14,7 @@ use reshard_formats::DType;
 use reshard_layout::{ByteLayout, Dims, Region};
 
 pub(crate) use self::formula::Formula;
-use super::catalog::{CatalogTensor, ChunkPlace, StoredChunk};
+use super::catalog::{CatalogTensor, ChunkLocation, StoredChunk};
 use crate::error::Result;
 
 /// A tensor that is computed from others.
@@ -58,8 +58,8 @@ impl Computed {
         let region = Region::whole(&shape).map_err(|error| error.to_string())?;
         // Where most of what it is computed from lies, for whoever shows files.
         let file = self.inputs.first().and_then(|input| input.tensor.files().first().copied());
-        let (file, place) = (file.unwrap_or(StoredChunk::NO_FILE), ChunkPlace::Computed(Arc::new(self)));
-        Ok(CatalogTensor::new(dtype, shape, requires_grad, vec![StoredChunk { region, file, place }]))
+        let (file, location) = (file.unwrap_or(StoredChunk::NO_FILE), ChunkLocation::Computed(Arc::new(self)));
+        Ok(CatalogTensor::new(dtype, shape, requires_grad, vec![StoredChunk { region, file, location }]))
     }
 
     /// The bytes of all that it is computed from.

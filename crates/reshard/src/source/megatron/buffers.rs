@@ -171,8 +171,8 @@ fn place(
         let (in_box, in_chunk) = (from - first, from - chunk.region.offsets()[0]);
         for piece in flat_pieces(&parameter.shape, in_box, in_box + count)? {
             let window = ByteLayout::contiguous(piece.region.sizes(), 1)?.try_at(in_chunk + piece.start)?;
-            let place = part_of(chunk, stored.dtype, window)?;
-            into.chunks.push(StoredChunk { region: piece.region.translated(offset)?, file: chunk.file, place });
+            let location = part_of(chunk, stored.dtype, window)?;
+            into.chunks.push(StoredChunk { region: piece.region.translated(offset)?, file: chunk.file, location });
         }
     }
     Ok(())

@@ -11,7 +11,7 @@ use reshard_formats::metadata::ExtraFields;
 use reshard_formats::{DType, Value};
 use reshard_layout::{ByteLayout, Dims, LayoutError, flat_pieces, volume_of};
 
-use crate::checkpoint::{Catalog, CatalogEntry, CatalogKind, CatalogTensor, ChunkPlace, SeenPlace, StoredChunk};
+use crate::checkpoint::{Catalog, CatalogEntry, CatalogKind, CatalogTensor, ChunkLocation, SeenLocation, StoredChunk};
 use crate::error::{Error, Result};
 use crate::layout_names::METADATA_FILE;
 use crate::source::parts::Disagrees;
@@ -102,19 +102,19 @@ fn ranges(
     to: &[u64],
 ) -> std::result::Result<(), LayoutError> {
     for piece in flat_pieces(part, start, start.saturating_add(count))? {
-        let place = part_of(chunk, dtype, ByteLayout::contiguous(piece.region.sizes(), 1)?.try_at(piece.start)?)?;
-        chunks.push(StoredChunk { region: piece.region.translated(to)?, file: chunk.file, place });
+        let location = part_of(chunk, dtype, ByteLayout::contiguous(piece.region.sizes(), 1)?.try_at(piece.start)?)?;
+        chunks.push(StoredChunk { region: piece.region.translated(to)?, file: chunk.file, location });
     }
     Ok(())
 }
 
 /// A part of a stored chunk: the elements whose numbers, in the chunk's row-major order, a window has.
-pub(super) fn part_of(chunk: &StoredChunk, dtype: DType, window: ByteLayout) -> std::result::Result<ChunkPlace, LayoutError> {
-    let place = match &chunk.place {
-        ChunkPlace::Seen(seen) => SeenPlace { window: seen.window.through(&window)?, ..(**seen).clone() },
-        stored => SeenPlace { stored: stored.clone(), dtype, region: chunk.region.clone(), window },
+pub(super) fn part_of(chunk: &StoredChunk, dtype: DType, window: ByteLayout) -> std::result::Result<ChunkLocation, LayoutError> {
+    let location = match &chunk.location {
+        ChunkLocation::Seen(seen) => SeenLocation { window: seen.window.through(&window)?, ..(**seen).clone() },
+        stored => SeenLocation { stored: stored.clone(), dtype, region: chunk.region.clone(), window },
     };
-    Ok(ChunkPlace::Seen(Box::new(place)))
+    Ok(ChunkLocation::Seen(Box::new(location)))
 }
 
 #[cfg(test)]
@@ -128,8 +128,8 @@ mod tests {
         let chunk = |(number, (offsets, length)): (usize, &(&[u64], u64))| {
             let mut sizes = vec![1; offsets.len()];
             sizes[offsets.len() - 1] = *length;
-            let place = ChunkPlace::Record { offset: number as u64, length: 0, transform: None };
-            StoredChunk { region: Region::new(offsets, &sizes).unwrap(), file: 0, place }
+            let location = ChunkLocation::Record { offset: number as u64, length: 0, transform: None };
+            StoredChunk { region: Region::new(offsets, &sizes).unwrap(), file: 0, location }
         };
         let chunks = chunks.iter().enumerate().map(chunk).collect();
         CatalogTensor::new(DType::Float32, Dims::from_slice(shape), false, chunks)
@@ -140,8 +140,8 @@ mod tests {
         let mut all = vec![None; tensor.elements() as usize];
         let whole = ByteLayout::contiguous(&tensor.shape, 1).unwrap();
         for chunk in &tensor.chunks {
-            let ChunkPlace::Seen(seen) = &chunk.place else { panic!("a part of a record is seen") };
-            let ChunkPlace::Record { offset, .. } = seen.stored else { panic!("of a record") };
+            let ChunkLocation::Seen(seen) = &chunk.location else { panic!("a part of a record is seen") };
+            let ChunkLocation::Record { offset, .. } = seen.stored else { panic!("of a record") };
             let own = ByteLayout::contiguous(chunk.region.sizes(), 1).unwrap();
             for element in 0..chunk.region.volume() {
                 let mut rest = element;

@@ -5,7 +5,7 @@ use indexmap::IndexMap;
 use reshard_formats::PathSegment;
 use reshard_state::{Dict, Tree};
 
-use crate::checkpoint::{CatalogEntry, CatalogKind, Checkpoint, ValuePlace};
+use crate::checkpoint::{CatalogEntry, CatalogKind, Checkpoint, ValueLocation};
 use crate::error::Result;
 use crate::source::tensors::{self, Parts};
 
@@ -41,7 +41,7 @@ pub(super) fn opened(checkpoint: &Checkpoint) -> Result<Objects> {
     let mut objects = Objects::default();
     for (key, entry) in &checkpoint.catalog.entries {
         // Behind a stream transform they stay values, which are read when they are asked for.
-        let CatalogKind::Value(ValuePlace::Record { file, offset, length, transform: None }) = &entry.kind else { continue };
+        let CatalogKind::Value(ValueLocation::Record { file, offset, length, transform: None }) = &entry.kind else { continue };
         let (file, offset, length) = (*file, *offset, *length);
         let below = match key.strip_suffix(GATHERED) {
             Some(group) => Some(format!("{group}.param_state")),
