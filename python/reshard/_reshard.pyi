@@ -395,6 +395,7 @@ class Checkpoint:
         metadata: str | None = None,
         views: Sequence[View] | None = None,
         parameter_map: str | None = None,
+        model_rank: int | None = None,
     ) -> Self: ...
     @property
     def path(self) -> str:

@@ -69,9 +69,13 @@ pub(crate) struct Checkpoint {
 #[pymethods]
 impl Checkpoint {
     /// Opens what lies at a path. With a group, all its ranks open it, and one that cannot is an error on all. A name of
-    /// metadata other than `.metadata` opens a DCP folder by that.
+    /// metadata other than `.metadata` opens a DCP folder by that; `model_rank` opens the parts of one tensor parallel rank in
+    /// the folder of a DeepSpeed tag.
     #[new]
-    #[pyo3(signature = (path, storage_options=None, group=None, metadata=None, views=None, parameter_map=None))]
+    #[pyo3(signature = (
+        path, storage_options=None, group=None, metadata=None, views=None, parameter_map=None, model_rank=None
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "all but one are named in Python")]
     fn new(
         py: Python<'_>,
         path: String,
@@ -80,14 +84,16 @@ impl Checkpoint {
         metadata: Option<String>,
         views: Option<Vec<Py<View>>>,
         parameter_map: Option<String>,
+        model_rank: Option<u64>,
     ) -> PyResult<Checkpoint> {
         let views = views_of(views);
         let options = storage_options.unwrap_or_default().0;
         let group = group_of(group)?;
         let control = reshard::Control::new();
-        let open = move || match metadata {
-            None => opened(&path, options, views, parameter_map.as_deref()),
-            Some(name) => {
+        let open = move || match (metadata, model_rank) {
+            (None, None) => opened(&path, options, views, parameter_map.as_deref()),
+            (None, Some(rank)) => reshard::Checkpoint::open_model_rank(store_with(&path, &options)?, rank),
+            (Some(name), _) => {
                 let stored = reshard::Checkpoint::open_metadata(store_with(&path, &options)?, &name)?;
                 views.iter().try_fold(stored, reshard::Checkpoint::through)
             }

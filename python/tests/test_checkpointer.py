@@ -75,6 +75,23 @@ def test_a_checkpoint_elsewhere_is_restored_by_its_path(tmp_path):
     second.ckpt.close()
 
 
+def test_what_a_checkpoint_elsewhere_lacks_is_an_error_unless_it_may_be(tmp_path):
+    model = nn.Linear(3, 3)
+    rt.save({"model": model, "optimizer": 1, "note": "of another program"}, tmp_path / "other")
+    other = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    before = [parameter.clone() for parameter in other.parameters()]
+    with rt.Checkpointer(tmp_path / "run", model=other, signals=()) as ckpt:
+        with pytest.raises(reshard.Mismatch, match="0.weight"):
+            ckpt.restore(tmp_path / "other")
+        assert ckpt.restore(tmp_path / "other", strict=False) == 0
+        assert {one["key"] for one in ckpt.restored.differences} >= {"model.0.weight", "model.1.bias"}
+    assert all(same(a, b) for a, b in zip(before, other.parameters()))
+    again = nn.Linear(3, 3)
+    with rt.Checkpointer(tmp_path / "run", model=again, signals=()) as ckpt:
+        assert ckpt.restore(tmp_path / "other") == 0
+    assert same(again.weight, model.weight)
+
+
 @pytest.mark.parametrize("how", ["signal", "time"])
 def test_before_a_run_is_stopped_it_saves(tmp_path, how):
     run = Run(tmp_path / "run", time_limit=0.0 if how == "time" else None)
@@ -191,6 +208,40 @@ def test_workers_that_run_ahead_do_not_count():
         order, position = consume(position, 29, ranks, batch, batches, 1, workers)
         seen += order
     assert seen == whole_order(29, 1, 2)[: len(seen)] and position == len(seen)
+
+
+def test_random_state_of_a_machine_with_other_devices_is_restored_as_far_as_it_goes(tmp_path, monkeypatch):
+    import reshard.torch._checkpointer as checkpointer
+
+    taken = checkpointer.random_state
+    # A machine with a GPU.
+    monkeypatch.setattr(checkpointer, "random_state", lambda: taken() | {"cuda": torch.arange(16, dtype=torch.uint8)})
+    with rt.Checkpointer(tmp_path / "gpu", rng=True, signals=()) as ckpt:
+        ckpt.save(0)
+    expected = torch.rand(3)
+    monkeypatch.setattr(checkpointer, "random_state", taken)
+    with rt.Checkpointer(tmp_path / "gpu", rng=True, signals=()) as ckpt:
+        assert ckpt.restore() == 1
+    assert same(torch.rand(3), expected)
+    # A machine without NumPy.
+    without = {name: part for name, part in taken().items() if name != "numpy"}
+    monkeypatch.setattr(checkpointer, "random_state", lambda: without)
+    with rt.Checkpointer(tmp_path / "bare", rng=True, signals=()) as ckpt:
+        ckpt.save(0)
+    monkeypatch.setattr(checkpointer, "random_state", taken)
+    with rt.Checkpointer(tmp_path / "bare", rng=True, signals=()) as ckpt:
+        assert ckpt.restore() == 1
+    assert same(torch.random.get_rng_state(), without["torch"])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_last_batch_that_is_dropped_does_not_end_the_training(workers):
+    sampler = rt.ResumableSampler(7, seed=3, rank=0, world_size=2)
+    loader = torch.utils.data.DataLoader(torch.arange(7), batch_size=2, sampler=sampler, num_workers=workers, drop_last=True)
+    loader = sampler.follow(loader)
+    passes = [sum(len(batch) for batch in loader) for _ in range(3)]
+    # Three turns of two ranks, then four, as one sample of the first epoch was left; then three again.
+    assert passes == [2, 4, 2] and sampler.position == 20
 
 
 def test_a_position_in_other_data_is_refused():

@@ -24,7 +24,7 @@ def resized(engine: Any, folder: str, tag: str, timeout: float) -> dict[str, Any
     )
     unlike = {
         "experts": engine.has_moe_layers,
-        "tensor parallelism": engine.mp_world_size > 1,
+        "another number of tensor-parallel ranks": engine.loaded_checkpoint_mp_world_size not in (None, engine.mp_world_size),
         "optimizer states on NVMe": engine.zero_nvme_offload_optimizer(),
         "elastic_checkpoint": not isinstance(first[base], dict),
     }
@@ -53,7 +53,7 @@ def resized(engine: Any, folder: str, tag: str, timeout: float) -> dict[str, Any
             cut = {slot: rt.ShardView.of_range(part, shape, start) for slot, part in parts.items()}
             wanted["model"][name] = rt.ShardView.of_range(whole[at : at + numel], shape, start)
             wanted["optim"]["state"][name] = {**own, **cut} if position == 0 else cut
-    _load(wanted, folder, tag, timeout)
+    _load(engine, wanted, folder, tag, timeout)
     for number, held in enumerate(groups):
         # What is no partition, such as the step, is the same in a whole group: its first parameter's.
         loaded = wanted["optim"]["state"][held[0][0]]
@@ -89,14 +89,16 @@ def resized_frozen(engine: Any, folder: str, tag: str, checkpoint: dict[str, Any
     for name, each in parameters.items():
         start, numel = _share(each, rank)
         wanted[name] = rt.ShardView.of_range(cut[name][:numel], each.ds_shape, start)
-    _load({"model": wanted}, folder, tag, timeout)
+    _load(engine, {"model": wanted}, folder, tag, timeout)
     return {**checkpoint, "frozen_param_fragments": cut}
 
 
-def _load(wanted: dict[str, Any], folder: str, tag: str, timeout: float) -> None:
-    """Loads from DeepSpeed's files; what they hold besides does not matter."""
+def _load(engine: Any, wanted: dict[str, Any], folder: str, tag: str, timeout: float) -> None:
+    """Loads from DeepSpeed's files, with tensor parallelism from those of this rank's part of the model; what they hold besides does not
+    matter."""
     options: Any = {"partial": False, "ignore_unexpected": True, "cast": "never", "allow_pickle": False, "verify": "whole"}
-    load_present(wanted, f"{folder}/{tag}", group_for(None, timeout=timeout), **options)
+    part, alike = (engine.checkpoint_mp_rank, engine.optimizer.dp_process_group) if engine.mp_world_size > 1 else (None, None)
+    load_present(wanted, f"{folder}/{tag}", group_for(alike, timeout=timeout), **options, model_rank=part)
 
 
 def _held(engine: Any, third: bool) -> list[list[tuple[str, Any, int, int, int]]]:

@@ -122,7 +122,8 @@ def attach(engine: Any, *, background: bool = True, timeout: float = DEFAULT_TIM
         nonlocal loading
         loading = folder, tag
         # A rank that was not there takes what is the same in all files from the first.
-        return names(folder, tag) or [engine._get_ckpt_name(folder, tag, pp_placeholder="0")]
+        parts = (f"{part:02d}" for part in range(engine.mp_world_size))
+        return names(folder, tag) or [engine._get_ckpt_name(folder, tag, part, "0") for part in parts]
 
     def load_module_state_dict(checkpoint: Any, *args: Any, **kwargs: Any) -> Any:
         return load_module(resized_frozen(engine, *loading, checkpoint, timeout), *args, **kwargs)

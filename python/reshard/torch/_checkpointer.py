@@ -24,8 +24,8 @@ from ._describe import is_stateful
 from ._group import DEFAULT_TIMEOUT, group_for, together
 from ._leaf import OnResize, PerRank
 from ._load import load
-from ._manager import CheckpointManager, ManagerOptions
-from ._random import derive_random_state, random_state, set_random_state
+from ._manager import STEP_KEY, CheckpointManager, ManagerOptions
+from ._random import derive_random_state, random_state, random_state_like, set_random_state
 from ._sampler import FollowedLoader, ResumableSampler
 from ._save import AsyncSaveHandle
 from ._states import state_of
@@ -131,8 +131,9 @@ class Checkpointer:
 
     # ---- what is saved --------------------------------------------------------------------------------------------------
 
-    def _collected(self, apart: bool) -> tuple[dict[str, Any], list[Callable[[], None]]]:
-        """The state, and what gives it back to its owners once it has been loaded. `apart` has options of groups by parameter."""
+    def _collected(self, apart: bool, random_parts: Sequence[str] = ()) -> tuple[dict[str, Any], list[Callable[[], None]]]:
+        """The state, and what gives it back to its owners once it has been loaded. `apart` has options of groups by parameter. A restore
+        says which parts of the random state were saved: not every machine has the same devices."""
         self._optimizer_options = StateDictOptions(flatten_optimizer_state_dict=True) if apart else None
         whole: dict[str, Any] = {}
         give: list[Callable[[], None]] = []
@@ -147,7 +148,7 @@ class Checkpointer:
             self._collect(whole, give, (name,), owner, modules)
         self._collect_loader(whole, give)
         if self.rng:
-            own = PerRank(random_state(), self._derive_random)
+            own = PerRank(random_state_like(random_parts) if random_parts else random_state(), self._derive_random)
             whole["rng"] = own
             give.append(lambda: None if own.value is None else set_random_state(own.value))
         return whole, give
@@ -192,17 +193,20 @@ class Checkpointer:
             self._differ = group is not None and len(set(group.all_gather(mine))) > 1
         return self._differ
 
-    def _stored_apart(self, path: str) -> bool:
-        """Whether a checkpoint has options of groups by parameter."""
+    def _stored(self, path: str) -> tuple[bool, int | None, list[str]]:
+        """Whether a checkpoint has options of groups by parameter; its step, if it says one; and the parts of the random state in it."""
         prefixes = [".".join(filter(None, ("optimizer", name))) for name in self.optimizers]
 
-        def looked() -> bool:
+        def looked() -> tuple[bool, int | None, list[str]]:
             with open_checkpoint(path, storage_options=self._storage_options) as checkpoint:
                 nested = any(f"{prefix}.param_groups.0.params" in checkpoint for prefix in prefixes)
-                return not nested and any(key.startswith(f"{prefix}.param_groups.") for key in checkpoint for prefix in prefixes)
+                apart = any(key.startswith(f"{prefix}.param_groups.") for key in checkpoint for prefix in prefixes)
+                step = checkpoint[STEP_KEY] if STEP_KEY in checkpoint else None
+                parts = {key.split(".")[1] for key in checkpoint if key.startswith("rng.")}
+                return apart and not nested, step if isinstance(step, int) else None, sorted(parts)
 
-        group = group_for(self._group, timeout=self._timeout)
-        return bool(prefixes) and any(together(group, "restoring", looked))
+        found = together(group_for(self._group, timeout=self._timeout), "restoring", looked)
+        return any(apart for apart, *_ in found), *found[0][1:]
 
     def _derive_random(self, saved: dict[int, Any], rank: int, size: int) -> None:
         derive_random_state(saved, rank, size)
@@ -278,17 +282,22 @@ class Checkpointer:
     def restore(self, which: int | StrPath | None = None, **load_options: Any) -> int:
         """Restores the newest step, a step by its number, or a checkpoint by its path; takes what :func:`load` takes besides.
 
+        What the checkpoint lacks of the run is a :class:`reshard.Mismatch`; with ``strict=False`` it stays as it is, and the report says
+        so.
+
         Returns:
             the step to go on with: the one after the restored one, and 0 when there is nothing to restore.
         """
         self._notes = []
         give: list[Callable[[], None]] = []
+        step: int | None = None
 
         def wanted(path: str) -> dict[str, Any]:
-            whole, give[:] = self._collected(self._stored_apart(path))
+            nonlocal step
+            apart, step, random_parts = self._stored(path)
+            whole, give[:] = self._collected(apart, random_parts)
             return whole
 
-        step: int | None = None
         if which is None or isinstance(which, int):
             report = self.manager._restore(wanted, which, **load_options)
             if report is None:
@@ -297,10 +306,8 @@ class Checkpointer:
         else:
             whole = wanted(path_text(which))
             options = {"process_group": self._group, "timeout": self._timeout, "storage_options": self._storage_options}
-            options["trace"] = self._trace
-            whole["_reshard"] = {"step": None}
-            report = load(whole, path_text(which), **{**options, "strict": False, **load_options})
-            step = whole.pop("_reshard")["step"]
+            report = load(whole, path_text(which), **{**options, "trace": self._trace, **load_options})
+            report = dataclasses.replace(report, step=step)
         for take in give:
             take()
         report = dataclasses.replace(report, notes=tuple(self._notes))

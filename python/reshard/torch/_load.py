@@ -127,10 +127,11 @@ def load_present(
     cast: CastPolicy,
     allow_pickle: bool,
     verify: VerifyPolicy,
+    model_rank: int | None = None,
 ) -> LoadReport:
     """Loads as PyTorch does: what is wanted has to be there and to fit, what the checkpoint has beyond does not matter. With
-    `partial` what is not there is left as it is."""
-    checkpoint = _reshard.Checkpoint(path, None, group)
+    `partial` what is not there is left as it is. `model_rank` is the tensor parallel rank in a folder of DeepSpeed."""
+    checkpoint = _reshard.Checkpoint(path, None, group, model_rank=model_rank)
     options = _reshard.LoadOptions(cast=cast, verify=verify, ignore_unexpected=ignore_unexpected)
     stored_name = (lambda key: key if key in checkpoint else None) if partial else None
     return _load(state_dict, checkpoint, group, options, stored_name, allow_pickle, False)

@@ -21,6 +21,8 @@ from ._save import AsyncSaveHandle, AsyncSaver, ManagedOptions, SaveOptions, che
 
 #: The top-level key under which the manager keeps a step's number and metrics, inside the same commit.
 _OWN = "_reshard"
+#: Where a checkpoint of a run says its step.
+STEP_KEY = f"{_OWN}.step"
 
 
 class ManagerOptions(ManagedOptions, total=False):
@@ -126,7 +128,7 @@ class CheckpointManager:
         self._saver = AsyncSaver(staging_budget) if async_ else None
         self._pending: AsyncSaveHandle | None = None
         self._tidied = threading.Event()
-        self._folder = _reshard.StepFolder(self.root, prefix, f"{_OWN}.step", self._storage_options)
+        self._folder = _reshard.StepFolder(self.root, prefix, STEP_KEY, self._storage_options)
         #: Seconds after which a save that nobody goes on with is taken for abandoned.
         self._grace = 3600.0
         #: What could not be removed, and why.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import random
 import sys
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -25,12 +27,19 @@ def random_state() -> dict[str, Any]:
     return state
 
 
+def random_state_like(parts: Collection[str]) -> dict[str, Any]:
+    """A random state to load into, with the parts that were saved: those that this process has not are read and left out."""
+    state = random_state()
+    elsewhere = {"numpy": ["", torch.zeros(624, dtype=torch.int64), 0, 0, 0.0], "cuda": torch.zeros(16, dtype=torch.uint8)}
+    return {name: state.get(name, elsewhere.get(name)) for name in parts}
+
+
 def set_random_state(state: dict[str, Any]) -> None:
-    """Sets this process's random state."""
+    """Sets this process's random state, as far as it has one for each part."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words.tolist()), gauss))
     torch.set_rng_state(state["torch"])
-    if "numpy" in state:
+    if "numpy" in state and importlib.util.find_spec("numpy") is not None:
         import numpy
 
         name, words, position, has_gauss, gauss = state["numpy"]

@@ -140,6 +140,8 @@ class FollowedLoader:
             # What the training has got counts, whenever it saves.
             sampler.position = start + min(number * self.batch_size, turns) * size
             yield batch
+        # A last batch that is too small may have been dropped; it counts, as the pass is over.
+        sampler.position = start + turns * size
 
     def __len__(self) -> int:
         """How many batches are left in the pass."""

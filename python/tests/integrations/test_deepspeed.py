@@ -15,6 +15,34 @@ import reshard
 PRELOAD = ("deepspeed",)
 
 
+class Parts:
+    """Tensor parallel ranks beside each other, and data parallel ranks of each part."""
+
+    def __init__(self, rank, size, parts):
+        self.rank, self.size, self.parts = rank, size, parts
+        models = [torch.distributed.new_group(range(first, first + parts)) for first in range(0, size, parts)]
+        datas = [torch.distributed.new_group(range(part, size, parts)) for part in range(parts)]
+        self.model, self.data = models[rank // parts], datas[rank % parts]
+
+    def get_model_parallel_rank(self):
+        return self.rank % self.parts
+
+    def get_model_parallel_world_size(self):
+        return self.parts
+
+    def get_model_parallel_group(self):
+        return self.model
+
+    def get_data_parallel_rank(self):
+        return self.rank // self.parts
+
+    def get_data_parallel_world_size(self):
+        return self.size // self.parts
+
+    def get_data_parallel_group(self):
+        return self.data
+
+
 def run(
     rank,
     size,
@@ -30,6 +58,7 @@ def run(
     every=None,
     universal=False,
     one=False,
+    parts=1,
 ):
     os.environ.update(DS_ACCELERATOR="cpu", MASTER_ADDR="127.0.0.1", MASTER_PORT="0", CROSS_RANK="0")
     import deepspeed
@@ -41,6 +70,11 @@ def run(
     # Its kernels for bfloat16 use instructions that not every CPU has which says so.
     torch.backends.mkldnn.enabled = False
     model = net()
+    mpu = Parts(rank, size, parts) if parts > 1 else None
+    if mpu is not None:
+        # Each tensor parallel rank has a part of its own.
+        for parameter in model.parameters():
+            parameter.data.add_(0.01 * mpu.get_model_parallel_rank())
     if frozen:
         model[0].weight.requires_grad_(False)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -57,7 +91,7 @@ def run(
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     # Of a universal checkpoint DeepSpeed gives every group the options of the first with ZeRO-3.
     groups = [{"params": trained, "weight_decay": 0.1}] if one else groups
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=groups, config=config)
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=groups, config=config, mpu=mpu)
     checkpoints = None
     if ours:
         from reshard.integrations import deepspeed as adapter
@@ -88,8 +122,9 @@ def run(
                             each[here.start : here.start + here.numel] for each in (flat, slots["exp_avg"], slots["exp_avg_sq"])
                         ]
                         mine.append((engine.param_names[parameter], there.start, [each.detach().clone() for each in values]))
-            gathered = [None] * size
-            torch.distributed.all_gather_object(gathered, mine)
+            alike = engine.optimizer.dp_process_group
+            gathered = [None] * torch.distributed.get_world_size(alike)
+            torch.distributed.all_gather_object(gathered, mine, alike)
             for name, _, values in sorted((part for each in gathered for part in each), key=lambda part: part[:2]):
                 parts.setdefault(name, []).append(values)
             parts = {name: [torch.cat(each) for each in zip(*pieces, strict=True)] for name, pieces in parts.items()}
@@ -168,6 +203,23 @@ def test_a_checkpoint_that_one_rank_cannot_write_is_not_published(tmp_path, rank
     assert "rank 1: OSError" in seen[0] and seen[1].startswith("OSError")
     assert pathlib.Path(folder, "latest").read_text() == "global_step2"
     assert not [each.name for each in pathlib.Path(folder, "global_step3").iterdir() if each.suffix in (".pt", ".partial")]
+
+
+def run_in_parts(rank, size, folder, stage, ours, resume):
+    return run(rank, size, folder, stage, ours, resume, frozen=stage == 3, parts=2)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_with_tensor_parallelism_a_run_is_resumed_on_other_data_parallel_ranks(tmp_path, ranks, stage):
+    folder = str(tmp_path / "run")
+    saved = ranks(4, run_in_parts, folder, stage, True, False)
+    assert saved[0][0] == saved[2][0] != saved[1][0] == saved[3][0]
+    own = ranks(4, run_in_parts, folder, stage, False, True)
+    assert [state for state, *_ in own] == [state for state, *_ in saved]
+    for size in (6, 2):
+        for rank, (state, losses, step) in enumerate(ranks(size, run_in_parts, folder, stage, True, True)):
+            assert state == saved[rank % 2][0] and step == 4
+            assert losses == pytest.approx(own[rank % 2][1], rel=1e-5)
 
 
 def killed(rank, size, folder):

@@ -70,6 +70,11 @@ pub(crate) fn open_folder(store: Arc<dyn Store>) -> Result<Checkpoint> {
     Err(nothing(&folder)?)
 }
 
+/// Opens what one tensor parallel rank of DeepSpeed holds.
+pub(crate) fn open_model_rank(store: Arc<dyn Store>, rank: u64) -> Result<Checkpoint> {
+    deepspeed::open_model_rank(&Folder::new(store), rank)
+}
+
 /// Opens one file of a store.
 pub(crate) fn open_file(store: Arc<dyn Store>, name: &str) -> Result<Checkpoint> {
     if name.ends_with(".json") || name.ends_with(".safetensors") {

@@ -75,6 +75,12 @@ impl Checkpoint {
         super::open_folder(store)
     }
 
+    /// Opens the folder of a DeepSpeed tag as one tensor parallel rank of the training knows it: its own parts of parameters
+    /// by their local shapes.
+    pub fn open_model_rank(store: Arc<dyn Store>, rank: u64) -> Result<Checkpoint> {
+        super::open_model_rank(store, rank)?.readable()
+    }
+
     /// Opens one file of a store.
     pub fn open_file(store: Arc<dyn Store>, name: &str) -> Result<Checkpoint> {
         super::open_file(store, name)?.readable()

@@ -12,6 +12,7 @@ mod universal;
 mod zero;
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use reshard_formats::Value;
 use reshard_state::{Dict, Key, Tree};
@@ -81,6 +82,18 @@ pub(super) fn open_universal(folder: &Folder) -> Result<Option<Checkpoint>> {
     universal::open_folder(folder)
 }
 
+/// The folder of a tag, as one tensor parallel rank of the training knows it: its own parts of parameters by their local
+/// shapes. How they make up whole ones need not be known.
+pub(super) fn open_model_rank(folder: &Folder, rank: u64) -> Result<Checkpoint> {
+    let named = known_files(folder, "")?;
+    let count = model_ranks(folder, &named)?;
+    if rank >= count {
+        let detail = format!("{} was written by {count} tensor parallel ranks; there is no rank {rank}", folder.path);
+        return Err(Error::invalid(detail));
+    }
+    open_ranks(folder, &named, rank..rank + 1)
+}
+
 /// The tag that a text file names.
 fn latest(folder: &Folder, file: &str) -> Result<Option<String>> {
     if !folder.has(file)? {
@@ -101,6 +114,13 @@ struct ModelRank {
 }
 
 fn open_tag(folder: &Folder, prefix: &str) -> Result<Checkpoint> {
+    let named = known_files(folder, prefix)?;
+    let count = model_ranks(folder, &named)?;
+    open_ranks(folder, &named, 0..count)
+}
+
+/// A tag's files, all of which are of a kind that can be read.
+fn known_files(folder: &Folder, prefix: &str) -> Result<TagFiles> {
     let named = tag_files(folder.files()?.iter().map(String::as_str), prefix);
     if let Some(other) = &named.other {
         let detail = format!(
@@ -110,13 +130,17 @@ fn open_tag(folder: &Folder, prefix: &str) -> Result<Checkpoint> {
         );
         return Err(Error::invalid(detail));
     }
+    Ok(named)
+}
+
+/// What some tensor parallel ranks hold together.
+fn open_ranks(folder: &Folder, named: &TagFiles, models: Range<u64>) -> Result<Checkpoint> {
     let mut opening = zero::Opening::new(folder);
-    let count = model_ranks(folder, &named)?;
     let mut ranks = Vec::new();
-    for model in 0..count {
-        ranks.push(zero::read_rank(&mut opening, &named, model)?);
+    for model in models {
+        ranks.push(zero::read_rank(&mut opening, named, model)?);
     }
-    check_one_step(folder, &named, &ranks)?;
+    check_one_step(folder, named, &ranks)?;
     let tree = assemble(folder, ranks)?;
     let (files, writer) = opening.finish();
     let name = files.first().cloned().unwrap_or_default();
