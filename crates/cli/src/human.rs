@@ -136,15 +136,19 @@ pub(crate) fn date(time: SystemTime) -> Option<String> {
     Some(format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02} UTC", rest / 3600, rest / 60 % 60, rest % 60))
 }
 
-/// Text cut in its middle to at most `width` characters, both ends kept.
+/// Text cut in its middle to at most `width` cells of a terminal, both ends kept.
 pub(crate) fn shortened(text: &str, width: usize) -> String {
-    let length = text.chars().count();
-    if length <= width || width < 5 {
+    if width < 5 || text.chars().map(cells).sum::<usize>() <= width {
         return text.to_owned();
     }
     let (head, tail) = ((width - 1) / 2, width - 1 - (width - 1) / 2);
-    let start: String = text.chars().take(head).collect();
-    let end: String = text.chars().skip(length - tail).collect();
+    let mut room = head;
+    let fits = |room: &mut usize, c: char| room.checked_sub(cells(c)).map(|left| *room = left).is_some();
+    let start: String = text.chars().take_while(|c| fits(&mut room, *c)).collect();
+    let mut room = tail;
+    let end = text.char_indices().rev().take_while(|(_, c)| fits(&mut room, *c)).last().map_or(text.len(), |(at, _)| at);
+    // A mark that belongs to a letter which is gone goes with it.
+    let end = text[end..].trim_start_matches(|c| cells(c) == 0);
     format!("{start}…{end}")
 }
 
@@ -196,10 +200,34 @@ pub(crate) fn natural(a: &str, b: &str) -> Ordering {
     left.len().cmp(&right.len()).then_with(|| a.cmp(b))
 }
 
-/// Cells of a terminal that a character takes; wide East Asian ones take two.
+/// Cells of a terminal that a character takes: wide East Asian ones and emoji two, marks that are put on the one before none.
 pub(crate) fn cells(c: char) -> usize {
-    let wide = |c: char| matches!(u32::from(c), 0x1100..=0x115f | 0x2e80..=0xa4cf | 0xac00..=0xd7a3 | 0xf900..=0xfaff | 0xfe30..=0xfe6f | 0xff00..=0xff60 | 0xffe0..=0xffe6 | 0x1f300..=0x1f64f | 0x1f900..=0x1f9ff);
-    if wide(c) { 2 } else { 1 }
+    match u32::from(c) {
+        0x0300..=0x036f
+        | 0x0483..=0x0489
+        | 0x0591..=0x05bd
+        | 0x0610..=0x061a
+        | 0x064b..=0x065f
+        | 0x1ab0..=0x1aff
+        | 0x1dc0..=0x1dff
+        | 0x200b..=0x200d
+        | 0x20d0..=0x20f0
+        | 0x3099..=0x309a
+        | 0xfe00..=0xfe0f
+        | 0xfe20..=0xfe2f => 0,
+        0x1100..=0x115f
+        | 0x2e80..=0xa4cf
+        | 0xac00..=0xd7a3
+        | 0xf900..=0xfaff
+        | 0xfe30..=0xfe6f
+        | 0xff00..=0xff60
+        | 0xffe0..=0xffe6
+        | 0x1f300..=0x1f64f
+        | 0x1f680..=0x1f6ff
+        | 0x1f900..=0x1faff
+        | 0x20000..=0x3fffd => 2,
+        _ => 1,
+    }
 }
 
 #[cfg(test)]
@@ -266,6 +294,11 @@ mod tests {
     fn long_text_loses_its_middle_and_controls_their_power() {
         assert_eq!(shortened("abcdefghij", 7), "abc…hij");
         assert_eq!(shortened("naïve", 5), "naïve");
+        for text in ["模型.层.注意力.查询.权重", &"e\u{301}".repeat(30), "ab模型cd模型ef模型"] {
+            let cut = shortened(text, 11);
+            assert!(cut.chars().map(cells).sum::<usize>() <= 11 && cut.contains('…'), "{cut}");
+            assert!(!cut.contains("…\u{301}"), "{cut}");
+        }
         assert_eq!(printable("a\u{1b}[31mb\u{202e}"), "a\\u{1b}[31mb\\u{202e}");
     }
 

@@ -66,6 +66,8 @@ pub(crate) struct Printer {
     pub(crate) width: usize,
     /// The columns that lines have to fit into; none for files and pipes, where nothing is cut.
     pub(crate) columns: Option<usize>,
+    /// The same of stderr.
+    error_columns: Option<usize>,
 }
 
 /// The width of text that is not for a terminal.
@@ -85,10 +87,13 @@ impl Printer {
             }
         };
         let (out, err) = (io::stdout().is_terminal(), io::stderr().is_terminal());
-        let columns = std::env::var("COLUMNS").ok().and_then(|c| c.parse().ok());
-        let measured =
-            out.then(terminal_size::terminal_size).flatten().map(|(terminal_size::Width(columns), _)| usize::from(columns));
-        let columns: Option<usize> = columns.or(measured).map(|columns: usize| columns.clamp(40, 400));
+        let asked: Option<usize> = std::env::var("COLUMNS").ok().and_then(|c| c.parse().ok());
+        let fitting = |measured: Option<(terminal_size::Width, terminal_size::Height)>| {
+            let measured = measured.map(|(terminal_size::Width(columns), _)| usize::from(columns));
+            asked.or(measured).map(|columns| columns.clamp(40, 400))
+        };
+        let columns = fitting(out.then(terminal_size::terminal_size).flatten());
+        let error_columns = fitting(err.then(|| terminal_size::terminal_size_of(io::stderr())).flatten());
         Printer {
             out: BufWriter::with_capacity(64 << 10, io::stdout()),
             color: allowed(out),
@@ -97,6 +102,7 @@ impl Printer {
             quiet,
             width: columns.unwrap_or(PLAIN_WIDTH),
             columns,
+            error_columns,
         }
     }
 
@@ -110,7 +116,7 @@ impl Printer {
     pub(crate) fn line(&mut self, text: impl AsRef<str>) -> Result<()> {
         let text = harmless(text.as_ref(), self.color);
         match self.columns {
-            Some(columns) => Ok(writeln!(self.out, "{}", wrapped(&text, columns))?),
+            Some(columns) => Ok(writeln!(self.out, "{}", wrapped(&text, columns, true))?),
             None => Ok(writeln!(self.out, "{text}")?),
         }
     }
@@ -145,7 +151,11 @@ impl Printer {
     fn tell(&mut self, text: &str) {
         // Data first, so that a terminal shows things in their order. A stderr that is gone has no reader to miss it.
         drop(self.out.flush());
-        drop(io::stderr().write_all(text.as_bytes()));
+        let lines = text.split_inclusive('\n').map(|line| match (self.error_columns, line.strip_suffix('\n')) {
+            (Some(columns), Some(line)) => format!("{}\n", wrapped(line, columns, false)),
+            _ => line.to_owned(),
+        });
+        drop(io::stderr().write_all(lines.collect::<String>().as_bytes()));
     }
 
     /// Text for stdout, painted where that is welcome.
@@ -186,8 +196,8 @@ fn harmless(text: &str, paint: bool) -> Cow<'_, str> {
 }
 
 /// A line as lines of at most so many columns, cut between words; those that follow are indented. A word that no line can
-/// hold is cut in its middle.
-fn wrapped(text: &str, columns: usize) -> Cow<'_, str> {
+/// hold is cut in its middle, or kept whole: the path in an error is what one needs of it.
+fn wrapped(text: &str, columns: usize, cut: bool) -> Cow<'_, str> {
     if visible(text) <= columns {
         return Cow::Borrowed(text);
     }
@@ -212,7 +222,7 @@ fn wrapped(text: &str, columns: usize) -> Cow<'_, str> {
             lines.push_str(space);
             used += spaces;
         }
-        if used + width > columns && !word.contains('\x1b') {
+        if cut && used + width > columns && !word.contains('\x1b') {
             word = Cow::Owned(human::shortened(&word, columns - used));
             width = visible(&word);
         }
@@ -253,13 +263,13 @@ mod tests {
 
     #[test]
     fn long_lines_go_on_between_words() {
-        assert_eq!(wrapped("short", 40), "short");
+        assert_eq!(wrapped("short", 40, true), "short");
         let text = "  error: model.layers.0.weight, __0_0.distcp at byte 17: the checksum is another one";
-        let lines = wrapped(text, 40);
+        let lines = wrapped(text, 40, true);
         assert!(lines.lines().all(|line| visible(line) <= 40), "{lines}");
         assert_eq!(lines.split_whitespace().collect::<Vec<_>>(), text.split_whitespace().collect::<Vec<_>>());
         let long = format!("key {}", "x".repeat(100));
-        assert!(wrapped(&long, 40).lines().all(|line| visible(line) <= 40) && wrapped(&long, 40).contains('…'));
+        assert!(wrapped(&long, 40, true).lines().all(|line| visible(line) <= 40) && wrapped(&long, 40, true).contains('…'));
         assert_eq!(visible("\x1b[31mbad\x1b[0m"), 3);
     }
 

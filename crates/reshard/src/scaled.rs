@@ -11,10 +11,13 @@ use crate::cast::holds_values;
 use crate::checkpoint::{
     Catalog, CatalogEntry, CatalogKind, CatalogTensor, Checkpoint, Computed, Formula, Input, ScaledWeight, Weights,
 };
+use crate::error::Result;
 use crate::seen;
 
 /// What is put behind the name of a float8 tensor for that of its scales.
 const BEHIND: [&str; 4] = ["_scale_inv", "_scales_inv", "_scale", "_scales"];
+/// What is behind the name of a weight for that of its packed codes.
+const BLOCKS: &str = "_blocks";
 /// Bytes of a row of four-bit codes that has one scale (MXFP4).
 const PACKED: u64 = 16;
 
@@ -32,7 +35,7 @@ pub(crate) fn scales_of<'c>(catalog: &'c Catalog, key: &str, entry: &CatalogEntr
     if is_float8(tensor.dtype) {
         return BEHIND.iter().find_map(|behind| found(format!("{key}{behind}")));
     }
-    let packed = key.strip_suffix("_blocks").filter(|_| tensor.dtype == DType::UInt8)?;
+    let packed = key.strip_suffix(BLOCKS).filter(|_| tensor.dtype == DType::UInt8)?;
     found(format!("{packed}_scales"))
 }
 
@@ -40,6 +43,17 @@ impl Checkpoint {
     /// The block-scaled weights; looked for on first use.
     pub(crate) fn scaled_weights(&self) -> &Weights {
         self.weights.get_or_init(|| weights(self))
+    }
+
+    /// A stored tensor as the numbers that it stands for: codes as the weight that they and their scales are, all else as it is.
+    pub(crate) fn values(&self, key: &str) -> Result<&CatalogTensor> {
+        let stored = self.tensor(key)?;
+        if !is_float8(stored.dtype) && !(stored.dtype == DType::UInt8 && key.ends_with(BLOCKS)) {
+            return Ok(stored);
+        }
+        let name = if is_float8(stored.dtype) { key } else { key.strip_suffix(BLOCKS).unwrap_or(key) };
+        let weight = self.scaled_weights().get(name).and_then(|weight| weight.as_ref().ok());
+        Ok(weight.filter(|weight| weight.codes == key).and_then(ScaledWeight::tensor).unwrap_or(stored))
     }
 }
 
@@ -55,7 +69,7 @@ fn weights(checkpoint: &Checkpoint) -> Weights {
             continue;
         }
         let Some(scales) = scales_of(catalog, key, entry) else {
-            let packed = key.ends_with("_blocks") && tensor.shape.len() >= 3 && tensor.shape.last() == Some(&PACKED);
+            let packed = key.ends_with(BLOCKS) && tensor.shape.len() >= 3 && tensor.shape.last() == Some(&PACKED);
             if is_float8(tensor.dtype) || packed {
                 bare.push((key, packed));
             }
@@ -66,7 +80,7 @@ fn weights(checkpoint: &Checkpoint) -> Weights {
             Ok(config) => weight(catalog, key, entry, scales, config.block.as_deref()),
             Err(why) => Err(why.clone()),
         };
-        let name = if is_float8(tensor.dtype) { Some(key.as_str()) } else { key.strip_suffix("_blocks") };
+        let name = if is_float8(tensor.dtype) { Some(key.as_str()) } else { key.strip_suffix(BLOCKS) };
         // Bytes that only look like packed codes.
         let Some(name) = name.filter(|name| *name == key || !catalog.entries.contains_key(*name)) else { continue };
         found.insert(name.to_owned(), made);
@@ -75,7 +89,7 @@ fn weights(checkpoint: &Checkpoint) -> Weights {
     let scaled = !found.is_empty() || (!bare.is_empty() && configured(checkpoint).is_ok_and(|config| config.scaled));
     for (key, packed) in bare.into_iter().filter(|(_, packed)| *packed || scaled) {
         let (name, behind) = match packed {
-            true => (key.trim_end_matches("_blocks"), "_scales"),
+            true => (key.strip_suffix(BLOCKS).unwrap_or(key), "_scales"),
             false => (key.as_str(), BEHIND[0]),
         };
         found
@@ -90,7 +104,7 @@ fn weight(
     entry: &CatalogEntry,
     scales_key: &str,
     block: Option<&[u64]>,
-) -> Result<ScaledWeight, String> {
+) -> std::result::Result<ScaledWeight, String> {
     let Some(CatalogEntry { kind: CatalogKind::Tensor(scales), .. }) = catalog.entries.get(scales_key) else {
         return Err(format!("{scales_key:?} is no tensor"));
     };
@@ -104,7 +118,7 @@ fn weight(
     };
     let path = entry.path.clone().map(|mut path| {
         if let (Some(reshard_formats::PathSegment::Key(last)), true) = (path.last_mut(), codes.dtype == DType::UInt8) {
-            *last = last.trim_end_matches("_blocks").to_owned();
+            *last = last.trim_end_matches(BLOCKS).to_owned();
         }
         path
     });
@@ -113,7 +127,7 @@ fn weight(
 }
 
 /// Codes times scales. The size of the blocks follows from the shapes where it is not given.
-pub(crate) fn dequantised(codes: Input, scales: Input, block: Option<&[u64]>) -> Result<CatalogTensor, String> {
+pub(crate) fn dequantised(codes: Input, scales: Input, block: Option<&[u64]>) -> std::result::Result<CatalogTensor, String> {
     if codes.tensor.dtype == DType::UInt8 {
         return Computed::new(Formula::Packed, vec![codes, scales])?.into_tensor();
     }
@@ -147,7 +161,11 @@ fn fitted(shape: &[u64], scales: &[u64]) -> Option<Vec<u64>> {
 }
 
 /// A weight as codes and scales, in blocks.
-pub(crate) fn quantised(weight: Input, dtype: DType, block: &[u64]) -> Result<(CatalogTensor, CatalogTensor), String> {
+pub(crate) fn quantised(
+    weight: Input,
+    dtype: DType,
+    block: &[u64],
+) -> std::result::Result<(CatalogTensor, CatalogTensor), String> {
     if !matches!(dtype, DType::Float8E4M3Fn | DType::Float8E5M2) {
         return Err(format!("weights are quantised to float8_e4m3fn or float8_e5m2, not to {}", dtype.name()));
     }
@@ -168,7 +186,7 @@ pub(crate) fn quantised(weight: Input, dtype: DType, block: &[u64]) -> Result<(C
 
 impl Catalog {
     /// All its entries with weights in place of codes and scales; what is wrong with one is an error.
-    pub(crate) fn dequantised(&self, weights: &Weights, dtype: DType) -> Result<Catalog, String> {
+    pub(crate) fn dequantised(&self, weights: &Weights, dtype: DType) -> std::result::Result<Catalog, String> {
         let mut entries = IndexMap::with_capacity(self.entries.len());
         let mut by_codes: IndexMap<&str, (&str, &ScaledWeight)> = IndexMap::new();
         let mut gone = std::collections::HashSet::new();
@@ -201,7 +219,7 @@ impl Catalog {
 
 impl ScaledWeight {
     /// The weight in another type.
-    fn cast(&self, dtype: DType) -> Result<CatalogEntry, String> {
+    fn cast(&self, dtype: DType) -> std::result::Result<CatalogEntry, String> {
         let entry = self.entry.copied();
         Ok(match entry.kind {
             CatalogKind::Tensor(tensor) => CatalogEntry::tensor(entry.path, seen::cast(tensor, dtype)?),

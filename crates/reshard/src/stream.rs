@@ -95,11 +95,12 @@ impl<'c> TensorStream<'c> {
     pub(crate) fn part(
         checkpoint: &'c Checkpoint,
         key: &'c str,
+        tensor: &'c CatalogTensor,
         chunk: usize,
         region: Region,
         verify: bool,
     ) -> Result<TensorStream<'c>> {
-        let stream = TensorStream::new(checkpoint, key, region, verify)?;
+        let stream = TensorStream::of(checkpoint, key, tensor, region, verify)?;
         Ok(TensorStream { only: Some(chunk), ..stream })
     }
 

@@ -236,6 +236,8 @@ fn kind_of(value: &reshard::Value) -> &'static str {
 
 fn optimizer_page(checkpoint: &Checkpoint, found: &OptimizerSummary) -> Optimizer {
     let entries = &checkpoint.catalog().entries;
+    let keys: HashMap<(&str, &str), &str> =
+        entries.keys().filter_map(|key| Some((found.param_and_slot(key)?, key.as_str()))).collect();
     let slot_names: Vec<&str> = found.slots.iter().map(|slot| slot.name.as_str()).collect();
     let groups = found.groups.iter().map(|group| {
         let mut slots = Vec::new();
@@ -245,7 +247,7 @@ fn optimizer_page(checkpoint: &Checkpoint, found: &OptimizerSummary) -> Optimize
                 for name in &slot_names {
                     let mut slot = Slot { name: (*name).to_owned(), ..Slot::default() };
                     for param in params {
-                        if let Some(entry) = entries.get(&format!("{}state.{param}.{name}", found.root)) {
+                        if let Some(entry) = keys.get(&(param.as_str(), *name)).and_then(|key| entries.get(*key)) {
                             slot.tensors += 1;
                             if let CatalogKind::Tensor(tensor) = &entry.kind {
                                 slot.bytes = slot.bytes.saturating_add(tensor.bytes());

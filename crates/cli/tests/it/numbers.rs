@@ -77,6 +77,22 @@ fn a_run_is_shown_with_the_first_bad_step() {
 }
 
 #[test]
+fn steps_are_known_by_the_names_that_trainers_give_them() {
+    for name in ["checkpoint-", "step-", "step_", "global_step", "iter_000000", "epoch=0-step="] {
+        let folder = tempfile::tempdir().unwrap();
+        for step in [2, 4, 10] {
+            model(&folder.path().join(format!("{name}{step}")), step, step == 10);
+        }
+        let found = run(&["trend", &text(folder.path()), "--json"]);
+        let shown: serde_json::Value = serde_json::from_str(&found.stdout).unwrap_or_else(|_| panic!("{name}: {found}"));
+        let steps: Vec<&str> = shown["steps"].as_array().unwrap().iter().map(|step| step["name"].as_str().unwrap()).collect();
+        assert_eq!(steps, [2, 4, 10].map(|step| format!("{name}{step}")), "{name}");
+        let bad: Vec<&str> = shown["bad"].as_array().unwrap().iter().map(|bad| bad["first"].as_str().unwrap()).collect();
+        assert!(!bad.is_empty() && bad.iter().all(|first| *first == steps[2]), "{name}: {shown}");
+    }
+}
+
+#[test]
 fn nothing_is_wider_than_the_terminal() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path().join("a-folder-whose-name-is-rather-long-but-not-too-long");
@@ -91,7 +107,24 @@ fn nothing_is_wider_than_the_terminal() {
     }
     let (a, b) = (text(&run.join("a-step-with-quite-a-long-name-1")), text(&run.join("a-step-with-quite-a-long-name-3")));
     let other = text(&folder.path().join("other"));
+    let words = [("words", 0.5f32), ("more-words", 0.25)].map(|(name, first)| {
+        let mut state = SaveState::of(&Solo);
+        for key in ["模型.层.注意力.查询.权重".repeat(4), "e\u{301}".repeat(90), "deep.".repeat(60) + "weight", "x".repeat(300)]
+        {
+            state.tensor(key, &[2, 2], &[first, f32::NAN, 3.0, 4.0]).unwrap();
+        }
+        let at = text(&folder.path().join(name));
+        save(&Solo, &at, &state).unwrap();
+        at
+    });
     for args in [
+        vec!["inspect", &words[0]],
+        vec!["ls", &words[0]],
+        vec!["ls", &words[0], "--tree"],
+        vec!["stats", &words[0]],
+        vec!["verify", &words[0], "--numbers"],
+        vec!["diff", &words[0], &words[1]],
+        vec!["plan", &words[0], "--mesh", "dp=2"],
         vec!["trend", &text(&run)],
         vec!["trend", &text(&run), "--numbers"],
         vec!["diff", &a, &b],
@@ -114,10 +147,13 @@ fn nothing_is_wider_than_the_terminal() {
         vec!["plan", &whole, "--mesh", "dp=2"],
     ] {
         let shown = ran(&reshard(&args).env("COLUMNS", "80").output().unwrap());
-        let wide: Vec<&str> = shown.stdout.lines().filter(|line| line.chars().count() > 80).collect();
-        assert!(wide.is_empty(), "{args:?}: {wide:#?}");
-        let wide: Vec<&str> = shown.stderr.lines().filter(|line| line.chars().count() > 80).collect();
-        assert!(wide.is_empty(), "{args:?}: {wide:#?}");
+        // A terminal gives Chinese characters two cells, and an accent none of its own.
+        let cells = |c: char| if c == '\u{301}' { 0 } else { 1 + usize::from(c >= '\u{2e80}') };
+        let is_wide = |line: &&str| line.chars().map(cells).sum::<usize>() > 80;
+        for shown in [&shown.stdout, &shown.stderr] {
+            let wide: Vec<&str> = shown.lines().filter(is_wide).collect();
+            assert!(wide.is_empty(), "{args:?}: {wide:#?}");
+        }
         let cut = shown.stdout.replace('…', "");
         assert!(!cut.is_empty() && shown.code <= 1, "{args:?}\n{shown}");
     }
@@ -148,25 +184,26 @@ fn long_lists_are_capped_and_say_how_to_see_all() {
 fn a_pattern_that_fits_nothing_is_an_error_in_every_verb() {
     let folder = tempfile::tempdir().unwrap();
     let (whole, to) = (case("torch-2.13/fsdp2_w3"), text(&folder.path().join("to")));
-    for args in [
-        vec!["ls", &whole, "modeel.*"],
-        vec!["digest", &whole, "modeel.*"],
-        vec!["stats", &whole, "--key", "modeel.*"],
-        vec!["diff", &whole, &whole, "--include", "modeel.*"],
-        vec!["convert", &whole, &to, "--to", "dcp", "--include", "modeel.*"],
-        vec!["convert", &whole, &to, "--to", "dcp", "--exclude", "modeel.*"],
-        vec!["convert", &whole, &to, "--to", "dcp", "--prefix", "modeel."],
-        vec!["convert", &whole, &to, "--to", "dcp", "--rename", "^modeel=x"],
-        vec!["convert", &whole, &to, "--to", "dcp", "--cast", "modeel.*=bf16"],
-        vec!["relayout", &whole, &to, "--mesh", "dp=2", "--rule", "modeel.*=S(0)"],
-        vec!["plan", &whole, "--mesh", "dp=2", "--rule", "modeel.*=S(0)"],
-        vec!["edit", &whole, &to, "--drop", "modeel.*"],
-        vec!["edit", &whole, &to, "--rename", "^modeel=x"],
-        vec!["merge", &whole, &whole, "--output", &to, "--include", "modeel.*"],
-    ] {
-        let tried = run(&args);
-        assert!(tried.code == 2 && tried.stderr.contains("modeel"), "{args:?}\n{tried}");
-        assert!(!Path::new(&to).exists(), "{args:?}");
+    let above = text(Path::new(&whole).parent().unwrap());
+    let selecting = ["--include=modeel.*", "--exclude=modeel.*", "--prefix=modeel.", "--rename=^modeel=x"];
+    let verbs: [(&[&str], &[&str]); 10] = [
+        (&["ls", &whole], &["modeel.*"]),
+        (&["digest", &whole], &["modeel.*"]),
+        (&["stats", &whole], &["--key=modeel.*"]),
+        (&["trend", &above], &["--key=modeel.*"]),
+        (&["diff", &whole, &whole], &["--include=modeel.*", "--exclude=modeel.*", "--rename=^modeel=x"]),
+        (&["convert", &whole, &to, "--to", "dcp"], &[&selecting[..], &["--cast=modeel.*=bf16"]].concat()),
+        (&["relayout", &whole, &to, "--mesh", "dp=2"], &[&selecting[..], &["--rule=modeel.*=S(0)"]].concat()),
+        (&["plan", &whole, "--mesh", "dp=2"], &[&selecting[..], &["--rule=modeel.*=S(0)"]].concat()),
+        (&["edit", &whole, &to], &["--drop=modeel.*", "--rename=^modeel=x"]),
+        (&["merge", &whole, &whole, "--output", &to], &selecting),
+    ];
+    for (verb, options) in verbs {
+        for option in options {
+            let tried = run(&[verb, &[option]].concat());
+            assert!(tried.code == 2 && tried.stderr.contains("modeel"), "{verb:?} {option}\n{tried}");
+            assert!(!Path::new(&to).exists(), "{verb:?} {option}");
+        }
     }
     check("typo_key", None, &["show", &whole, "model.head.wieght"]);
     check("typo_glob", None, &["ls", &whole, "model.head.wieght"]);

@@ -33,6 +33,10 @@ pub(super) fn write_packed(plan: &Plan<'_>, folder: PackedFolder<'_>, options: &
     let PackedFolder { ranks, mut files, mut pieces, compression, commit, store } = folder;
     let bytes = pieces.iter().map(|p| p.data).sum();
     options.control.expect(bytes);
+    let shares: Vec<u64> = files.iter().map(|file| file.pieces.iter().map(|&i| pieces[i].data).sum()).collect();
+    if options.sync {
+        options.control.expect_sync(bytes);
+    }
     let mut writers: Vec<Box<dyn Writer>> = Vec::with_capacity(files.len());
     for file in &files {
         match store.create_writer(&file.name, &WriteOptions::default()).doing(|| format!("creating {}", file.name)) {
@@ -77,10 +81,14 @@ pub(super) fn write_packed(plan: &Plan<'_>, folder: PackedFolder<'_>, options: &
         }
     };
     let finished: Vec<Result<()>> = Workers::normal().run(|| {
-        let finish = |(writer, file): (Box<dyn Writer>, &OutputFile)| {
-            writer.finish(options.sync).doing(|| format!("finishing {}", file.name))
+        let finish = |((writer, file), share): ((Box<dyn Writer>, &OutputFile), &u64)| -> Result<()> {
+            writer.finish(options.sync).doing(|| format!("finishing {}", file.name))?;
+            if options.sync {
+                options.control.advance_sync(*share);
+            }
+            Ok(())
         };
-        writers.into_par_iter().zip(&outputs).with_max_len(1).map(finish).collect()
+        writers.into_par_iter().zip(&outputs).zip(&shares).with_max_len(1).map(finish).collect()
     })?;
     if let Some(error) = finished.into_iter().find_map(Result::err) {
         discard(outputs.iter().map(|f| f.name.as_str()), store);

@@ -1,7 +1,7 @@
 //! Comparing the elements of two tensors, block by block. Blocks of equal bytes cost a comparison of memory.
 
 use reshard_formats::DType;
-use reshard_layout::flat_pieces;
+use reshard_layout::{Region, flat_pieces};
 use serde::Serialize;
 
 use super::DiffOptions;
@@ -128,9 +128,16 @@ pub(super) fn compare(
     second_key: &str,
     options: &DiffOptions,
 ) -> Result<Option<ValueDifference>> {
-    let (a, b) = (first.tensor(first_key)?, second.tensor(second_key)?);
+    let (mut a, mut b) = (first.values(first_key)?, second.values(second_key)?);
+    if a.shape != b.shape {
+        // Packed codes, whose scales only one has.
+        (a, b) = (first.tensor(first_key)?, second.tensor(second_key)?);
+    }
     let elements = a.elements();
-    let mut streams = (TensorStream::whole(first, first_key, true)?, TensorStream::whole(second, second_key, true)?);
+    let mut streams = (
+        TensorStream::of(first, first_key, a, Region::whole(&a.shape)?, true)?,
+        TensorStream::of(second, second_key, b, Region::whole(&b.shape)?, true)?,
+    );
     let step = BLOCK as u64 / a.dtype.size().max(b.dtype.size());
     let mut blocks = (Vec::new(), Vec::new());
     let mut tally = Tally::default();

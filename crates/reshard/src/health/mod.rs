@@ -14,6 +14,7 @@
 
 mod moments;
 mod rules;
+mod state_keys;
 mod summary;
 
 use indexmap::IndexMap;
@@ -22,7 +23,7 @@ use serde::Serialize;
 pub use self::moments::{GroupHealth, OptimizerHealth, ParamHealth};
 pub use self::rules::{HEALTH_RULES, HealthLimits, HealthRule};
 pub use self::summary::{OptimizerGroup, OptimizerSummary, SlotShare, optimizer_summary, small_integer};
-use crate::checkpoint::{CatalogKind, Checkpoint};
+use crate::checkpoint::Checkpoint;
 use crate::control::Control;
 use crate::error::Result;
 use crate::numbers::{ScanOptions, TensorStats, scan};
@@ -138,8 +139,14 @@ pub fn health(checkpoint: &Checkpoint, options: &HealthOptions) -> Result<Health
     let optimizer = summary.as_ref().map(|summary| moments::optimizer_health(checkpoint, summary, &tensors));
     let mut findings = Vec::new();
     for (key, stats) in &tensors {
-        let of_optimizer = summary.as_ref().is_some_and(|summary| is_state(key, &summary.root));
+        let of_optimizer = summary.as_ref().is_some_and(|summary| state_keys::is_own(key, &summary.root));
         tensor(checkpoint, key, stats, of_optimizer, &options.limits, &mut findings);
+    }
+    for (name, weight) in checkpoint.scaled_weights() {
+        let codes = [name.clone(), format!("{name}_blocks")].into_iter().find(|key| tensors.contains_key(key));
+        if let (Some(key), Err(why)) = (codes, weight) {
+            HealthFinding::add(&mut findings, &options.limits, "no-scales", &key, None, why.clone());
+        }
     }
     if let (Some(summary), Some(optimizer)) = (&summary, &optimizer) {
         moments::judge(checkpoint, optimizer, summary, &tensors, &options.limits, &mut findings);
@@ -147,10 +154,6 @@ pub fn health(checkpoint: &Checkpoint, options: &HealthOptions) -> Result<Health
     findings.sort_by_key(|finding| finding.severity);
     let checked = Checked { structure: false, checksums: options.verify, numbers: true };
     Ok(HealthReport { path: checkpoint.path().to_owned(), checked, findings, optimizer, tensors })
-}
-
-fn is_state(key: &str, root: &str) -> bool {
-    key.strip_prefix(root).is_some_and(|rest| rest.starts_with("state.") || rest.starts_with("param_groups"))
 }
 
 /// What rules say of one tensor.
@@ -162,7 +165,7 @@ fn tensor(
     limits: &HealthLimits,
     found: &mut Vec<HealthFinding>,
 ) {
-    let Some(CatalogKind::Tensor(tensor)) = checkpoint.catalog().entries.get(key).map(|entry| &entry.kind) else { return };
+    let Ok(tensor) = checkpoint.values(key) else { return };
     if !(is_float(tensor.dtype) || tensor.dtype.is_complex()) || stats.elements == 0 {
         return;
     }
@@ -171,7 +174,9 @@ fn tensor(
     if stats.nans > 0 {
         add("nan", Some(stats.nans as f64), share(stats.nans));
     }
-    if stats.infinities > 0 {
+    // A callback's best score before the first one is infinite in every run.
+    let is_score = tensor.shape.is_empty() && key.starts_with("callbacks.");
+    if stats.infinities > 0 && !is_score {
         add("inf", Some(stats.infinities as f64), share(stats.infinities));
     }
     if of_optimizer {

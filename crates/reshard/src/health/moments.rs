@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::HealthFinding;
 use super::rules::HealthLimits;
+use super::state_keys::{by_param, is_own};
 use super::summary::{OptimizerGroup, OptimizerSummary, small_number};
 use crate::checkpoint::{CatalogKind, Checkpoint};
 use crate::numbers::TensorStats;
@@ -15,6 +16,10 @@ use crate::select::is_float;
 
 /// Slots that hold a mean of squared gradients, by optimizers that are known.
 const SECOND_MOMENTS: &[&str] = &["exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "acc_delta", "row_var", "col_var"];
+/// Parameters whose options are read, each a small record.
+const MOST_PARAMS: usize = 20_000;
+/// No optimizer has more groups than a reader takes in.
+const MOST_GROUPS: usize = 32;
 /// Keys named in one finding.
 const MOST_NAMES: usize = 3;
 
@@ -96,39 +101,44 @@ pub(super) fn optimizer_health(
     summary: &OptimizerSummary,
     stats: &IndexMap<String, TensorStats>,
 ) -> OptimizerHealth {
-    let state = format!("{}state.", summary.root);
     let mut params: IndexMap<&str, ParamHealth> = IndexMap::new();
-    let groups: Vec<GroupHealth> = summary.groups.iter().map(group_health).collect();
+    let mut groups: Vec<GroupHealth> = summary.groups.iter().map(group_health).collect();
     let mut group_of: BTreeMap<&str, usize> = BTreeMap::new();
     for (number, group) in summary.groups.iter().enumerate() {
         group_of.extend(group.params.iter().flatten().map(|param| (param.as_str(), number)));
     }
     let entries = &checkpoint.catalog().entries;
-    for (key, entry) in entries {
-        let Some((param, slot)) = key.strip_prefix(&state).and_then(|rest| rest.rsplit_once('.')) else { continue };
+    let keys = by_param(entries.keys().map(String::as_str), &summary.root);
+    if let Some(told) = told_apart(checkpoint, summary, keys.keys().copied()) {
+        groups = told.iter().map(|(group, _)| group.clone()).collect();
+        group_of = told.iter().enumerate().flat_map(|(number, (_, of))| of.iter().map(move |param| (*param, number))).collect();
+    }
+    for (param, slots) in &keys {
         let known = params.entry(param).or_insert_with(|| ParamHealth {
-            param: param.to_owned(),
+            param: (*param).to_owned(),
             group: group_of.get(param).copied().or((groups.len() == 1).then_some(0)),
             ..ParamHealth::default()
         });
-        match slot {
-            "step" => {
-                let counted = stats.get(key).filter(|found| found.min == found.max).and_then(|found| found.min);
-                known.step = counted.or_else(|| small_number(checkpoint, key, entry));
-            }
-            "exp_avg" => known.first_moment_rms = stats.get(key).and_then(|found| found.rms),
-            slot if SECOND_MOMENTS.contains(&slot) => {
-                if let Some(largest) = stats.get(key).and_then(|found| found.max) {
-                    known.second_moment_max = Some(known.second_moment_max.map_or(largest, |known| known.max(largest)));
+        for (slot, key) in slots {
+            match *slot {
+                "step" => {
+                    let counted = stats.get(*key).filter(|found| found.min == found.max).and_then(|found| found.min);
+                    known.step = counted.or_else(|| small_number(checkpoint, key, entries.get(*key)?));
                 }
+                "exp_avg" => known.first_moment_rms = stats.get(*key).and_then(|found| found.rms),
+                slot if SECOND_MOMENTS.contains(&slot) => {
+                    if let Some(largest) = stats.get(*key).and_then(|found| found.max) {
+                        known.second_moment_max = Some(known.second_moment_max.map_or(largest, |known| known.max(largest)));
+                    }
+                }
+                _ => {}
             }
-            _ => {}
         }
     }
     let before = weights_before(checkpoint, summary, params.keys().copied());
     for (param, known) in &mut params {
         let weights = before.as_ref().map(|before| format!("{before}{param}")).filter(|key| entries.contains_key(key));
-        let moment = |slot: &str| stats.get(&format!("{state}{param}.{slot}"));
+        let moment = |slot: &str| stats.get(keys.get(param)?.iter().find(|(name, _)| *name == slot)?.1);
         let group = known.group.and_then(|group| groups.get(group));
         if let (Some(weights), Some(group), Some(m), Some(v)) = (&weights, group, moment("exp_avg"), moment("exp_avg_sq")) {
             known.update_ratio = update_ratio(group, known.step, m, v, stats.get(weights));
@@ -137,6 +147,45 @@ pub(super) fn optimizer_health(
     }
     let params = params.into_values().collect();
     OptimizerHealth { root: summary.root.clone(), name: summary.name, groups, params }
+}
+
+/// A group and its parameters.
+type Told<'p> = Vec<(GroupHealth, Vec<&'p str>)>;
+
+/// Groups that were flattened away, each parameter carrying its options: parameters of the same ones are a group again.
+fn told_apart<'p>(
+    checkpoint: &Checkpoint,
+    summary: &OptimizerSummary,
+    params: impl Iterator<Item = &'p str>,
+) -> Option<Told<'p>> {
+    let [flat] = &summary.groups[..] else { return None };
+    if flat.name != "all" {
+        return None;
+    }
+    let entries = &checkpoint.catalog().entries;
+    let mut told: Told<'p> = Vec::new();
+    for param in params.take(MOST_PARAMS) {
+        let option = |name: &str| {
+            let key = format!("{}param_groups.{param}.{name}", summary.root);
+            small_number(checkpoint, &key, entries.get(&key)?)
+        };
+        let (lr, weight_decay) = (option("lr"), option("weight_decay"));
+        match told.iter_mut().find(|(group, _)| (group.lr, group.weight_decay) == (lr, weight_decay)) {
+            Some((_, of)) => of.push(param),
+            None => told.push((GroupHealth { lr, weight_decay, ..group_health(flat) }, vec![param])),
+        }
+        // Options of each parameter's own are no groups.
+        if told.len() > MOST_GROUPS {
+            return None;
+        }
+    }
+    if told.len() < 2 {
+        return None;
+    }
+    for (number, (group, of)) in told.iter_mut().enumerate() {
+        (group.name, group.params) = (number.to_string(), Some(of.len() as u64));
+    }
+    Some(told)
 }
 
 fn update_ratio(
@@ -160,9 +209,7 @@ fn weights_before<'a>(
     mut params: impl Iterator<Item = &'a str>,
 ) -> Option<String> {
     let param = params.next()?;
-    let own = |key: &str| !summary.root.is_empty() && key.starts_with(&summary.root);
-    let state = format!("{}state.", summary.root);
-    checkpoint.keys().filter(|key| !own(key) && !key.starts_with(&state)).find_map(|key| {
+    checkpoint.keys().filter(|key| !is_own(key, &summary.root)).find_map(|key| {
         let before = key.strip_suffix(param)?;
         (before.is_empty() || before.ends_with('.')).then(|| before.to_owned())
     })
@@ -177,21 +224,22 @@ pub(super) fn judge(
     limits: &HealthLimits,
     found: &mut Vec<HealthFinding>,
 ) {
-    let state = format!("{}state.", health.root);
+    let state = format!("{}state", health.root);
+    let keys = by_param(checkpoint.keys(), &health.root);
     for param in &health.params {
-        for slot in SECOND_MOMENTS {
-            let key = format!("{state}{}.{slot}", param.param);
-            let Some(moment) = stats.get(&key) else { continue };
+        let moments = keys.get(param.param.as_str()).into_iter().flatten();
+        for (slot, key) in moments.filter(|(slot, _)| SECOND_MOMENTS.contains(slot)) {
+            let Some(moment) = stats.get(*key) else { continue };
             if let Some(min) = moment.min.filter(|min| *min < 0.0) {
-                HealthFinding::add(found, limits, "negative-second-moment", &key, Some(min), format!("the smallest is {min:e}"));
+                HealthFinding::add(found, limits, "negative-second-moment", key, Some(min), format!("the smallest is {min:e}"));
             }
             if let Some(max) = moment.max.filter(|max| *max > limits.of("large-second-moment")) {
-                HealthFinding::add(found, limits, "large-second-moment", &key, Some(max), format!("the largest is {max:e}"));
+                HealthFinding::add(found, limits, "large-second-moment", key, Some(max), format!("the largest is {max:e}"));
             }
             let stepped = param.step.is_none_or(|step| step > 0.0);
             if *slot != "max_exp_avg_sq" && stepped && moment.elements > 0 && moment.zeros == moment.elements {
                 let step = param.step.map_or_else(String::new, |step| format!(" after {step} steps"));
-                HealthFinding::add(found, limits, "dead-parameter", &key, None, format!("all of it is zero{step}"));
+                HealthFinding::add(found, limits, "dead-parameter", key, None, format!("all of it is zero{step}"));
             }
         }
         if let Some(ratio) = param.update_ratio.filter(|ratio| *ratio > limits.of("large-update")) {
@@ -212,15 +260,16 @@ pub(super) fn judge(
             .map(|(step, params)| format!("step {step}: {} (such as {:?})", params.len(), params[0]))
             .collect();
         let more = if steps.len() > MOST_NAMES { format!(", and {} more", steps.len() - MOST_NAMES) } else { String::new() };
-        let key = state.trim_end_matches('.');
-        HealthFinding::add(found, limits, "steps-differ", key, None, format!("{}{more}", told.join(", ")));
+        HealthFinding::add(found, limits, "steps-differ", &state, None, format!("{}{more}", told.join(", ")));
     }
     if health.params.is_empty() {
         return;
     }
     let with_state: std::collections::HashSet<&str> = health.params.iter().map(|param| param.param.as_str()).collect();
     for param in summary.groups.iter().flat_map(|group| group.params.iter().flatten()) {
-        if !with_state.contains(param.as_str()) {
+        // A number names no parameter where the state has names.
+        let comparable = param.parse::<u64>().is_err() || with_state.iter().any(|other| other.parse::<u64>().is_ok());
+        if comparable && !with_state.contains(param.as_str()) {
             HealthFinding::add(found, limits, "no-state", param, None, "its group names it".to_owned());
         }
     }
@@ -233,7 +282,7 @@ pub(super) fn judge(
     for (key, entry) in &checkpoint.catalog().entries {
         let Some(param) = key.strip_prefix(before) else { continue };
         if let CatalogKind::Tensor(tensor) = &entry.kind
-            && !(key.starts_with(&state) || (!health.root.is_empty() && key.starts_with(&health.root)))
+            && !is_own(key, &health.root)
             && is_float(tensor.dtype)
             && tensor.shape.len() >= 2
             && !with_state.contains(param)

@@ -34,6 +34,12 @@ pub const HEALTH_RULES: &[HealthRule] = &[
     rule("mostly-zero", Severity::Warning, Some(0.99), "more than this share of a weight matrix is zero"),
     rule("constant-weight", Severity::Warning, None, "all elements of a weight matrix are the same"),
     rule("subnormal", Severity::Warning, Some(0.5), "more than this share of a weight is subnormal and has lost digits"),
+    rule(
+        "no-scales",
+        Severity::Warning,
+        None,
+        "a weight is stored as codes whose scales are missing or do not fit: its numbers are unknown",
+    ),
     rule("negative-second-moment", Severity::Error, None, "a second moment, a mean of squares, is negative"),
     rule("large-second-moment", Severity::Error, Some(1e8), "a second moment is larger than {limit}: gradients explode"),
     rule(

@@ -1,12 +1,13 @@
 //! The optimizer's state at a glance: its slots, its param groups and its step, told by the names of keys.
 //!
-//! Three spellings occur: DCP's (`optim.state.FQN.exp_avg`, `optim.param_groups.0.lr`), the flattened one that large
-//! jobs use (`optim.param_groups.FQN.lr`), and a plain `torch.save` of `optimizer.state_dict()` (parameters by number).
+//! Groups are spelled as DCP does (`optim.param_groups.0.lr`), flattened as large jobs do (`optim.param_groups.FQN.lr`), or
+//! as a plain `torch.save` of `optimizer.state_dict()` (parameters by number).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use reshard_formats::{DType, Value};
 
+use super::state_keys::{Roots, by_param, roots};
 use crate::checkpoint::{CatalogEntry, CatalogKind, Checkpoint, LoadedValue};
 use crate::numbers::{StatsOptions, stats};
 
@@ -54,59 +55,44 @@ pub struct OptimizerGroup {
     pub options: Vec<(String, String)>,
 }
 
-/// Roots by which an optimizer is known even without param groups.
-const ROOTS: &[&str] = &["optim", "optimizer", "optim_state", "optimizer_state", "optim_state_dict", "optimizer_state_dict"];
 /// Values are small records, but each is a read: a glance makes no more than this many.
 const MOST_READS: usize = 96;
+
+impl OptimizerSummary {
+    /// The parameter and the slot that a key is of, where it is one of the optimizer's state.
+    pub fn param_and_slot<'k>(&self, key: &'k str) -> Option<(&'k str, &'k str)> {
+        super::state_keys::param_and_slot(key, &self.root)
+    }
+}
 
 /// Looks for an optimizer: its slots, param groups and step.
 pub fn optimizer_summary(checkpoint: &Checkpoint) -> Option<OptimizerSummary> {
     let entries = &checkpoint.catalog().entries;
-    let root = root(entries.keys().map(String::as_str))?;
+    let Roots { all: root, groups } = roots(entries.keys().map(String::as_str))?;
     let mut found = OptimizerSummary { root: root.clone(), ..OptimizerSummary::default() };
-    let (state, groups) = (format!("{root}state."), format!("{root}param_groups"));
     let mut slots: BTreeMap<&str, SlotShare> = BTreeMap::new();
-    let mut last_param = "";
-    let mut group_entries: Vec<(&str, &str, &CatalogEntry)> = Vec::new();
-    for (key, entry) in entries {
-        if let Some((param, slot)) = key.strip_prefix(&state).and_then(|rest| rest.rsplit_once('.')) {
-            let share = slots.entry(slot).or_default();
-            share.tensors += 1;
-            if let CatalogKind::Tensor(tensor) = &entry.kind {
-                share.bytes = share.bytes.saturating_add(tensor.bytes());
-                share.dtypes.insert(tensor.dtype.name());
-            }
-            if slot == "step" && found.step.is_none() {
-                found.step = small_integer(checkpoint, key);
-            }
-            if param != last_param {
-                found.params += 1;
-                last_param = param;
-            }
-        } else if let Some(rest) = key.strip_prefix(&groups) {
-            group_entries.push((key, rest, entry));
+    let params = by_param(entries.keys().map(String::as_str), &root);
+    found.params = params.len() as u64;
+    for (slot, key) in params.values().flatten() {
+        let share = slots.entry(slot).or_default();
+        share.tensors += 1;
+        if let Some(CatalogEntry { kind: CatalogKind::Tensor(tensor), .. }) = entries.get(*key) {
+            share.bytes = share.bytes.saturating_add(tensor.bytes());
+            share.dtypes.insert(tensor.dtype.name());
+        }
+        if *slot == "step" && found.step.is_none() {
+            found.step = small_integer(checkpoint, key);
         }
     }
-    // A parameter's slots usually stand together; where they do not, the fullest slot knows better.
-    found.params = found.params.min(slots.values().map(|slot| slot.tensors).max().unwrap_or(0));
+    let of_group = |(key, entry)| -> Option<(&str, &str, &CatalogEntry)> {
+        let key: &String = key;
+        Some((key.as_str(), key.strip_prefix(&groups)?, entry))
+    };
+    let group_entries: Vec<(&str, &str, &CatalogEntry)> = entries.iter().filter_map(of_group).collect();
     found.slots = slots.into_iter().map(|(name, slot)| SlotShare { name: name.to_owned(), ..slot }).collect();
     found.groups = read_groups(checkpoint, &group_entries);
     found.name = name(&found);
     Some(found)
-}
-
-fn root<'a>(keys: impl Iterator<Item = &'a str> + Clone) -> Option<String> {
-    let by_groups = keys.clone().find_map(|key| {
-        let at = key.find("param_groups")?;
-        (at == 0 || key[..at].ends_with('.')).then(|| key[..at].to_owned())
-    });
-    let by_name = || {
-        keys.clone().find_map(|key| {
-            let (first, rest) = key.split_once('.')?;
-            (ROOTS.contains(&first) && rest.starts_with("state.")).then(|| format!("{first}."))
-        })
-    };
-    by_groups.or_else(by_name)
 }
 
 fn read_groups(checkpoint: &Checkpoint, entries: &[(&str, &str, &CatalogEntry)]) -> Vec<OptimizerGroup> {
@@ -237,18 +223,4 @@ pub(crate) fn small_number(checkpoint: &Checkpoint, key: &str, entry: &CatalogEn
 pub fn small_integer(checkpoint: &Checkpoint, key: &str) -> Option<i64> {
     let entry = checkpoint.catalog().entries.get(key)?;
     small_number(checkpoint, key, entry).filter(|n| n.fract() == 0.0 && n.abs() < 9e15).map(|n| n as i64)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_root_is_what_stands_before_param_groups() {
-        let find = |keys: &[&str]| root(keys.iter().copied());
-        assert_eq!(find(&["model.w", "app.optim.param_groups.0.lr"]), Some("app.optim.".to_owned()));
-        assert_eq!(find(&["param_groups.0.lr", "state.0.step"]), Some(String::new()));
-        assert_eq!(find(&["optim.state.w.step"]), Some("optim.".to_owned()));
-        assert_eq!(find(&["model.state.w", "model.my_param_groups"]), None);
-    }
 }

@@ -30,7 +30,7 @@ pub(crate) use self::elements::{numbers, real_part};
 use self::parts::{Part, parts};
 use self::sums::Sums;
 use self::tally::{Counter, Tally};
-use crate::checkpoint::{CatalogKind, Checkpoint};
+use crate::checkpoint::{CatalogKind, CatalogTensor, Checkpoint};
 use crate::control::Control;
 use crate::error::Result;
 use crate::select::Selection;
@@ -39,6 +39,8 @@ use crate::workers::Workers;
 
 /// A block is this many bytes: a multiple of every element's size, and still in a core's own cache when it is counted.
 const BLOCK: u64 = 256 << 10;
+/// What is asked of a service at a time.
+const REMOTE_BLOCK: u64 = 2 << 20;
 
 /// What to compute for one tensor.
 #[derive(Debug, Clone, Default)]
@@ -68,7 +70,8 @@ pub struct ScanOptions {
     pub control: Control,
 }
 
-/// Numbers about a tensor: of each part of a complex element, of both numbers in a packed byte.
+/// Numbers about a tensor: of each part of a complex element, of both numbers in a packed byte, and of codes that have scales
+/// the weights that they are.
 ///
 /// Everything but the counts is over finite numbers, and `None` when there are none, or when the result has no finite value.
 #[derive(Debug, Clone, PartialEq, Serialize, Default)]
@@ -147,16 +150,24 @@ impl Percentiles {
 
 /// Computes numbers about a tensor, in bounded memory.
 pub fn stats(checkpoint: &Checkpoint, key: &str, options: &StatsOptions) -> Result<TensorStats> {
-    let tensor = checkpoint.tensor(key)?;
+    let stored = checkpoint.tensor(key)?;
+    let mut tensor = checkpoint.values(key)?;
     let region = match &options.region {
-        Some(region) => region.clone(),
-        None => Region::whole(&tensor.shape)?,
+        Some(region) => {
+            // A region is one of what is stored; of packed codes it is no region of the weight.
+            tensor = if tensor.shape == stored.shape { tensor } else { stored };
+            region.check_inside(&stored.shape)?;
+            checkpoint.check_region(key, region)?;
+            region.clone()
+        }
+        None => {
+            checkpoint.check_region(key, &Region::whole(&stored.shape)?)?;
+            Region::whole(&tensor.shape)?
+        }
     };
-    region.check_inside(&tensor.shape)?;
-    checkpoint.check_region(key, &region)?;
-    let parts = parts(checkpoint, key, &region, !options.no_verify)?;
+    let parts = parts(checkpoint, key, tensor, &region, !options.no_verify)?;
     let pass = Pass { checkpoint, bins: options.bins, verify: !options.no_verify, control: &options.control };
-    let mut found = pass.run(&[(key, parts)])?;
+    let mut found = pass.run(&[Counted { key, tensor, parts }])?;
     Ok(found.pop().unwrap_or_default())
 }
 
@@ -167,13 +178,22 @@ pub fn scan(checkpoint: &Checkpoint, options: &ScanOptions) -> Result<IndexMap<S
     let mut names = Vec::new();
     let mut work = Vec::new();
     for item in options.selection.to_read(checkpoint)? {
-        if let CatalogKind::Tensor(tensor) = &item.entry.kind {
-            work.push((item.stored, parts(checkpoint, item.stored, &Region::whole(&tensor.shape)?, options.verify)?));
+        if let CatalogKind::Tensor(_) = &item.entry.kind {
+            let (key, tensor) = (item.stored, checkpoint.values(item.stored)?);
+            let parts = parts(checkpoint, key, tensor, &Region::whole(&tensor.shape)?, options.verify)?;
+            work.push(Counted { key, tensor, parts });
             names.push(item.key);
         }
     }
     let pass = Pass { checkpoint, bins: options.bins, verify: options.verify, control: &options.control };
     Ok(names.into_iter().zip(pass.run(&work)?).collect())
+}
+
+/// A tensor to be counted, as the numbers that it stands for.
+struct Counted<'p> {
+    key: &'p str,
+    tensor: &'p CatalogTensor,
+    parts: Vec<Part>,
 }
 
 struct Pass<'p> {
@@ -193,11 +213,11 @@ struct Open {
 
 impl Pass<'_> {
     /// The numbers of each tensor, given in parts.
-    fn run(&self, tensors: &[(&str, Vec<Part>)]) -> Result<Vec<TensorStats>> {
+    fn run(&self, tensors: &[Counted<'_>]) -> Result<Vec<TensorStats>> {
         let mut work: Vec<(usize, usize, u64)> = Vec::new();
         let mut open: Vec<Mutex<Open>> = Vec::with_capacity(tensors.len());
-        for (i, (key, parts)) in tensors.iter().enumerate() {
-            let element = self.checkpoint.tensor(key)?.dtype.size();
+        for (i, Counted { tensor, parts, .. }) in tensors.iter().enumerate() {
+            let element = tensor.dtype.size();
             let bytes = parts.iter().map(|part| part.region.volume().saturating_mul(element)).fold(0, u64::saturating_add);
             self.control.expect(bytes);
             work.extend((0..parts.len()).map(|part| (i, part, bytes)));
@@ -208,17 +228,22 @@ impl Pass<'_> {
         // are open at a time.
         work.sort_by_key(|&(i, _, bytes)| (std::cmp::Reverse(bytes), i));
         let done: Mutex<Vec<TensorStats>> = Mutex::new(vec![TensorStats::default(); tensors.len()]);
+        // As many as threads work at once: a table for each part would cost more than what is counted in a small one.
+        let counters: Mutex<Vec<Counter>> = Mutex::new(Vec::new());
         Workers::reading(self.checkpoint.store.as_ref()).run(|| {
-            work.par_iter().with_max_len(1).try_for_each_init(Counter::new, |counter, &(i, part, _)| -> Result<()> {
-                let (key, dtype) = (tensors[i].0, self.checkpoint.tensor(tensors[i].0)?.dtype);
-                let mut tally = self.part(counter, key, &tensors[i].1[part])?;
+            work.par_iter().with_max_len(1).try_for_each(|&(i, part, _)| -> Result<()> {
+                let counted = &tensors[i];
+                let idle = counters.lock().unwrap_or_else(PoisonError::into_inner).pop();
+                let mut counter = idle.unwrap_or_else(Counter::new);
+                let mut tally = self.part(&mut counter, counted, &counted.parts[part])?;
+                counters.lock().unwrap_or_else(PoisonError::into_inner).push(counter);
                 let mut open = open[i].lock().unwrap_or_else(PoisonError::into_inner);
                 open.sums[part] = tally.take_sums();
                 open.tally = std::mem::take(&mut open.tally).join(tally);
                 open.left -= 1;
                 if open.left == 0 {
                     let sums = std::mem::take(&mut open.sums);
-                    let stats = std::mem::take(&mut open.tally).with_sums(sums).stats(dtype, self.bins);
+                    let stats = std::mem::take(&mut open.tally).with_sums(sums).stats(counted.tensor.dtype, self.bins);
                     done.lock().unwrap_or_else(PoisonError::into_inner)[i] = stats;
                 }
                 Ok(())
@@ -227,24 +252,26 @@ impl Pass<'_> {
         Ok(done.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn part(&self, counter: &mut Counter, key: &str, part: &Part) -> Result<Tally> {
-        let dtype = self.checkpoint.tensor(key)?.dtype;
+    fn part(&self, counter: &mut Counter, counted: &Counted<'_>, part: &Part) -> Result<Tally> {
+        let Counted { key, tensor, .. } = counted;
+        let dtype = tensor.dtype;
         let mut tally = Tally::default();
-        let mut stream = TensorStream::part(self.checkpoint, key, part.chunk, part.region.clone(), self.verify)?;
+        let mut stream = TensorStream::part(self.checkpoint, key, tensor, part.chunk, part.region.clone(), self.verify)?;
         let mut left = part.region.volume() * dtype.size();
-        let mut buffer = vec![0; left.min(BLOCK) as usize];
+        let mut buffer = std::mem::take(&mut counter.buffer);
+        let most = if self.checkpoint.store.capabilities().remote { REMOTE_BLOCK } else { BLOCK };
         while left > 0 {
             self.control.check("computing statistics")?;
-            let block = &mut buffer[..left.min(BLOCK) as usize];
-            stream.fill(block)?;
-            let counted = counter.block(dtype, block, &mut tally);
-            if counted.is_err() {
-                counter.finish(&mut Tally::default());
+            let length = left.min(most) as usize;
+            buffer.resize(buffer.len().max(length), 0);
+            stream.fill(&mut buffer[..length])?;
+            for block in buffer[..length].chunks(BLOCK as usize) {
+                counter.block(dtype, block, &mut tally)?;
             }
-            counted?;
-            left -= block.len() as u64;
-            self.control.advance(block.len() as u64);
+            left -= length as u64;
+            self.control.advance(length as u64);
         }
+        counter.buffer = buffer;
         counter.finish(&mut tally);
         Ok(tally)
     }

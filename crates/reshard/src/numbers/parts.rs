@@ -2,7 +2,7 @@
 
 use reshard_layout::{Region, coverage};
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{CatalogTensor, Checkpoint};
 use crate::error::Result;
 use crate::stream::{check_covered, uncovered};
 
@@ -21,8 +21,13 @@ pub(super) struct Part {
 }
 
 /// The parts of a region. What several chunks hold is taken from the first; what none holds is an error.
-pub(super) fn parts(checkpoint: &Checkpoint, key: &str, wanted: &Region, whole: bool) -> Result<Vec<Part>> {
-    let tensor = checkpoint.tensor(key)?;
+pub(super) fn parts(
+    checkpoint: &Checkpoint,
+    key: &str,
+    tensor: &CatalogTensor,
+    wanted: &Region,
+    whole: bool,
+) -> Result<Vec<Part>> {
     let regions: Vec<Region> = tensor.chunks.iter().map(|chunk| chunk.region.clone()).collect();
     let mut parts = Vec::new();
     match check_covered(checkpoint, key, tensor) {

@@ -29,23 +29,59 @@ impl Table {
         Table { counts, pending: 0, moved: Vec::new() }
     }
 
-    /// Counts bins; all alike are counted at once, since counting waits for the last count of the same bin.
-    pub(super) fn count(&mut self, bins: impl Iterator<Item = u16> + Clone, elements: u64) {
+    /// Counts bins; all alike are counted at once, since counting waits for the last count of the same bin. Says how many are
+    /// in bins that hold zeros and subnormals of `f32`, and so all those of wider elements.
+    pub(super) fn count(&mut self, bins: impl Iterator<Item = u16> + Clone, elements: u64) -> u64 {
+        self.make_room(elements);
+        let before = self.tiny();
+        if !self.count_alike(bins.clone(), elements) {
+            for bin in bins {
+                self.counts[usize::from(bin)] += 1;
+            }
+        }
+        self.tiny() - before
+    }
+
+    /// Counts elements of two bytes, each its own bin.
+    pub(super) fn count_pairs(&mut self, pairs: &[[u8; 2]]) {
+        self.make_room(pairs.len() as u64);
+        let bin = |pair: &[u8; 2]| usize::from(u16::from_le_bytes(*pair));
+        if self.count_alike(pairs.iter().map(|pair| u16::from_le_bytes(*pair)), pairs.len() as u64) {
+            return;
+        }
+        // One load for four of them: what limits this loop is how many loads and stores a processor does at a time.
+        let (fours, rest) = pairs.as_chunks::<4>();
+        for [a, b, c, d] in fours {
+            let all = u64::from_le_bytes([a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1]]);
+            for place in 0..4 {
+                self.counts[usize::from((all >> (16 * place)) as u16)] += 1;
+            }
+        }
+        for pair in rest {
+            self.counts[bin(pair)] += 1;
+        }
+    }
+
+    fn make_room(&mut self, elements: u64) {
         if self.pending + elements > MOST {
             let moved = self.drain();
             self.moved = moved;
         }
         self.pending += elements;
-        let mut same = bins.clone();
-        if let Some(first) = same.next()
-            && same.all(|bin| bin == first)
-        {
+    }
+
+    fn count_alike(&mut self, mut bins: impl Iterator<Item = u16>, elements: u64) -> bool {
+        let Some(first) = bins.next() else { return true };
+        let alike = bins.all(|bin| bin == first);
+        if alike {
             self.counts[usize::from(first)] += elements as u32;
-            return;
         }
-        for bin in bins {
-            self.counts[usize::from(bin)] += 1;
-        }
+        alike
+    }
+
+    fn tiny(&self) -> u64 {
+        let half = |from: usize| self.counts[from..from + (1 << 7)].iter().map(|count| u64::from(*count)).sum::<u64>();
+        half(0) + half(BINS / 2)
     }
 
     /// What was counted, by bin; the table is empty afterwards.

@@ -3,7 +3,7 @@
 use reshard_formats::DType;
 
 use super::elements::real_part;
-use super::sums::{Number, Sums, sums};
+use super::sums::{Number, Sums, sums, tiny};
 use super::table::{self, Bin, Table, bin_of, exact_values, joined, span};
 use super::{Percentiles, TensorStats};
 use crate::error::{Error, Result};
@@ -28,6 +28,8 @@ enum Kind {
 pub(super) struct Counter {
     table: Table,
     scratch: Vec<f64>,
+    /// For blocks to be read into.
+    pub(super) buffer: Vec<u8>,
 }
 
 /// Numbers of one dtype, counted.
@@ -61,16 +63,16 @@ fn kind(dtype: DType) -> Option<Kind> {
 
 impl Counter {
     pub(super) fn new() -> Counter {
-        Counter { table: Table::new(), scratch: Vec::new() }
+        Counter { table: Table::new(), scratch: Vec::new(), buffer: Vec::new() }
     }
 
     /// Counts a block of packed elements into a tally.
     pub(super) fn block(&mut self, dtype: DType, bytes: &[u8], tally: &mut Tally) -> Result<()> {
         match kind(dtype).ok_or_else(|| Error::unsupported(format!("elements of type {dtype} have no numeric value here")))? {
-            Kind::Bytes => self.table.count(bytes.iter().map(|byte| u16::from(*byte)), bytes.len() as u64),
+            Kind::Bytes => drop(self.table.count(bytes.iter().map(|byte| u16::from(*byte)), bytes.len() as u64)),
             Kind::Pairs => {
                 let (pairs, _) = bytes.as_chunks::<2>();
-                self.table.count(pairs.iter().map(|pair| u16::from_le_bytes(*pair)), pairs.len() as u64);
+                self.table.count_pairs(pairs);
             }
             Kind::Single => {
                 let (elements, _) = bytes.as_chunks::<4>();
@@ -96,9 +98,12 @@ impl Counter {
         narrow: impl Fn(T) -> f32 + Copy,
         tally: &mut Tally,
     ) {
-        if let Some(found) = sums(elements, read) {
+        if let Some(mut found) = sums(elements, read) {
+            let bins = elements.iter().map(|element| bin_of(narrow(read(*element))));
+            if self.table.count(bins, elements.len() as u64) > 0 {
+                (found.zeros, found.subnormals) = tiny(elements, read);
+            }
             tally.sums = std::mem::take(&mut tally.sums).join(found);
-            self.table.count(elements.iter().map(|element| bin_of(narrow(read(*element)))), elements.len() as u64);
             return;
         }
         // Something is not finite: a block to look at one by one.
@@ -113,6 +118,7 @@ impl Counter {
         }
         let bytes: Vec<[u8; 8]> = self.scratch.iter().map(|x| x.to_le_bytes()).collect();
         let mut found = sums(&bytes, f64::from_le_bytes).unwrap_or_else(|| overflowing(&self.scratch));
+        (found.zeros, found.subnormals) = tiny(&bytes, f64::from_le_bytes);
         if N == 4 {
             // As f64 they are all normal.
             found.subnormals =
@@ -134,8 +140,6 @@ fn overflowing(numbers: &[f64]) -> Sums {
     for x in numbers {
         all.min = all.min.min(*x);
         all.max = all.max.max(*x);
-        all.zeros += u64::from(*x == 0.0);
-        all.subnormals += u64::from(x.is_subnormal());
     }
     all
 }

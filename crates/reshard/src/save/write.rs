@@ -100,7 +100,11 @@ impl Writing {
             file.length =
                 file.end + values + file.with_index(jobs, &places, prepared, count, options, None, |i| i.encoded_len())?;
         }
-        options.control.expect(jobs.tensors.iter().map(|j| j.placed.data_length).sum());
+        let bytes = jobs.tensors.iter().map(|j| j.placed.data_length).sum();
+        options.control.expect(bytes);
+        if options.sync {
+            options.control.expect_sync(bytes);
+        }
         let mut writing = Writing { files, writers: Vec::new(), sums: vec![None; jobs.tensors.len()], places };
         for i in 0..writing.files.len() {
             let file = &writing.files[i];
@@ -228,9 +232,11 @@ impl Writing {
         let values =
             jobs.values.iter().map(|v| (v.bytes.len() as u64, options.checksums.then(|| Checksums::of(&v.bytes)))).collect();
         let places = options.compression.map(|_| self.places);
-        let files: Vec<(String, u64)> = self.files.into_iter().map(|f| (f.name, f.length)).collect();
-        let names = files.iter().map(|(name, _)| name.clone());
-        let unsynced = Unsynced { writers: names.zip(self.writers).collect() };
+        let bytes = |file: &File| file.tensors.iter().map(|&job| jobs.tensors[job].placed.data_length).sum();
+        let writers = self.files.iter().zip(self.writers);
+        let writers = writers.map(|(file, writer)| ToClose { name: file.name.clone(), writer, bytes: bytes(file) }).collect();
+        let files = self.files.into_iter().map(|f| (f.name, f.length)).collect();
+        let unsynced = Unsynced { writers };
         Ok((Written { files, tensors: self.sums, places, values }, unsynced))
     }
 
@@ -263,7 +269,14 @@ impl Writing {
 
 /// Files that have all their bytes, and are not yet closed and synced.
 pub(crate) struct Unsynced {
-    writers: Vec<(String, Box<dyn Writer>)>,
+    writers: Vec<ToClose>,
+}
+
+struct ToClose {
+    name: String,
+    writer: Box<dyn Writer>,
+    /// Of tensors: what its sync counts for in the progress of the save.
+    bytes: u64,
 }
 
 impl Unsynced {
@@ -273,7 +286,7 @@ impl Unsynced {
         let writer = store.create_writer(name, &WriteOptions::with_length(bytes.len() as u64)).doing(writing)?;
         match writer.write_at(0, &[IoSlice::new(bytes)]).doing(writing) {
             Ok(()) => {
-                self.writers.push((name.to_owned(), writer));
+                self.writers.push(ToClose { name: name.to_owned(), writer, bytes: 0 });
                 Ok(())
             }
             Err(error) => {
@@ -285,11 +298,16 @@ impl Unsynced {
 
     /// Closes and syncs all of them, and the folder. On an error nothing stays.
     pub(crate) fn finish(self, store: &dyn Store, options: &SaveOptions, workers: &Workers) -> Result<()> {
-        let names: Vec<String> = self.writers.iter().map(|(name, _)| name.clone()).collect();
+        let names: Vec<String> = self.writers.iter().map(|file| file.name.clone()).collect();
         // Every file is closed even when one fails, so that nothing stays open or half synced.
         let finished: Vec<Result<()>> = workers.run(|| {
-            let close =
-                |(name, writer): (String, Box<dyn Writer>)| writer.finish(options.sync).doing(|| format!("closing {name}"));
+            let close = |ToClose { name, writer, bytes }: ToClose| -> Result<()> {
+                writer.finish(options.sync).doing(|| format!("closing {name}"))?;
+                if options.sync {
+                    options.control.advance_sync(bytes);
+                }
+                Ok(())
+            };
             self.writers.into_par_iter().map(close).collect()
         })?;
         let synced = finished.into_iter().collect::<Result<()>>().and_then(|()| match options.sync {
@@ -304,7 +322,7 @@ impl Unsynced {
 
     /// Gives up and removes what was written.
     pub(crate) fn abort(self) {
-        self.writers.into_iter().for_each(|(_, writer)| writer.abort());
+        self.writers.into_iter().for_each(|file| file.writer.abort());
     }
 }
 

@@ -131,6 +131,127 @@ fn an_optimizers_moments_are_judged() {
     assert_eq!(param.weights.as_deref(), Some("model.a.weight"));
 }
 
+fn rules_of(at: &Path) -> (Vec<(&'static str, String)>, reshard::health::OptimizerHealth) {
+    let mut options = HealthOptions::default();
+    options.limits.parse("constant-weight=off").unwrap();
+    let report = health(&corpus::open(at), &options).unwrap();
+    let mut told: Vec<_> = report.findings.into_iter().map(|finding| (finding.rule, finding.key)).collect();
+    told.sort();
+    (told, report.optimizer.unwrap())
+}
+
+#[test]
+fn moments_are_judged_whatever_a_trainer_calls_them() {
+    let folder = tempfile::tempdir().unwrap();
+    // Megatron: the slot first, groups of an optimizer inside, buckets of all parameters beside.
+    let at = folder.path().join("megatron");
+    let wholes = [
+        floats("decoder.fc.weight", &[16, 8], |_| 2.0),
+        floats("optimizer.state.exp_avg.decoder.fc.weight", &[16, 8], |_| 0.5),
+        floats("optimizer.state.exp_avg_sq.decoder.fc.weight", &[16, 8], |i| if i == 3 { -0.25 } else { 0.25 }),
+        floats("optimizer.state.param.decoder.fc.weight", &[16, 8], |_| 1e6),
+        floats("optimizer.distributed.group_0.bucket_0.exp_avg_sq", &[64], |_| 1e9),
+        floats("optimizer.distributed.group_0.bucket_0.param", &[64], |_| 1e6),
+    ];
+    save(&at, &wholes, &[("optimizer.optimizer.param_groups.0.lr", Value::from(0.5))]);
+    let (told, optimizer) = rules_of(&at);
+    let key = |slot: &str| format!("optimizer.state.{slot}.decoder.fc.weight");
+    assert_eq!(
+        told,
+        [
+            ("large-second-moment", "optimizer.distributed.group_0.bucket_0.exp_avg_sq".to_owned()),
+            ("large-update", "decoder.fc.weight".to_owned()),
+            ("negative-second-moment", key("exp_avg_sq")),
+        ]
+    );
+    assert_eq!((optimizer.root.as_str(), optimizer.name), ("optimizer.", Some("Adam or AdamW")));
+    assert_eq!(optimizer.params[0].weights.as_deref(), Some("decoder.fc.weight"));
+    // torchtitan: options of groups with every parameter, and groups told apart by them.
+    let at = folder.path().join("torchtitan");
+    let mut wholes = vec![floats("fc.weight", &[16, 8], wave), floats("norm.weight", &[16], |_| 1.0)];
+    let mut values = Vec::new();
+    for (param, decay) in [("fc.weight", 0.1), ("norm.weight", 0.0)] {
+        wholes.extend(optimizer_of("optimizer.", param));
+        values.push((format!("optimizer.param_groups.{param}.lr"), Value::from(1e-3)));
+        values.push((format!("optimizer.param_groups.{param}.weight_decay"), Value::from(decay)));
+    }
+    let values: Vec<(&str, Value)> = values.iter().map(|(key, value)| (key.as_str(), value.clone())).collect();
+    save(&at, &wholes, &values);
+    let (told, optimizer) = rules_of(&at);
+    assert_eq!(told, []);
+    let groups: Vec<_> = optimizer.groups.iter().map(|group| (group.weight_decay, group.params)).collect();
+    assert_eq!(groups, [(Some(0.1), Some(1)), (Some(0.0), Some(1))]);
+    assert_eq!(optimizer.params.iter().map(|param| param.group).collect::<Vec<_>>(), [Some(0), Some(1)]);
+    // Low-bit moments are several tensors; Lightning's best score is infinite before the first one.
+    let at = folder.path().join("low-bit");
+    let wholes = [
+        floats("model.fc.weight", &[16, 8], wave),
+        floats("optim.state.fc.weight.exp_avg.scale", &[4], |_| 0.0),
+        floats("optim.state.fc.weight.step", &[], |_| 3.0),
+        floats("callbacks.best.kth_value", &[], |_| f32::INFINITY),
+        floats("model.logit_scale", &[], |_| f32::INFINITY),
+    ];
+    save(&at, &wholes, &[("optim.param_groups.0.params", Value::List(vec![Value::from("fc.weight")]))]);
+    let (told, optimizer) = rules_of(&at);
+    assert_eq!(told, [("inf", "model.logit_scale".to_owned())]);
+    assert_eq!((optimizer.params.len(), optimizer.params[0].step), (1, Some(3.0)));
+}
+
+fn optimizer_of(prefix: &str, param: &str) -> [Whole; 3] {
+    optimizer(prefix, param, 10.0, |_| 1e-4, |_| 1e-4)
+}
+
+#[test]
+fn codes_are_counted_and_compared_as_the_weights_that_they_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = |scale: f32, missing: bool| {
+        // 0x38 is one, 0xb8 minus one; the second half of the rows has another scale.
+        let mut codes = Whole::new("w", DType::Float8E4M3Fn, &[4, 128], 1);
+        codes.bytes = (0..4 * 128).map(|i| if i % 2 == 0 { 0x38 } else { 0xb8 }).collect();
+        let mut all = vec![codes, floats("w_scale_inv", &[2, 1], move |i| if i == 0 { scale } else { 2.0 * scale })];
+        // Two codes a byte, one (0x2) and minus three (0xd), of which 32 share a scale of 2^(128 - 127).
+        let mut packed = Whole::new("e_blocks", DType::UInt8, &[2, 3, 1, 16], 1);
+        packed.bytes = vec![0xd2; 2 * 3 * 16];
+        let mut scales = Whole::new("e_scales", DType::UInt8, &[2, 3, 1], 1);
+        scales.bytes = vec![128; 6];
+        all.extend([packed, scales]);
+        if missing {
+            all.remove(1);
+        }
+        all
+    };
+    let at = |name: &str| folder.path().join(name);
+    save(&at("a"), &state(0.5, false), &[]);
+    save(&at("b"), &state(1.0, false), &[]);
+    save(&at("c"), &state(0.5, true), &[]);
+    let (a, b) = (corpus::open(&at("a")), corpus::open(&at("b")));
+    for verify in [false, true] {
+        let mut options = ScanOptions::default();
+        options.verify = verify;
+        let found = scan(&a, &options).unwrap();
+        let (one, packed) = (&found["w"], &found["e_blocks"]);
+        assert_eq!((one.elements, one.min, one.max, one.mean), (512, Some(-1.0), Some(1.0), Some(0.0)));
+        assert_eq!((packed.elements, packed.min, packed.max), (192, Some(-6.0), Some(2.0)));
+        assert_eq!((one, packed), (&stats(&a, "w", &StatsOptions::default()).unwrap(), &found["e_blocks"]));
+    }
+    // The codes are the same, the weights twice as large.
+    let told = diff(&a, &b, &DiffOptions::default()).unwrap();
+    let moved: Vec<_> = told
+        .different
+        .iter()
+        .map(|differing| match &differing.difference {
+            KeyDifference::Elements(found) => (differing.key.as_str(), found.relative_change),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(moved, [("w", Some(1.0)), ("w_scale_inv", Some(1.0))]);
+    // A limit that only the weights can break, and codes that nobody can read.
+    let limited = found(&at("b"), |options| options.limits.parse("large-weight=1.5").unwrap());
+    let large = |key: &str| ("large-weight", Severity::Error, key.to_owned());
+    assert_eq!(limited, [large("e_blocks"), large("w"), large("w_scale_inv")]);
+    assert_eq!(found(&at("c"), |_| ()), [("no-scales", Severity::Warning, "w".to_owned())]);
+}
+
 #[test]
 fn numbers_do_not_depend_on_layout_and_damage_is_no_number() {
     let folder = tempfile::tempdir().unwrap();
