@@ -108,10 +108,11 @@ fn nothing_is_wider_than_the_terminal() {
     let (a, b) = (text(&run.join("a-step-with-quite-a-long-name-1")), text(&run.join("a-step-with-quite-a-long-name-3")));
     let other = text(&folder.path().join("other"));
     let words = [("words", 0.5f32), ("more-words", 0.25)].map(|(name, first)| {
+        let numbers = [first, f32::NAN, 3.0, 4.0];
         let mut state = SaveState::of(&Solo);
         for key in ["模型.层.注意力.查询.权重".repeat(4), "e\u{301}".repeat(90), "deep.".repeat(60) + "weight", "x".repeat(300)]
         {
-            state.tensor(key, &[2, 2], &[first, f32::NAN, 3.0, 4.0]).unwrap();
+            state.tensor(key, &[2, 2], &numbers).unwrap();
         }
         let at = text(&folder.path().join(name));
         save(&Solo, &at, &state).unwrap();

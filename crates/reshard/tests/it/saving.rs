@@ -11,6 +11,7 @@ use reshard::{
     save_with,
 };
 
+use crate::corpus;
 use crate::layouts::{Cut, Whole, add_to_save, held, store_at};
 use crate::wholes::save_whole;
 
@@ -115,4 +116,20 @@ fn a_plan_is_not_kept_for_another_way_of_splitting() {
     assert_eq!(run("whole", 0), (false, 1));
     assert_eq!(run("split", 8), (false, 2));
     assert_eq!(run("split again", 8), (true, 2));
+}
+
+#[test]
+fn progress_counts_the_bytes_of_the_save_and_their_sync() {
+    for (sync, compression) in [(true, None), (false, None), (true, Some(reshard::save::Compression::Zstd))] {
+        let folder = tempfile::tempdir().unwrap();
+        let wholes = [Whole::new("a", DType::Float32, &[300, 7], 1), Whole::new("b", DType::Int64, &[50], 2)];
+        let bytes: u64 = wholes.iter().map(|whole| whole.bytes.len() as u64).sum();
+        let mut options = SaveOptions::default();
+        (options.sync, options.compression) = (sync, compression);
+        corpus::save_state(&wholes, &[], &corpus::rows(1), &corpus::local(folder.path()), &options);
+        let control = &options.control;
+        assert_eq!((control.total(), control.done()), (bytes, bytes));
+        let synced = if sync { bytes } else { 0 };
+        assert_eq!((control.to_sync(), control.synced()), (synced, synced));
+    }
 }
