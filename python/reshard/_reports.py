@@ -116,7 +116,7 @@ class SaveReport(_Timed):
         files: files of all ranks.
         imbalance: the most loaded rank's bytes over the mean.
         plan_cached: whether the plan of an earlier save was used.
-        warnings: leftovers that could not be removed, and why.
+        warnings: leftovers that could not be removed, and why; a file of another format beside the checkpoint.
     """
 
     save_id: str
@@ -227,6 +227,8 @@ def log_report(report: SaveReport | LoadReport, rank: int) -> None:
     level = logging.INFO if rank == 0 else logging.DEBUG
     if log.isEnabledFor(level):
         log.log(level, "%s", report.line(rank))
+    for warning in report.warnings if rank == 0 and isinstance(report, SaveReport) else ():
+        log.warning("%s", warning)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,9 +1,14 @@
 """What lies at a path is replaced only when asked, and then only what is a checkpoint's own."""
 
+import pathlib
+import pickle
 import shutil
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from helpers import ALONE
+from torch.distributed.checkpoint.api import CheckpointException
 
 import reshard
 import reshard.torch as rt
@@ -58,15 +63,17 @@ CHECKPOINTS = ("dcp", "safetensors", "shards", "torch folder")
 
 @pytest.mark.parametrize("kind", [*CHECKPOINTS, "a file"])
 @pytest.mark.parametrize("writer", WRITERS)
-def test_what_is_there_is_refused_unless_asked(writer, kind, source, tmp_path):
+def test_what_is_there_is_refused_unless_asked(writer, kind, source, tmp_path, caplog):
     path = tmp_path / "path"
     save_old(kind, path)
     before = snapshot(path)
-    if writer == "rt.save" and kind not in ("dcp", "a file"):
-        # A save writes beside what trainers put into its folder, and takes nothing of it.
-        WRITERS[writer](source, path)
+    if writer == "rt.save" and kind == "torch folder":
+        # A save writes beside files that programs put into its folder, takes nothing of them, and says so.
+        with caplog.at_level("WARNING", "reshard"):
+            WRITERS[writer](source, path)
         after = snapshot(path)
         assert {name: after[name] for name in before} == before and reshard.open(path)["n"] == 2
+        assert "checkpoint.pt" in caplog.text
         return
     with pytest.raises(reshard.ReshardError) as caught:
         WRITERS[writer](source, path)
@@ -108,6 +115,54 @@ def test_overwriting_never_takes_what_is_not_a_checkpoints_own(writer, kind, sou
     target = ".safetensors" if "safetensors" in writer else ".pt" if "torch" in writer else ".distcp"
     if ending is not None and ending != target:
         assert all(name in after for name in before if name.endswith(ending)), (sorted(before), sorted(after))
+
+
+FOREIGN = pathlib.Path(__file__).parents[2] / "crates/reshard/tests/foreign"
+
+
+@pytest.mark.parametrize("save", ["rt.save", "rt.async_save", "StorageWriter"])
+@pytest.mark.parametrize("kind", ["safetensors", "shards", "deepspeed", "megatron"])
+def test_a_save_never_hides_a_model_of_another_format_unasked(kind, save, tmp_path, caplog):
+    path = tmp_path / "path"
+    match kind:
+        case "deepspeed":
+            shutil.copytree(FOREIGN / "deepspeed-0.19/zero1_w2/checkpoint", path)
+        case "megatron":
+            path.mkdir()
+            (path / "latest_checkpointed_iteration.txt").write_text("3")
+        case _:
+            save_old(kind, path)
+    before = snapshot(path)
+    saves = {
+        "rt.save": lambda **o: rt.save({"n": 2}, path, **o),
+        "rt.async_save": lambda **o: rt.async_save({"n": 2}, path, **o).result(),
+        "StorageWriter": lambda **o: dcp.save({"n": 2}, storage_writer=rt.StorageWriter(path, **o), **ALONE),
+    }
+    with pytest.raises((reshard.ReshardError, CheckpointException), match="a model of another format") as caught:
+        saves[save](overwrite=False)
+    if save != "StorageWriter":
+        assert isinstance(caught.value, reshard.AlreadyExists) and "write beside it" in caught.value.hint
+    assert snapshot(path) == before
+    with caplog.at_level("WARNING", "reshard"):
+        saves[save](overwrite=True)
+    after = snapshot(path)
+    assert {name: after[name] for name in before} == before and reshard.open(path)["n"] == 2
+    assert "lies in the same folder and stays" in caplog.text
+
+
+def test_an_old_metadata_costs_no_file_in_folders_below(tmp_path):
+    """Whatever a foreign `.metadata` names, a save that replaces it takes data files of its own folder alone."""
+    path = tmp_path / "path"
+    rt.save({"w": torch.ones(50)}, path / "sub")
+    good = snapshot(path / "sub")
+    (path / "__0_0.distcp").write_bytes(good["__0_0.distcp"])
+    named = pickle.loads(good[".metadata"])
+    named.storage_data = {
+        index: type(place)("sub/__0_0.distcp", place.offset, place.length) for index, place in named.storage_data.items()
+    }
+    (path / ".metadata").write_bytes(pickle.dumps(named))
+    rt.save({"w": torch.zeros(50)}, path, overwrite=True)
+    assert snapshot(path / "sub") == good
 
 
 @pytest.mark.parametrize("kind", ["a .pt file", "a file", "a folder", "dcp"])

@@ -90,6 +90,14 @@ pub enum Error {
         /// The address.
         path: String,
     },
+    /// A model of another format lies there, which a checkpoint in the same folder would hide, and overwriting was not asked for.
+    #[error("{path} holds {file:?}, a model of another format: a checkpoint in the same folder would be found in its place")]
+    OtherModel {
+        /// The address.
+        path: String,
+        /// The file by which the model is known.
+        file: String,
+    },
     /// Another writer is at work at the path, or was since this one began.
     #[error("{path} has another writer: {detail}")]
     Conflict {
@@ -248,7 +256,7 @@ impl Error {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Error::NotFound { .. } | Error::NoSuchKey { .. } => ErrorKind::NotFound,
-            Error::AlreadyExists { .. } => ErrorKind::AlreadyExists,
+            Error::AlreadyExists { .. } | Error::OtherModel { .. } => ErrorKind::AlreadyExists,
             Error::Incomplete { .. } => ErrorKind::Incomplete,
             Error::Corrupt { .. } | Error::Format { .. } => ErrorKind::Corrupt,
             Error::Mismatch(_) => ErrorKind::Mismatch,
@@ -287,7 +295,7 @@ impl Error {
     /// The files concerned.
     pub fn files(&self) -> Vec<String> {
         match self {
-            Error::Corrupt { file, .. } | Error::Format { file, .. } => vec![file.clone()],
+            Error::Corrupt { file, .. } | Error::Format { file, .. } | Error::OtherModel { file, .. } => vec![file.clone()],
             Error::Remote { failures } => failures.iter().flat_map(|f| f.files.iter().cloned()).collect(),
             _ => Vec::new(),
         }
@@ -324,9 +332,11 @@ impl Error {
             Error::Remote { failures } => match failures.first()? {
                 // A key that is not there is no matter of the address.
                 RankFailure { kind: ErrorKind::NotFound, keys, .. } if !keys.is_empty() => keys_hint(caller),
+                RankFailure { kind: ErrorKind::AlreadyExists, files, .. } if !files.is_empty() => beside_hint(caller),
                 failure => kind_hint(failure.kind, caller)?,
             },
             Error::NoSuchKey { .. } => keys_hint(caller),
+            Error::OtherModel { .. } => beside_hint(caller),
             Error::Expands { .. } => return Some(expanded_hint(caller)),
             Error::NeedsParameterMap { .. } => return Some(map_hint(caller)),
             Error::UnsupportedDType { .. } => match caller {
@@ -424,6 +434,14 @@ fn keys_hint(caller: Caller) -> &'static str {
         Caller::Rust => "`Checkpoint::catalog` lists the keys; a `KeyMap` loads them under other names",
         Caller::Python => "`reshard.open(path).keys()` lists the keys; `rename=` loads them under other names",
         Caller::Command => "`reshard ls` lists the keys; `--rename` changes their names",
+    }
+}
+
+fn beside_hint(caller: Caller) -> &'static str {
+    match caller {
+        Caller::Rust => "choose another path, or set `overwrite` to write beside it; nothing of it is removed",
+        Caller::Python => "choose another path, or pass overwrite=True to write beside it; nothing of it is removed",
+        Caller::Command => "choose another path, or pass --overwrite to write beside it; nothing of it is removed",
     }
 }
 

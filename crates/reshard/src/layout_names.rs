@@ -41,3 +41,11 @@ pub(crate) fn is_save_file(name: &str) -> bool {
     let side = name.starts_with(SIDE_PREFIX) && (name.ends_with(SIDE_SUFFIX) || name.ends_with(EDIT_SUFFIX));
     !name.contains('/') && (data || side || reshard_storage::is_staged(name))
 }
+
+pub(crate) fn is_safetensors(name: &str) -> bool {
+    name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json")
+}
+
+pub(crate) fn is_torch(name: &str) -> bool {
+    [".pt", ".pth", ".bin", ".ckpt"].iter().any(|suffix| name.ends_with(suffix))
+}

@@ -13,6 +13,7 @@ from lightning.fabric.strategies.fsdp import _METADATA_FILENAME
 from .. import _reshard
 from .. import open as open_checkpoint
 from .. import torch as rt
+from ._trust import read_objects
 
 #: What is neither model nor optimizer is also part of the checkpoint: it is published with the rest, where `meta.pt` is a file of its own.
 _REST = "lightning_meta"
@@ -60,8 +61,10 @@ class Background:
         rt.load(state, path, strict=strict, cast="any")
         with open_checkpoint(path) as checkpoint:
             rest = checkpoint[_REST] if _REST in checkpoint else None
-        found: dict[str, Any] = torch.load(
-            path / _METADATA_FILENAME if rest is None else io.BytesIO(rest), weights_only=weights_only
+        file = path / _METADATA_FILENAME
+        hint = "pass weights_only=False only for files you trust, or declare the class with torch.serialization.add_safe_globals"
+        found: dict[str, Any] = read_objects(
+            file if rest is None else io.BytesIO(rest), str(file), allow_pickle=weights_only is False, hint=hint
         )
         return found
 

@@ -72,7 +72,8 @@ def _first(engine: Any, folder: str, tag: str) -> dict[str, Any]:
     paths = [engine._get_all_zero_checkpoint_names(folder, tag, each)[0] for each in (bf16, not bf16)]
     for path in paths:
         if os.path.exists(path):
-            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=False, mmap=True)["optimizer_state_dict"]
+            read: dict[str, Any] = engine.checkpoint_engine.read(path, map_location="cpu", mmap=True)
+            state: dict[str, Any] = read["optimizer_state_dict"]
             return state
     raise Incomplete(f"{paths[0]} is missing, without which the checkpoint cannot be loaded", files=[paths[0]])
 

@@ -23,6 +23,7 @@ from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngi
 from .. import _reshard
 from .._errors import InvalidInput
 from ..torch._group import DEFAULT_TIMEOUT, group_for, together
+from ._trust import read_objects
 from ._zero import resized, resized_frozen
 
 
@@ -32,11 +33,14 @@ class CheckpointEngine(_Theirs):  # type: ignore[misc]
     Args:
         background: go on training while a checkpoint is written.
         timeout: seconds to wait for other ranks.
+        allow_pickle: unpickle whatever a checkpoint's files hold, which executes code from them. Only for files you trust; without it
+            plain data, DeepSpeed's own classes and those that the program declared safe to torch are loaded.
     """
 
-    def __init__(self, *, background: bool = True, timeout: float = DEFAULT_TIMEOUT) -> None:
+    def __init__(self, *, background: bool = True, timeout: float = DEFAULT_TIMEOUT, allow_pickle: bool = False) -> None:
         super().__init__(None)
         self.name = "reshard"
+        self.allow_pickle = allow_pickle
         self.background = background
         self.timeout = timeout
         self.save_latest = True
@@ -73,9 +77,14 @@ class CheckpointEngine(_Theirs):  # type: ignore[misc]
             pending.result()
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """Loads one of DeepSpeed's files. As in DeepSpeed itself, objects in it are unpickled, which executes code from the file."""
+        """Loads one of DeepSpeed's files."""
         self.settle()
-        return torch.load(path, map_location=map_location, weights_only=False)
+        return self.read(path, map_location=map_location)
+
+    def read(self, path: str, **options: Any) -> Any:
+        """What one of DeepSpeed's files holds; DeepSpeed itself would execute code from it."""
+        hint = "pass allow_pickle=True to attach only for files you trust, or declare the class with torch.serialization.add_safe_globals"
+        return read_objects(path, path, allow_pickle=self.allow_pickle, hint=hint, classes=_own_classes(), **options)
 
     def preserves_storage_sharing(self) -> bool:
         """Whether views would be saved with all that they are views of."""
@@ -104,11 +113,13 @@ class CheckpointEngine(_Theirs):  # type: ignore[misc]
             raise
 
 
-def attach(engine: Any, *, background: bool = True, timeout: float = DEFAULT_TIMEOUT) -> CheckpointEngine:
+def attach(
+    engine: Any, *, background: bool = True, timeout: float = DEFAULT_TIMEOUT, allow_pickle: bool = False
+) -> CheckpointEngine:
     """Gives a DeepSpeed engine this checkpoint engine, and loads that do not mind how many ranks there were."""
     if not isinstance(engine.checkpoint_engine, TorchCheckpointEngine):
         raise InvalidInput(f"the engine has a checkpoint engine of its own already, {type(engine.checkpoint_engine).__name__}")
-    ours = engine.checkpoint_engine = CheckpointEngine(background=background, timeout=timeout)
+    ours = engine.checkpoint_engine = CheckpointEngine(background=background, timeout=timeout, allow_pickle=allow_pickle)
     save, load_zero, load_module = engine.save_checkpoint, engine._load_zero_checkpoint, engine.load_module_state_dict
     names = engine._get_all_ckpt_names
     #: The folder and tag that are being loaded.
@@ -142,6 +153,15 @@ def attach(engine: Any, *, background: bool = True, timeout: float = DEFAULT_TIM
     engine.save_checkpoint, engine._load_zero_checkpoint = save_checkpoint, load_zero_checkpoint
     engine._get_all_ckpt_names, engine.load_module_state_dict = get_all_ckpt_names, load_module_state_dict
     return ours
+
+
+def _own_classes() -> list[Any]:
+    """The classes of which DeepSpeed itself stores instances beside tensors; they only hold numbers."""
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    return [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
 
 
 def _partial(name: str) -> str:

@@ -271,3 +271,34 @@ def test_deepspeed_resumes_on_other_ranks_from_a_universal_folder_that_is_writte
         loaded, went_on, step = ranks(size, run, universal, stage, False, True, *kept, True, one)[0]
         assert loaded == saved and step == 4
         assert went_on == pytest.approx(losses, rel=1e-5)
+
+
+class Hostile:
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.mkdir, (self.marker,)
+
+
+def test_files_that_want_to_run_code_are_refused_by_name(tmp_path):
+    from reshard.integrations import deepspeed as adapter
+
+    file, marker = str(tmp_path / "mp_rank_00_model_states.pt"), tmp_path / "marker"
+    torch.save({"module": {"w": torch.ones(3)}, "client": Hostile(str(marker))}, file)
+    with pytest.raises(reshard.UntrustedPickle, match="posix.mkdir.*execute code") as caught:
+        adapter.CheckpointEngine(background=False).load(file)
+    assert caught.value.class_name == "posix.mkdir" and "allow_pickle=True" in str(caught.value) and not marker.exists()
+    adapter.CheckpointEngine(background=False, allow_pickle=True).load(file)
+    assert marker.exists()
+
+
+def test_what_deepspeed_stores_itself_needs_no_trust():
+    from reshard.integrations import deepspeed as adapter
+
+    engine = adapter.CheckpointEngine(background=False)
+    fixtures = pathlib.Path(__file__).parents[3] / "crates/reshard/tests/foreign"
+    files = sorted(fixtures.glob("deepspeed-*/**/*_states.pt"))
+    assert len(files) > 20
+    for file in files:
+        assert isinstance(engine.load(str(file), map_location="cpu"), dict)

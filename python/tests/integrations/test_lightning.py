@@ -1,5 +1,6 @@
 """Lightning's FSDP and ModelParallel strategies: saved on four ranks, resumed on three."""
 
+import io
 import os
 import pathlib
 
@@ -10,6 +11,7 @@ pytest.importorskip("lightning")
 from trainers import batch, full_digest, net
 
 import reshard
+import reshard.torch
 
 PRELOAD = ("lightning",)
 
@@ -135,3 +137,29 @@ def test_model_checkpoints_are_all_complete(tmp_path, ranks, last):
         (pathlib.Path(folder + "-each") / "step=1.ckpt" / "meta.pt").read_bytes()
     )
     assert ranks(3, run, folder + "-each/last.ckpt", "fsdp" if last is True else "model parallel", True, True)[0][2] == 3
+
+
+class Hostile:
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.mkdir, (self.marker,)
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["in the checkpoint", "in meta.pt"])
+def test_what_lies_beside_the_model_executes_nothing(tmp_path, inside):
+    from reshard.integrations._lightning import Background
+
+    folder, marker = tmp_path / "last.ckpt", tmp_path / "marker"
+    rest = io.BytesIO()
+    torch.save({"callbacks": Hostile(str(marker))}, rest)
+    state = {"state_dict": {"w": torch.ones(3)}}
+    reshard.torch.save({**state, "lightning_meta": rest.getvalue()} if inside else state, folder)
+    (folder / "meta.pt").write_bytes(rest.getvalue())
+    for weights_only in (None, True):
+        with pytest.raises(reshard.UntrustedPickle, match="posix.mkdir"):
+            Background().read(folder, {"state_dict": {"w": torch.zeros(3)}}, True, weights_only)
+        assert not marker.exists()
+    Background().read(folder, {"state_dict": {"w": torch.zeros(3)}}, True, False)
+    assert marker.exists()

@@ -28,7 +28,9 @@ pub(crate) struct FileShare {
 #[derive(Debug, Default)]
 pub(crate) struct Listing {
     files: HashMap<String, FileInfo>,
-    /// Why nothing is known, if the store did not answer.
+    /// Why the folder was not listed, and each file asked for instead.
+    pub(crate) unlisted: Option<String>,
+    /// Why it is not known of every file whether it is there, if the store did not answer.
     pub(crate) trouble: Option<String>,
 }
 
@@ -36,18 +38,18 @@ pub(crate) struct Listing {
 pub(crate) fn list(checkpoint: &Checkpoint) -> Listing {
     let store = checkpoint.store();
     // A single file's store is rooted at the folder around it, which may hold anything.
+    let mut listing = Listing::default();
     if checkpoint.catalog().format.is_dcp() {
         match store.list("") {
             Ok(files) => {
-                let files = files.into_iter().map(|file| (file.path.clone(), file)).collect();
-                return Listing { files, trouble: None };
+                listing.files = files.into_iter().map(|file| (file.path.clone(), file)).collect();
+                return listing;
             }
-            // A plain web server cannot list, but may know each file.
+            // A plain web server cannot list, but may know each file; so may a folder that may be entered and not listed.
             Err(StorageError::Unsupported { .. }) => {}
-            Err(error) => return Listing { trouble: Some(error.to_string()), ..Listing::default() },
+            Err(error) => listing.unlisted = Some(error.to_string()),
         }
     }
-    let mut listing = Listing::default();
     for path in &checkpoint.catalog().files {
         match store.size(path) {
             Ok(size) => drop(listing.files.insert(path.clone(), FileInfo { path: path.clone(), size, modified: None })),

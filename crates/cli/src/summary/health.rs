@@ -31,6 +31,8 @@ pub(crate) struct Health {
     pub(crate) bad: u64,
     /// What could be looked at, in words.
     pub(crate) checked: String,
+    /// Whether the store did not say of every file whether it is there.
+    pub(crate) unseen: bool,
 }
 
 impl Health {
@@ -48,12 +50,15 @@ impl Health {
     }
 
     pub(super) fn files(&mut self, checkpoint: &Checkpoint, listing: &Listing, files: &mut [FileShare]) {
-        let mut known = true;
-        if let Some(trouble) = &listing.trouble {
-            self.add(false, format!("the files could not be listed: {trouble}"), None, None);
-            known = false;
+        if let Some(why) = &listing.unlisted {
+            self.add(false, format!("the folder could not be listed, its files were asked for one by one: {why}"), None, None);
         }
-        for file in files.iter().filter(|_| known) {
+        if let Some(trouble) = &listing.trouble {
+            self.add(false, format!("the files could not be looked for: {trouble}"), None, None);
+            self.unseen = true;
+        }
+        let seen = if self.unseen { &[][..] } else { &*files };
+        for file in seen {
             match file.size {
                 None => self.add(true, format!("{} is missing", file.path), None, Some(&file.path)),
                 Some(size) if size < file.used => {
@@ -71,13 +76,13 @@ impl Health {
             self.add(false, text, None, Some(&first.path));
         }
         self.troubles.sort_by_key(|trouble| !trouble.bad);
-        self.checked = if known {
+        self.checked = if self.unseen {
+            "the metadata places every element exactly once; whether its files are there could not be seen".to_owned()
+        } else {
             format!(
                 "every element is stored exactly once, {} there and long enough",
                 if files.len() == 1 { "the file is" } else { "all files are" }
             )
-        } else {
-            "every element is stored exactly once".to_owned()
         };
     }
 }

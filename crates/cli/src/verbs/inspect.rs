@@ -222,7 +222,10 @@ fn health(printer: &mut Printer, checkpoint: &Checkpoint, summary: &Summary) -> 
     printer.line("")?;
     let name = printer.paint(Paint::Bold, "health");
     let health = &summary.health;
-    if health.bad == 0 {
+    if health.bad == 0 && health.unseen {
+        let mark = printer.paint(Paint::Warn, "not known");
+        printer.line(format!("{name}  {mark}: {}", health.checked))?;
+    } else if health.bad == 0 {
         let mark = printer.paint(Paint::Good, "looks whole");
         printer.line(format!("{name}  {mark}: {}", health.checked))?;
     } else {

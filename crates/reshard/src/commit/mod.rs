@@ -20,6 +20,7 @@
 //! and the next save sweeps what is not needed.
 
 mod assemble;
+mod beside;
 
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -29,6 +30,7 @@ use reshard_formats::Metadata;
 use reshard_storage::{Publish, StorageError, Store, Version, WriteLock, is_staged};
 
 pub(crate) use self::assemble::{Assembly, encode_side};
+use self::beside::{Beside, beside};
 use crate::checkpoint::MAX_METADATA_BYTES;
 use crate::control::Control;
 use crate::error::{Error, Result, StorageContext};
@@ -47,6 +49,8 @@ pub(crate) struct Commit {
     seen: Option<Version>,
     /// Whether what does not belong to the new checkpoint goes.
     sweeps: bool,
+    /// What to say of a file of another format that lies there.
+    beside: Option<String>,
     /// The data files of the checkpoint before, once it was read.
     old: Option<Vec<String>>,
     _lock: WriteLock,
@@ -93,25 +97,18 @@ impl Failed {
 
 impl Commit {
     /// Claims a path for a new checkpoint, which it makes where there are folders. A checkpoint that is there is an error
-    /// unless it may be overwritten.
+    /// unless it may be overwritten; so is a model of another format, which stays in any case.
     pub(crate) fn begin(store: &dyn Store, overwrite: bool) -> Result<Commit> {
         let lock = claim(store)?;
-        let commit = Commit::look(store, None, lock)?;
-        match commit.seen.is_some() && !overwrite {
-            true => Err(Error::AlreadyExists { path: store.describe() }),
-            false => Ok(commit),
-        }
+        Commit::look(store, None, lock, overwrite)
     }
 
     /// As [`Commit::begin`], for the metadata of one rank among several that save to the path without talking to each other:
     /// no rank keeps the others away, and none sweeps.
     pub(crate) fn begin_rank(store: &dyn Store, overwrite: bool, name: &str) -> Result<Commit> {
         store.prepare().doing(|| format!("preparing {}", store.describe()))?;
-        let whole = Commit::look(store, None, WriteLock::none())?;
-        if whole.seen.is_some() && !overwrite {
-            return Err(Error::AlreadyExists { path: store.describe() });
-        }
-        let commit = Commit::look(store, Some(name), WriteLock::none())?;
+        let whole = Commit::look(store, None, WriteLock::none(), overwrite)?;
+        let commit = Commit::look(store, Some(name), WriteLock::none(), true)?;
         Ok(Commit { sweeps: false, named: commit.named || whole.named, ..commit })
     }
 
@@ -119,14 +116,29 @@ impl Commit {
     /// files may be all that is left of other saves.
     pub(crate) fn begin_rebuild(store: &dyn Store) -> Result<Commit> {
         let lock = claim(store)?;
-        Ok(Commit { sweeps: false, ..Commit::look(store, None, lock)? })
+        Ok(Commit { sweeps: false, ..Commit::look(store, None, lock, true)? })
     }
 
-    fn look(store: &dyn Store, rank_metadata: Option<&str>, lock: WriteLock) -> Result<Commit> {
+    fn look(store: &dyn Store, rank_metadata: Option<&str>, lock: WriteLock, overwrite: bool) -> Result<Commit> {
         let path = || format!("preparing {}", store.describe());
         let seen = store.version(rank_metadata.unwrap_or(METADATA_FILE)).doing(path)?;
-        let named = seen.is_some() || !store.list(DATA_PREFIX).doing(path)?.is_empty();
+        if seen.is_some() && !overwrite {
+            return Err(Error::AlreadyExists { path: store.describe() });
+        }
+        let files = if seen.is_some() { Vec::new() } else { store.list("").doing(path)? };
+        let named = seen.is_some() || files.iter().any(|file| file.path.starts_with(DATA_PREFIX));
+        let beside = match beside(files.iter().map(|file| file.path.as_str())) {
+            Some(Beside::Model(file)) if !overwrite => {
+                return Err(Error::OtherModel { path: store.describe(), file: file.to_owned() });
+            }
+            Some(Beside::Model(file) | Beside::File(file)) => Some(format!(
+                "{file:?} lies in the same folder and stays: opening {} finds the new checkpoint, no longer that file",
+                store.describe()
+            )),
+            None => None,
+        };
         Ok(Commit {
+            beside,
             save_id: new_save_id(),
             named,
             rank_metadata: rank_metadata.map(str::to_owned),
@@ -172,7 +184,9 @@ impl Commit {
         }
         beside.extend(sidecar.map(|(name, _)| name));
         let keep = files.into_iter().map(|(name, _)| name).chain(beside.iter().map(String::as_str)).collect();
-        Ok(sweep(store, &keep, self.old.take().unwrap_or_default(), is_save_file))
+        let mut warnings: Vec<String> = self.beside.take().into_iter().collect();
+        warnings.extend(sweep(store, &keep, self.old.take().unwrap_or_default(), is_save_file));
+        Ok(warnings)
     }
 
     /// A data file that a rank wrote to another path, or to a disk of its own, is not there.
@@ -271,8 +285,9 @@ fn wrong_file(store: &dyn Store, name: &str, length: Option<u64>) -> Result<Opti
 /// Removes what does not belong to the checkpoint that was published: the old data files, and leftovers.
 fn sweep(store: &dyn Store, keep: &HashSet<&str>, old: Vec<String>, leftover: fn(&str) -> bool) -> Vec<String> {
     let mut warnings = Vec::new();
-    // A foreign `.metadata` may name anything; only data files go.
-    let mut remove: HashSet<String> = old.into_iter().filter(|name| name.ends_with(DATA_SUFFIX)).collect();
+    // A foreign `.metadata` may name anything, files of checkpoints in folders below too; only data files of this folder go.
+    let own = |name: &String| name.ends_with(DATA_SUFFIX) && !name.contains('/');
+    let mut remove: HashSet<String> = old.into_iter().filter(own).collect();
     match store.list("") {
         Ok(files) => remove.extend(files.into_iter().map(|f| f.path).filter(|name| leftover(name))),
         Err(error) => warnings.push(format!("files of earlier saves could not be listed: {error}")),

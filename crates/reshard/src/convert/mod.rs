@@ -45,13 +45,12 @@ use crate::cast::can_cast;
 use crate::checkpoint::{CatalogKind, CatalogTensor, Checkpoint, Format, LoadedValue, ValueLocation};
 use crate::control::Control;
 use crate::error::{Error, Result, StorageContext};
-use crate::layout_names::METADATA_FILE;
+use crate::layout_names::{METADATA_FILE, is_safetensors, is_torch};
 use crate::load::Cast;
 use crate::mesh::{Layout, RankPiece};
 use crate::mismatch::is_narrowing;
 use crate::packed::Compression;
 use crate::select::{CastRules, Part, Selection};
-use crate::source::{is_safetensors, is_torch};
 use crate::stream::{CastStream, TensorStream, check_covered, check_cut_chunks, check_seen_records};
 use crate::workers::Workers;
 

@@ -30,7 +30,7 @@ use reshard_storage::Store;
 
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
-use crate::layout_names::METADATA_FILE;
+use crate::layout_names::{METADATA_FILE, is_safetensors, is_torch};
 
 /// "Is this yours? Open it": none where the folder is of another format.
 type OpenFolder = fn(&Folder) -> Result<Option<Checkpoint>>;
@@ -82,14 +82,6 @@ pub(crate) fn open_file(store: Arc<dyn Store>, name: &str) -> Result<Checkpoint>
     } else {
         torch_file::open(store, name)
     }
-}
-
-pub(crate) fn is_safetensors(name: &str) -> bool {
-    name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json")
-}
-
-pub(crate) fn is_torch(name: &str) -> bool {
-    [".pt", ".pth", ".bin", ".ckpt"].iter().any(|suffix| name.ends_with(suffix))
 }
 
 /// What in a folder without `.metadata` could be meant: its safetensors files together, each `torch.save` file, and each

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use reshard_storage::{Address, StorageError, Store, StoreOptions};
 
-use super::{ParameterMap, is_safetensors, is_torch};
+use super::ParameterMap;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result, StorageContext};
+use crate::layout_names::{is_safetensors, is_torch};
 use crate::view::View;
 
 /// How to open a checkpoint.

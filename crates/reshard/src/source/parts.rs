@@ -8,10 +8,10 @@ use reshard_state::{Dict, Key, Opaque, Tree};
 
 use super::folder::Folder;
 use super::tensors::{self, Parts};
-use super::{dcp, is_safetensors, is_torch, safetensors};
+use super::{dcp, safetensors};
 use crate::checkpoint::{Catalog, CatalogEntry, Checkpoint, Format};
 use crate::error::{Error, ErrorKind, Result};
-use crate::layout_names::METADATA_FILE;
+use crate::layout_names::{METADATA_FILE, is_safetensors, is_torch};
 
 /// What two numbers or files say differently.
 #[derive(Debug, thiserror::Error)]

@@ -10,13 +10,12 @@ use reshard_layout::ByteLayout;
 use reshard_storage::Store;
 
 use super::folder::Folder;
-use super::is_safetensors;
 use crate::checkpoint::{
     Catalog, CatalogEntry, CatalogKind, CatalogTensor, Checkpoint, ChunkLocation, DataLocation, Flaw, Format, StoredChunk,
     StoredFile, ValueLocation,
 };
 use crate::error::{Error, Result, StorageContext};
-use crate::layout_names::MODEL_FILE;
+use crate::layout_names::{MODEL_FILE, is_safetensors};
 
 const MAX_INDEX_BYTES: u64 = 256 << 20;
 const INDEX_SUFFIX: &str = ".safetensors.index.json";

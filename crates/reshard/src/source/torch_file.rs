@@ -6,9 +6,10 @@ use reshard_state::Tree;
 use reshard_storage::Store;
 
 use super::folder::Folder;
-use super::{is_torch, tensors};
+use super::tensors;
 use crate::checkpoint::{Catalog, Checkpoint, Format};
 use crate::error::Result;
+use crate::layout_names::is_torch;
 
 /// A folder with one such file.
 pub(super) fn open_folder(folder: &Folder) -> Result<Option<Checkpoint>> {

@@ -16,6 +16,7 @@ use crate::checkpoint::{CatalogKind, Checkpoint, MAX_METADATA_BYTES, StoredFile}
 use crate::edit::{check_files, read_note};
 use crate::error::{Error, Result, StorageContext, chain};
 use crate::layout_names::{DATA_PREFIX, DATA_SUFFIX, METADATA_FILE, note_name};
+use crate::packed::Compression;
 use crate::workers::Workers;
 
 /// The index of each data file that has one, by number.
@@ -245,11 +246,14 @@ fn difference(index: &FileIndex, found: &IndexedRecord, wanted: &Named<'_>, keys
         return Some(format!("that its path in the nested state dict is {:?}", entry.key_path()));
     }
     match (&entry.tensor, &found.region, wanted.chunk) {
-        (None, None, None) => None,
+        // Values are never compressed in files that have an index.
+        (None, None, None) => wanted.transform.map(|name| format!("that it did not go through {name:?}")),
         (Some(tensor), Some(region), Some((stored, wanted_region))) => {
-            if found.sum.is_packed_tensor() != wanted.transform.is_some() {
-                let is = if found.sum.is_packed_tensor() { "is" } else { "is not" };
-                return Some(format!("that it {is} compressed"));
+            match (found.sum.is_packed_tensor(), wanted.transform) {
+                (true, Some(name)) if Compression::of(name).is_some() => {}
+                (true, _) => return Some("that it is compressed by zstd".to_owned()),
+                (false, Some(name)) => return Some(format!("that it did not go through {name:?}")),
+                (false, None) => {}
             }
             let same = tensor.dtype == stored.dtype
                 && tensor.requires_grad == stored.requires_grad
