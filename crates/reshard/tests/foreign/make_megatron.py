@@ -2,9 +2,9 @@
 
     python make_megatron.py OUT [common_state]
 
-needs megatron-core (made with 0.16.1) and a CPU: two tensor parallel and two data parallel ranks. `expected.json` has dtype,
-shape and sha256 of every tensor. With `common_state`, what all ranks share is an object among the others, as from 0.19 on,
-which needs a newer Python; before, it is `common.pt`.
+needs megatron-core (made with 0.14.0, 0.16.1 and 0.19.2) and a CPU: two tensor parallel and two data parallel ranks. `expected.json` has dtype,
+shape and sha256 of every tensor. With `common_state`, what all ranks share is an object among the others, as releases from
+0.19 on have it by themselves; before, it is `common.pt`.
 """
 
 import argparse

@@ -27,7 +27,7 @@ const LATEST: &str = "latest_checkpointed_iteration.txt";
 /// Says which backend wrote a folder.
 const CONFIG: &str = "metadata.json";
 const MAX_TEXT_BYTES: u64 = 1 << 20;
-/// What is the same on all ranks, before 0.20.
+/// What is the same on all ranks, before 0.19.
 const COMMON: &str = "common.pt";
 
 /// A root whose `latest_checkpointed_iteration.txt` names an iteration, or an iteration of the older format.

@@ -1,4 +1,4 @@
-//! Objects that Megatron stores as records of their own, opened: the state that all ranks share (0.20 on), and the optimizer's
+//! Objects that Megatron stores as records of their own, opened: the state that all ranks share (0.19 on), and the optimizer's
 //! buffers that one rank gathered (`dp_zero_gather_scatter`). Each is the `torch.save` of a list.
 
 use indexmap::IndexMap;
