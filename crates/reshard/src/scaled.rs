@@ -48,10 +48,12 @@ impl Checkpoint {
     /// A stored tensor as the numbers that it stands for: codes as the weight that they and their scales are, all else as it is.
     pub(crate) fn values(&self, key: &str) -> Result<&CatalogTensor> {
         let stored = self.tensor(key)?;
-        if !is_float8(stored.dtype) && !(stored.dtype == DType::UInt8 && key.ends_with(BLOCKS)) {
-            return Ok(stored);
-        }
-        let name = if is_float8(stored.dtype) { key } else { key.strip_suffix(BLOCKS).unwrap_or(key) };
+        let name = match stored.dtype {
+            dtype if is_float8(dtype) => Some(key),
+            DType::UInt8 => key.strip_suffix(BLOCKS),
+            _ => None,
+        };
+        let Some(name) = name else { return Ok(stored) };
         let weight = self.scaled_weights().get(name).and_then(|weight| weight.as_ref().ok());
         Ok(weight.filter(|weight| weight.codes == key).and_then(ScaledWeight::tensor).unwrap_or(stored))
     }
