@@ -251,6 +251,19 @@ class Leaf:
     def record(key: str, path: _Path | None, per_rank: bool, record: bytes) -> Leaf:
         """The bytes of a `torch.save` record."""
 
+    @staticmethod
+    def transformed(
+        key: str,
+        path: _Path | None,
+        dtype: _Code,
+        requires_grad: bool,
+        shape: _Dims,
+        offsets: _Dims,
+        sizes: _Dims,
+        record: bytes,
+    ) -> Leaf:
+        """The record of a region of a tensor, as transforms of the caller's made it."""
+
 # ---- opened checkpoints -----------------------------------------------------------------------------------------------------
 
 @final
@@ -293,6 +306,10 @@ class StoredChunk:
     def length(self) -> int | None:
         """The bytes of its record."""
 
+    @property
+    def transforms(self) -> str | None:
+        """What the record was stored through and the engine cannot undo."""
+
 @final
 class Entry:
     """A key of a checkpoint and what it is. Nothing is made of it before it is asked for."""
@@ -328,6 +345,10 @@ class Entry:
     @property
     def chunks(self) -> list[StoredChunk]:
         """The chunks that a tensor is stored in."""
+
+    @property
+    def transforms(self) -> str | None:
+        """What the record of a value was stored through and the engine cannot undo."""
 
     @property
     def record(self) -> RecordLocation | None:
@@ -444,6 +465,9 @@ class Checkpoint:
 
     def read_into(self, key: str, offsets: _Dims, sizes: _Dims, buffer: object) -> None:
         """Reads a region of a tensor into a contiguous buffer of bytes, in row-major order."""
+
+    def stored_record(self, key: str, file: str, offset: int, length: int) -> bytes:
+        """Reads a record as it lies in its file, for a caller who can undo what it was stored through."""
 
     def value(self, key: str) -> _Value:
         """Reads a plain value; one that needs unpickling is an error that names its class."""
@@ -1517,6 +1541,3 @@ def publish_file(folder: str, name: str, content: bytes) -> None:
 
 def rename_file(folder: str, name: str, to: str) -> None:
     """Gives a file of a folder another name, over what is there, durably."""
-
-def forked() -> None:
-    """Called in a child process after a fork."""

@@ -196,6 +196,14 @@ impl Checkpoint {
         run(py, &control, move || checkpoint.read_bytes_into(&key, &region, target.bytes()))?.or_raise(py)
     }
 
+    /// Reads a record as it lies in its file, for a caller who can undo what it was stored through.
+    fn stored_record(&self, py: Python<'_>, key: String, file: String, offset: u64, length: u64) -> PyResult<Py<PyBytes>> {
+        let checkpoint = Arc::clone(&self.inner);
+        let control = reshard::Control::new();
+        let record = run(py, &control, move || checkpoint.stored_record(&key, &file, offset, length))?.or_raise(py)?;
+        Ok(PyBytes::new(py, &record).unbind())
+    }
+
     /// Reads a plain value; one that needs unpickling is an error that names its class.
     fn value<'py>(&self, py: Python<'py>, key: &str) -> PyResult<Bound<'py, PyAny>> {
         let value = py.detach(|| self.inner.value(key)).or_raise(py)?;
@@ -278,6 +286,13 @@ pub(crate) struct StoredChunk {
     /// Where in the file its record begins; None where it has none of its own.
     offset: Option<u64>,
     length: Option<u64>,
+    /// What the record was stored through and the engine cannot undo.
+    transforms: Option<String>,
+}
+
+/// What a record was stored through, where the engine cannot undo it.
+fn unknown(transform: Option<&str>) -> Option<String> {
+    transform.filter(|name| !reshard::checkpoint::can_undo(name)).map(str::to_owned)
 }
 
 /// A key of a checkpoint and what it is. Nothing is made of it before it is asked for.
@@ -356,15 +371,26 @@ impl Entry {
     fn chunks(&self, py: Python<'_>) -> PyResult<Vec<StoredChunk>> {
         let chunks = self.tensor().map(|tensor| tensor.chunks.as_slice()).unwrap_or_default();
         let stored = |chunk: &reshard::checkpoint::StoredChunk| {
-            let (offset, length) = match chunk.location.stored() {
-                ChunkLocation::Record { offset, length, .. } => (Some(*offset), Some(*length)),
-                _ => (None, None),
+            let (offset, length, transforms) = match chunk.location.stored() {
+                ChunkLocation::Record { offset, length, transform } => (Some(*offset), Some(*length), unknown(transform.as_deref())),
+                _ => (None, None, None),
             };
             let offsets = PyTuple::new(py, chunk.region.offsets())?.unbind();
             let sizes = PyTuple::new(py, chunk.region.sizes())?.unbind();
-            Ok(StoredChunk { offsets, sizes, file: self.file(chunk.file), offset, length })
+            Ok(StoredChunk { offsets, sizes, file: self.file(chunk.file), offset, length, transforms })
         };
         chunks.iter().map(stored).collect()
+    }
+
+    /// What the record of a value was stored through and the engine cannot undo.
+    #[getter]
+    fn transforms(&self) -> Option<String> {
+        match self.get() {
+            Some((_, CatalogEntry { kind: CatalogKind::Value(ValueLocation::Record { transform, .. }), .. })) => {
+                unknown(transform.as_deref())
+            }
+            _ => None,
+        }
     }
 
     /// Where the record of a value lies; None where it has none.

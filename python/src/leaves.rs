@@ -165,6 +165,14 @@ enum Content {
     Value(Py<PyAny>),
     /// A `torch.save` record.
     Record(Py<PyBytes>),
+    /// The record of a region of a tensor, behind transforms of the caller's.
+    Transformed {
+        dtype: DType,
+        requires_grad: bool,
+        shape: Dims,
+        region: Region,
+        record: Py<PyBytes>,
+    },
 }
 
 /// One leaf: its key, its path (None when that is the key alone), and what it holds.
@@ -241,6 +249,25 @@ impl Leaf {
         Leaf { key, path: path.map(|path| path.0), per_rank, content: Content::Record(record) }
     }
 
+    /// The record of a region of a tensor, as transforms of the caller's made it.
+    #[staticmethod]
+    #[expect(clippy::too_many_arguments, reason = "what a region of a tensor is")]
+    fn transformed(
+        py: Python<'_>,
+        key: String,
+        path: Option<Path>,
+        dtype: Code,
+        requires_grad: bool,
+        shape: Numbers,
+        offsets: Numbers,
+        sizes: Numbers,
+        record: Py<PyBytes>,
+    ) -> PyResult<Leaf> {
+        let region = region(py, &offsets.0, &sizes.0)?;
+        let content = Content::Transformed { dtype: dtype.0, requires_grad, shape: shape.0, region, record };
+        Ok(Leaf { key, path: path.map(|path| path.0), per_rank: false, content })
+    }
+
     /// Where it sits in the state dict; None when that is its key alone.
     #[getter]
     fn path<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
@@ -265,6 +292,9 @@ impl Leaf {
                 None => SaveLeaf::Record(pickle.call1((&self.key, object))?.cast::<PyBytes>()?.as_bytes().to_vec()),
             },
             Content::Record(record) => SaveLeaf::Record(record.bind(py).as_bytes().to_vec()),
+            Content::Transformed { .. } => {
+                return Err(invalid_key(py, &self.key, format!("{:?} has its transforms named by a planner alone", self.key)));
+            }
         })
     }
 
@@ -277,6 +307,13 @@ impl Leaf {
                 requires_grad: *requires_grad,
                 shape: shape.clone(),
                 piece: pieces[0].to_save(py, *dtype)?,
+            },
+            Content::Transformed { dtype, requires_grad, shape, region, record } => RecordContent::Transformed {
+                dtype: *dtype,
+                requires_grad: *requires_grad,
+                shape: shape.clone(),
+                region: region.clone(),
+                bytes: record.bind(py).as_bytes().to_vec(),
             },
             _ => return Err(invalid_key(py, &self.key, format!("{:?} is more than one record", self.key))),
         };

@@ -50,8 +50,6 @@ mod _reshard {
     #[pymodule_export]
     use crate::records::{BegunSave, WrittenRecords, begin_records, publish_records, write_records};
     #[pymodule_export]
-    use crate::run::forked;
-    #[pymodule_export]
     use crate::save::{AsyncSaver, SaveHandle, save};
     #[pymodule_export]
     use crate::state::{

@@ -4,7 +4,6 @@
 //! of its own, and the caller's thread waits and looks for signals now and then. The work owns all it needs, references to
 //! the caller's tensors included: should it hang in a call to another rank, the caller may leave it behind safely.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,31 +16,12 @@ const LOOK: Duration = Duration::from_millis(100);
 /// How long work may take to notice that it was cancelled before it is left behind.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Whether the engine has worked in this process, and so has threads.
-static USED: AtomicBool = AtomicBool::new(false);
-/// Whether this process is a copy of one in which the engine had worked. Its threads did not come along.
-static FORKED: AtomicBool = AtomicBool::new(false);
-
-/// Called in a child process after a fork.
-#[pyfunction]
-pub(crate) fn forked() {
-    if USED.load(Ordering::Relaxed) {
-        FORKED.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Runs `work` on another thread. On a signal whose handler raises, the work is cancelled and the exception goes on.
 pub(crate) fn run<T: Send + 'static>(
     py: Python<'_>,
     control: &Control,
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> PyResult<Result<T>> {
-    USED.store(true, Ordering::Relaxed);
-    if FORKED.load(Ordering::Relaxed) {
-        let detail = "this process was forked from one that had used reshard, and has none of its threads; \
-                      start processes with the method \"spawn\" or \"forkserver\"";
-        return Ok(Err(Error::Invalid { detail: detail.into() }));
-    }
     let (sender, receiver) = channel();
     // Waiting happens without the lock, for which what is waited on has to be shareable.
     let receiver = Mutex::new(receiver);

@@ -10,6 +10,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from test_cross import state_in
 
 import reshard
@@ -246,17 +247,51 @@ except KeyboardInterrupt:
     assert not rt.exists(tmp_path / "c")
 
 
-def test_a_fork_of_a_process_that_used_the_engine_is_told_so(path):
-    rt.save({"x": torch.ones(1)}, path)
+def in_a_fork(work):
+    """What a child process forked from this one says of some work."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            reshard.open(path)
-            os.write(writing, b"opened")
-        except reshard.InvalidInput as error:
-            os.write(writing, str(error).encode())
+            os.write(writing, repr(work()).encode())
+        except BaseException as error:
+            os.write(writing, f"{type(error).__name__}: {error}".encode())
         finally:
             os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as said:
+        answer = said.read().decode()
     os.waitpid(child, 0)
-    assert b"forked" in os.read(reading, 1000)
+    return answer
+
+
+def test_a_fork_of_a_process_that_used_the_engine_works(tmp_path):
+    rt.save({"x": torch.arange(5.0)}, tmp_path / "parent")
+    opened = reshard.open(tmp_path / "parent")
+    saver = rt.AsyncSaver(1 << 20)
+    saver.save({"x": torch.ones(1)}, tmp_path / "first").result()
+
+    def use():
+        state = {"x": torch.zeros(5)}
+        rt.load(state, tmp_path / "parent")
+        assert state["x"].tolist() == opened["x"][:].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+        rt.save({"x": torch.ones(2)}, tmp_path / "child", overwrite=True)
+        rt.async_save({"x": torch.ones(2)}, tmp_path / "background", overwrite=True).result()
+        saver.save({"x": torch.ones(2)}, tmp_path / "saver", overwrite=True).result()
+        dcp.save({"x": torch.ones(2)}, storage_writer=rt.StorageWriter(tmp_path / "dcp"), no_dist=True)
+        # A fork of the fork.
+        return in_a_fork(lambda: reshard.verify(tmp_path / "saver").sound)
+
+    for _ in range(2):
+        assert in_a_fork(use) == repr("True")
+    assert all(reshard.verify(tmp_path / name).sound for name in ("child", "background", "saver", "dcp"))
+
+
+def test_a_save_under_way_is_not_waited_for_in_a_fork(tmp_path):
+    handle = rt.async_save({f"x{i}": torch.ones(1000) for i in range(2000)}, tmp_path)
+    if handle.done():
+        pytest.skip("it was too fast")
+    answer = in_a_fork(lambda: handle.result())
+    assert "forked from" in answer or "SaveReport" in answer
+    handle.result()
+    assert reshard.verify(tmp_path).sound

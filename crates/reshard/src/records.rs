@@ -5,13 +5,13 @@
 //! [`save`](crate::save()): old or new, synced, with checksums, files that describe themselves.
 
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rayon::prelude::*;
 use reshard_formats::own::{KeyEntry, RecordChecksums, Sidecar, SidecarFile, TensorFacts};
 use reshard_formats::{DType, KeyPath, PathSegment, value_record};
-use reshard_layout::Dims;
-use reshard_storage::Store;
+use reshard_layout::{Dims, Region};
+use reshard_storage::{PerProcess, Store};
 
 use crate::checkpoint::{Checkpoint, LoadedValue};
 use crate::commit::{Commit, Publication, encode_side};
@@ -46,10 +46,10 @@ pub struct RecordSave {
 
 /// Paths that saves of others' planners claim, from [`begin`] to [`publish_records`]. Who plans does not say when it gives up; so
 /// a new save of this process takes the claim over, and the one before can no longer publish.
-static CLAIMS: LazyLock<Mutex<HashMap<String, Commit>>> = LazyLock::new(Mutex::default);
+static CLAIMS: PerProcess<Mutex<HashMap<String, Commit>>> = PerProcess::new();
 
 fn claims() -> std::sync::MutexGuard<'static, HashMap<String, Commit>> {
-    CLAIMS.lock().unwrap_or_else(PoisonError::into_inner)
+    CLAIMS.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Several ranks may claim a path, each for metadata of its own.
@@ -87,6 +87,19 @@ pub enum RecordContent<'a> {
     },
     /// Bytes, as they are.
     Bytes(Vec<u8>),
+    /// The record of a region of a tensor, as transforms of the caller's made it. Its metadata names them.
+    Transformed {
+        /// Element type.
+        dtype: DType,
+        /// Whether PyTorch should see it as requiring gradients.
+        requires_grad: bool,
+        /// Shape of the whole tensor.
+        shape: Dims,
+        /// What of it the record holds.
+        region: Region,
+        /// The record.
+        bytes: Vec<u8>,
+    },
 }
 
 /// Where a record was written.
@@ -161,7 +174,14 @@ pub fn write_records(
             }
             RecordContent::Bytes(bytes) => {
                 kinds.push((false, jobs.values.len()));
-                jobs.values.push(ValueJob { local, bytes });
+                jobs.values.push(ValueJob { local, bytes, region: None });
+            }
+            RecordContent::Transformed { dtype, requires_grad, shape, region, bytes } => {
+                region.check_inside(&shape)?;
+                entry.tensor = Some(TensorFacts { dtype, requires_grad, shape });
+                let region = Some((Dims::from_slice(region.offsets()), Dims::from_slice(region.sizes())));
+                kinds.push((false, jobs.values.len()));
+                jobs.values.push(ValueJob { local, bytes, region });
             }
         }
         table.push(entry);

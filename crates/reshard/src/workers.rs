@@ -1,10 +1,8 @@
 //! The threads that move bytes: one pool for work that someone waits for, one of low priority for work in the background, and
 //! one of threads that mostly wait for a service's answers.
 
-use std::sync::OnceLock;
-
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use reshard_storage::Store;
+use reshard_storage::{PerProcess, Store};
 
 use crate::error::{Error, Result};
 
@@ -21,8 +19,8 @@ pub(crate) struct Workers {
 impl Workers {
     /// For work that someone waits for.
     pub(crate) fn normal() -> &'static Workers {
-        static POOL: OnceLock<Workers> = OnceLock::new();
-        POOL.get_or_init(|| Workers::new("reshard", processors(), false))
+        static POOL: PerProcess<Workers> = PerProcess::new();
+        POOL.get(|| Workers::new("reshard", processors(), false))
     }
 
     /// For reading from a store. A disk is busy with a thread for each processor; of those that read from a service, most
@@ -33,17 +31,17 @@ impl Workers {
 
     /// For reading from several stores, of which the slowest decides.
     pub(crate) fn reading_any<'s>(stores: impl IntoIterator<Item = &'s dyn Store>) -> &'static Workers {
-        static POOL: OnceLock<Workers> = OnceLock::new();
+        static POOL: PerProcess<Workers> = PerProcess::new();
         match stores.into_iter().any(|store| store.capabilities().remote) {
-            true => POOL.get_or_init(|| Workers::new("reshard-remote", REMOTE_THREADS, false)),
+            true => POOL.get(|| Workers::new("reshard-remote", REMOTE_THREADS, false)),
             false => Workers::normal(),
         }
     }
 
     /// For asynchronous saves: yields the processor and the disk to training.
     pub(crate) fn background() -> &'static Workers {
-        static POOL: OnceLock<Workers> = OnceLock::new();
-        POOL.get_or_init(|| Workers::new("reshard-background", processors(), true))
+        static POOL: PerProcess<Workers> = PerProcess::new();
+        POOL.get(|| Workers::new("reshard-background", processors(), true))
     }
 
     fn new(name: &'static str, threads: usize, low_priority: bool) -> Workers {

@@ -30,6 +30,7 @@ pub mod object;
 mod open;
 mod options;
 mod path;
+mod process;
 mod redact;
 mod store;
 
@@ -38,6 +39,7 @@ pub use error::{Operation, Result, StorageError};
 pub use open::open;
 pub use options::{Retry, StoreOptions};
 pub use path::{STAGED_SUFFIX, check_relative, is_staged};
+pub use process::PerProcess;
 pub use redact::redacted;
 pub use store::{
     Capabilities, FileInfo, Linked, NoObserver, Origin, Publish, PublishObserver, RangeRead, Reader, Store, Version, WriteLock,

@@ -14,9 +14,6 @@
 
 from __future__ import annotations
 
-import os
-
-from .. import _reshard
 from .._reports import LoadReport, OptimizerReport, SaveReport
 from ._checkpointer import Checkpointer
 from ._leaf import PerRank, ShardView
@@ -46,9 +43,6 @@ from .state import (
     shard_full_optim_state_dict,
     sharded_optim_state_dict,
 )
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reshard.forked)
 
 __all__ = [
     "AsyncSaveHandle",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack, get_type_hints
@@ -301,6 +302,7 @@ class AsyncSaveHandle:
         self._control = control
         self._asked = False
         self.staged.set_result(None)
+        _handles.add(self)
         # Not a daemon: a program that ends waits for its last checkpoint.
         threading.Thread(target=self._watch, name="reshard-wait").start()
 
@@ -312,6 +314,13 @@ class AsyncSaveHandle:
         else:
             log_report(report, self._rank)
             self.durable.set_result(report)
+
+    def _forked(self) -> None:
+        """In a process forked meanwhile nobody hears how the save ends."""
+        if not self.durable.done():
+            self._asked = True
+            self.durable = Future()
+            self.durable.set_exception(InvalidInput(f"the save to {self.path} is of the process that this one was forked from"))
 
     @property
     def stall(self) -> float:
@@ -370,7 +379,12 @@ class AsyncSaver:
             staging_budget: the most bytes to stage; what is beyond is written before ``save`` returns. By default half of
                 the machine's memory, shared between the ranks on it.
         """
-        self._inner = _reshard.AsyncSaver(_default_budget() if staging_budget is None else staging_budget)
+        self._budget = _default_budget() if staging_budget is None else staging_budget
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._inner = _reshard.AsyncSaver(self._budget)
         self._last: AsyncSaveHandle | None = None
 
     def reserve(self, size: int) -> None:
@@ -382,6 +396,9 @@ class AsyncSaver:
         check_names("async_save", options, SaveOptions)
         where = chosen_path(path, options.get("checkpoint_id"))
         process_group = options.get("process_group")
+        if self._process != os.getpid():
+            # Forked: what the other process lent to a save is not given back here.
+            self._begin()
         earlier = self._settle()
         if earlier is not None and is_broken(process_group, purpose="async"):
             raise earlier
@@ -413,6 +430,20 @@ def _default_budget() -> int:
 
 _saver: AsyncSaver | None = None
 _saver_lock = threading.Lock()
+#: Saves that may be under way.
+_handles: weakref.WeakSet[AsyncSaveHandle] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """Called in a child process after a fork."""
+    global _saver_lock
+    _saver_lock = threading.Lock()
+    for handle in list(_handles):
+        handle._forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def async_save(state_dict: Mapping[str, Any], path: StrPath | None = None, **options: Unpack[SaveOptions]) -> AsyncSaveHandle:

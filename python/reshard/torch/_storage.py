@@ -13,6 +13,7 @@ import io
 import logging
 import pickle
 import uuid
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -48,6 +49,7 @@ from ._describe import Description, pickled
 from ._load import _LoadRequest, _trusted_classes, into, unpickled, untrusted
 from ._save import SavedObjects
 from ._tensor import CODES
+from ._transforms import RecordReader, RecordTransforms, tensor_of
 from ._unsharded import LoadedShards
 from .state._expand import complete, lacking
 
@@ -94,6 +96,7 @@ class StorageWriter(storage.StorageWriter):
         per_thread_copy_ahead: int = 10_000_000,
         cache_staged_state_dict: bool = False,
         overwrite: bool = True,
+        _extensions: Sequence[Any] | None = None,
         *,
         checksums: bool = True,
         check_files: bool = True,
@@ -109,6 +112,8 @@ class StorageWriter(storage.StorageWriter):
             per_thread_copy_ahead: taken and not needed.
             cache_staged_state_dict: taken and not needed.
             overwrite: replace a checkpoint that is there; the old one stays until the new one is complete.
+            _extensions: stream extensions through which records go, as ``FileSystemWriter`` takes them. Records are made in
+                memory then, all of a rank's before they are written.
             checksums: compute and store checksums.
             check_files: before publishing, look whether every rank's files are there with their lengths.
             strict_values: refuse values that are objects and no data, which a load brings back only with ``allow_pickle=True``;
@@ -125,6 +130,7 @@ class StorageWriter(storage.StorageWriter):
         self.check_files = check_files
         self.strict_values = strict_values
         self._storage_options = storage_options
+        self._transforms = RecordTransforms(_extensions)
         self.save_id = uuid.uuid4().hex
         self.is_coordinator = False
         self.rank: int | None = None
@@ -193,15 +199,16 @@ class StorageWriter(storage.StorageWriter):
         description = Description(loading=False)
         paths = plan.planner_data if isinstance(plan.planner_data, dict) else {}
         objects = SavedObjects(self.strict_values)
-        records = [self._record(item, planner, paths, description, objects) for item in plan.items]
+        through: list[list[str]] = []
+        records = [self._record(item, planner, paths, description, objects, through) for item in plan.items]
         objects.warn()
         description.wait_for_devices()
         files = max(self.thread_count, 1) if self.single_file_per_rank else max(len(records), 1)
         target, control = self._target(files), _reshard.Control()
         written = _reshard.write_records(target, saving, records, description.owners, control)
         results: list[WriteResult] = []
-        for item, place in zip(plan.items, written.records):
-            info = _StorageInfo(place.file, place.offset, place.length)
+        for number, (item, place) in enumerate(zip(plan.items, written.records)):
+            info = _StorageInfo(place.file, place.offset, place.length, *([through[number]] if through else []))
             own = (item.index, place.length, info)
             results.append(WriteResult(*own) if results else _WriteResult(*own, written.checksums))
         future: Future[list[WriteResult]] = Future()
@@ -209,7 +216,13 @@ class StorageWriter(storage.StorageWriter):
         return future
 
     def _record(
-        self, item: Any, planner: SavePlanner, paths: dict[str, Any], description: Description, objects: SavedObjects
+        self,
+        item: Any,
+        planner: SavePlanner,
+        paths: dict[str, Any],
+        description: Description,
+        objects: SavedObjects,
+        through: list[list[str]],
     ) -> _reshard.Leaf:
         key = item.index.fqn
         path = paths.get(key)
@@ -220,7 +233,7 @@ class StorageWriter(storage.StorageWriter):
                 raise InvalidInput(f"the planner gave a {type(data).__name__} for {key!r}, not bytes", keys=[key])
             record = data.getvalue()
             objects.note(key, record)
-            return _reshard.Leaf.record(key, path, False, record)
+            return self._value(item, path, record, through)
         if not isinstance(data, torch.Tensor):
             raise InvalidInput(f"the planner gave a {type(data).__name__} for {key!r}, not a tensor", keys=[key])
         tensor = data.detach()
@@ -229,7 +242,7 @@ class StorageWriter(storage.StorageWriter):
             tensor = tensor.new_empty(item.tensor_data.chunk.sizes)
         code = CODES.get(tensor.dtype)
         if code is None or tensor.layout is not torch.strided:
-            return _reshard.Leaf.record(key, path, False, objects.record(key, tensor.cpu()))
+            return self._value(item, path, objects.record(key, tensor.cpu()), through)
         chunk = item.tensor_data.chunk
         if tuple(tensor.shape) != tuple(chunk.sizes):
             raise InvalidInput(
@@ -237,8 +250,19 @@ class StorageWriter(storage.StorageWriter):
                 keys=[key],
             )
         grad = item.tensor_data.properties.requires_grad
+        if self._transforms:
+            record, descriptors = self._transforms.tensor(item, tensor)
+            through.append(descriptors)
+            size, at = tuple(item.tensor_data.size), tuple(chunk.offsets)
+            return _reshard.Leaf.transformed(key, path, code, grad, size, at, tuple(chunk.sizes), record)
         piece = description.piece(key, tuple(chunk.offsets), tensor)
         return _reshard.Leaf.pieces(key, path, False, code, grad, tuple(item.tensor_data.size), [piece])
+
+    def _value(self, item: Any, path: Any, record: bytes, through: list[list[str]]) -> _reshard.Leaf:
+        if self._transforms:
+            record, descriptors = self._transforms.record(item, record)
+            through.append(descriptors)
+        return _reshard.Leaf.record(item.index.fqn, path, False, record)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Publishes `.metadata`: from then on the checkpoint exists."""
@@ -291,6 +315,7 @@ class StorageReader(storage.StorageReader):
     def __init__(
         self,
         path: StrPath,
+        _extension_registry: Any | None = None,
         *,
         allow_pickle: bool = False,
         verify: VerifyPolicy = "whole",
@@ -299,6 +324,8 @@ class StorageReader(storage.StorageReader):
         """
         Args:
             path: a path or an address.
+            _extension_registry: stream extensions that undo what records went through, as ``FileSystemReader`` takes it. What
+                zstd has compressed needs none.
             allow_pickle: hand values that are not plain data to the planner as they lie in the file; the planner unpickles
                 them. Only for files you trust: it runs code from them.
             verify: compare checksums "never", of records that are read "whole", or "always".
@@ -310,8 +337,11 @@ class StorageReader(storage.StorageReader):
         self.verify = verify
         self.load_id = uuid.uuid4().hex
         self._storage_options = storage_options
+        self._transforms = RecordReader(_extension_registry)
         self._checkpoint: _reshard.Checkpoint | None = None
         self._sizes: dict[str, torch.Size] = {}
+        #: Chunks behind transforms that the engine does not know, by key and offsets.
+        self._through: dict[str, dict[tuple[int, ...], _reshard.StoredChunk]] = {}
 
     def reset(self, checkpoint_id: StrPath | None = None) -> None:
         """Another checkpoint is about to be read."""
@@ -320,6 +350,7 @@ class StorageReader(storage.StorageReader):
         self.load_id = uuid.uuid4().hex
         self._checkpoint = None
         self._sizes = {}
+        self._through = {}
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """The checkpoint's metadata, read without unpickling."""
@@ -380,6 +411,7 @@ class StorageReader(storage.StorageReader):
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
                 continue
+            stored = self._transformed(checkpoint, item)
             target = planner.resolve_tensor(item).detach()
             if target.shape != item.lengths and target.numel() + item.lengths.numel():
                 raise InvalidInput(
@@ -388,6 +420,9 @@ class StorageReader(storage.StorageReader):
                     keys=[item.storage_index.fqn],
                 )
             targets.append((item, target))
+            if stored is not None:
+                target.copy_(tensor_of(item, self.path, stored))
+                continue
             if not target.numel():
                 continue
             key = item.storage_index.fqn
@@ -413,7 +448,16 @@ class StorageReader(storage.StorageReader):
             # The engine writes behind PyTorch's back; whoever watches the memory is to see it.
             torch.autograd.graph.increment_version(target)
             planner.commit_tensor(item, target)
-        values = [item for item in plan.items if item.type == LoadItemType.BYTE_IO]
+        values: list[ReadItem] = []
+        for item in plan.items:
+            if item.type != LoadItemType.BYTE_IO:
+                continue
+            stored = self._transformed(checkpoint, item)
+            if stored is None:
+                values.append(item)
+            else:
+                key = item.storage_index.fqn
+                planner.load_bytes(item, io.BytesIO(self._safe(key, _reshard.decode_record(stored).classes, stored)))
         for item, record in zip(values, self._values(checkpoint, [item.storage_index.fqn for item in values])):
             planner.load_bytes(item, io.BytesIO(record))
         self._load_slots(checkpoint, planner)
@@ -421,6 +465,24 @@ class StorageReader(storage.StorageReader):
         future: Future[None] = Future()
         future.set_result(None)
         return future
+
+    def _transformed(self, checkpoint: _reshard.Checkpoint, item: ReadItem) -> bytes | None:
+        """The record of an item that was stored through what the engine cannot undo; None of all others."""
+        key = item.storage_index.fqn
+        entry = checkpoint.entry(key)
+        if entry.dtype is None:
+            place, through = entry.record, entry.transforms
+            if place is None or through is None:
+                return None
+            file, offset, length = place.file, place.offset, place.length
+        else:
+            if key not in self._through:
+                self._through[key] = {chunk.offsets: chunk for chunk in entry.chunks if chunk.transforms is not None}
+            chunk = self._through[key].get(tuple(item.storage_index.offset or (0,) * len(entry.shape)))
+            if chunk is None or chunk.transforms is None or chunk.offset is None or chunk.length is None:
+                return None
+            through, file, offset, length = chunk.transforms, chunk.file, chunk.offset, chunk.length
+        return self._transforms.undone(item, self.path, through, checkpoint.stored_record(key, file, offset, length))
 
     def _load_slots(self, checkpoint: _reshard.Checkpoint, planner: LoadPlanner) -> None:
         """Slots of optimizers that the checkpoint has and the state dict does not list: an optimizer that has not run can not

@@ -39,6 +39,7 @@ pub(crate) use computed::{Computed, Formula, Input};
 use indexmap::IndexMap;
 pub(crate) use locate::{Check, Located, Precision};
 use packed::Packed;
+pub use packed::can_undo;
 pub use read::{LoadedValue, decode_record};
 use reshard_formats::ReadAt;
 use reshard_formats::own::Sidecar;

@@ -17,6 +17,11 @@ use crate::packed::read::{Broken, Ends, PackedLocation, Pool, Unpacked, unpack};
 /// What surrounds a tensor's data in its record is less.
 const FRAME: u64 = 1 << 20;
 
+/// Whether what was done to a record, by the descriptors of its transforms, can be undone.
+pub fn can_undo(descriptors: &str) -> bool {
+    Compression::of(descriptors).is_some()
+}
+
 impl Checkpoint {
     fn packed(&self) -> &Packed {
         let stored = self.base().unwrap_or(self);

@@ -63,11 +63,27 @@ impl Checkpoint {
         }
     }
 
-    /// Reads a value's record, compares it with its checksum where there is one, and decodes it.
+    /// Reads a record as it lies in its file, for a caller who can undo the transforms behind which it was stored.
+    pub fn stored_record(&self, key: &str, file: &str, offset: u64, length: u64) -> Result<Vec<u8>> {
+        let known = self.catalog().files.iter().position(|name| name == file).and_then(|number| u32::try_from(number).ok());
+        let file = known.ok_or_else(|| Error::invalid(format!("{} has no data file {file:?}", self.path)))?;
+        self.record_bytes(key, file, offset, length, u64::MAX)
+    }
+
+    /// Reads a value's record and decodes it.
     fn read_record(&self, key: &str, file: u32, offset: u64, length: u64, packed: bool) -> Result<LoadedValue> {
+        let mut record = self.record_bytes(key, file, offset, length, MAX_VALUE_BYTES)?;
+        if packed {
+            record = self.unpacked_value(key, file, offset, &record)?;
+        }
+        decoded(record).map_err(|e| self.corrupt(key, file, offset, chain(&e)))
+    }
+
+    /// Reads a record whole and compares it with its checksum where there is one.
+    fn record_bytes(&self, key: &str, file: u32, offset: u64, length: u64, most: u64) -> Result<Vec<u8>> {
         let reader = self.reader(file)?;
         let end = offset.checked_add(length);
-        if length > MAX_VALUE_BYTES || end.is_none_or(|end| end > reader.len()) {
+        if length > most || end.is_none_or(|end| end > reader.len()) {
             let detail = format!("its record of {length} bytes does not fit into the file of {} bytes", reader.len());
             return Err(self.corrupt(key, file, offset, detail));
         }
@@ -77,12 +93,9 @@ impl Checkpoint {
         if let Some(sums) = sums
             && Checksums::of(&record) != sums
         {
-            return Err(self.corrupt(key, file, offset, "the checksum of the value's record is wrong"));
+            return Err(self.corrupt(key, file, offset, "the checksum of the record is wrong"));
         }
-        if packed {
-            record = self.unpacked_value(key, file, offset, &record)?;
-        }
-        decoded(record).map_err(|e| self.corrupt(key, file, offset, chain(&e)))
+        Ok(record)
     }
 
     /// Reads a plain value; one that needs unpickling is an error that names its class.

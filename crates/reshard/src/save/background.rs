@@ -33,6 +33,8 @@ pub struct AsyncSaver {
     pool: Arc<StagingPool>,
     plans: Arc<PlanCache>,
     last: Mutex<Option<SaveHandle>>,
+    /// Who made it. Memory that is lent to a save under way is never given back in a process forked meanwhile.
+    process: u32,
 }
 
 /// A save under way. Clones are the same save.
@@ -49,6 +51,8 @@ struct Shared {
     changed: Condvar,
     control: Control,
     rank: usize,
+    /// Where the save runs; its end is not heard of in a process forked meanwhile.
+    process: u32,
 }
 
 #[derive(Debug)]
@@ -63,7 +67,8 @@ enum State {
 impl AsyncSaver {
     /// Stages at most `budget` bytes; what is beyond is written before [`AsyncSaver::save`] returns.
     pub fn new(budget: u64) -> AsyncSaver {
-        AsyncSaver { pool: Arc::new(StagingPool::new(budget)), plans: Arc::new(PlanCache::new()), last: Mutex::new(None) }
+        let (pool, plans) = (Arc::new(StagingPool::new(budget)), Arc::new(PlanCache::new()));
+        AsyncSaver { pool, plans, last: Mutex::new(None), process: std::process::id() }
     }
 
     /// The memory it stages into.
@@ -80,6 +85,10 @@ impl AsyncSaver {
         store: Arc<dyn Store>,
         mut options: SaveOptions,
     ) -> Result<SaveHandle> {
+        if self.process != std::process::id() {
+            let detail = "this process was forked from the one that made this AsyncSaver; make another one";
+            return Err(Error::Invalid { detail: detail.into() });
+        }
         self.settle()?;
         let start = Instant::now();
         options.plan_cache = Some(Arc::clone(&self.plans));
@@ -94,6 +103,7 @@ impl AsyncSaver {
             changed: Condvar::new(),
             control: options.control.clone(),
             rank: group.rank(),
+            process: std::process::id(),
         });
         let handle = SaveHandle { shared: Arc::clone(&shared), stall: start.elapsed() };
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(handle.clone());
@@ -123,6 +133,10 @@ impl AsyncSaver {
 
     /// Waits for the save under way; its error if nobody has seen it.
     pub fn settle(&self) -> Result<()> {
+        if self.process != std::process::id() {
+            // Whatever is under way is the other process's.
+            return Ok(());
+        }
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).take();
         match last.map(|handle| handle.shared.wait_untold()) {
             Some(Some(error)) => Err(error),
@@ -162,6 +176,11 @@ impl SaveHandle {
 
     /// Waits until the checkpoint is durable, or failed.
     pub fn wait(&self) -> Result<SaveReport> {
+        if self.shared.process != std::process::id() {
+            let detail =
+                format!("the save is the process {}'s, from which this one was forked; only it can wait", self.shared.process);
+            return Err(Error::Invalid { detail });
+        }
         let mut state = self.shared.lock();
         while matches!(*state, State::Running) {
             state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);

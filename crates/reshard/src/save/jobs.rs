@@ -33,6 +33,8 @@ pub(crate) struct TensorJob<'a> {
 pub(crate) struct ValueJob {
     pub(crate) local: u32,
     pub(crate) bytes: Vec<u8>,
+    /// The offsets and sizes of the region whose transformed record this is; of a value nothing.
+    pub(crate) region: Option<(Dims, Dims)>,
 }
 
 /// Everything one rank writes.
@@ -70,7 +72,7 @@ pub(crate) fn jobs<'a>(state: &SaveState<'a>, prepared: &Prepared, files: u32) -
                 });
             }
             (SaveLeaf::Value(_) | SaveLeaf::Record(_), None) => {
-                values.push(ValueJob { local: assigned.local, bytes: value_bytes(key, &entry.leaf)? });
+                values.push(ValueJob { local: assigned.local, bytes: value_bytes(key, &entry.leaf)?, region: None });
             }
             _ => return Err(Error::internal(format!("the plan and the state disagree on {key:?}"))),
         }

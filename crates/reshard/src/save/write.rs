@@ -469,7 +469,8 @@ impl File {
             let length = value.bytes.len() as u64;
             let sums = options.checksums.then(|| if sums.is_some() { Checksums::of(&value.bytes) } else { Checksums::ZERO });
             let sum = RecordChecksums::of_value(at, length, sums);
-            records.push(IndexedRecordRef { key: position(value.local), region: None, sum });
+            let region = value.region.as_ref().map(|(offsets, sizes)| OffsetsAndSizes(offsets, sizes));
+            records.push(IndexedRecordRef { key: position(value.local), region, sum });
             at += length;
         }
         let (rank, ranks) = (prepared.rank as u32, prepared.ranks as u32);

@@ -50,11 +50,16 @@ pub(super) fn plan(
     let name = checkpoint.file_name(file);
     let reader = checkpoint.reader(file)?;
     let side = checkpoint.side.as_ref().and_then(|side| side.files.iter().find(|f| f.file == name));
-    let records: Vec<Record> = match (index, side) {
+    let mut records: Vec<Record> = match (index, side) {
         (Some(index), _) => index.records.iter().map(|r| indexed(index, r)).collect(),
         (None, Some(side)) => side.records.iter().map(|sum| summed(*sum, named)).collect(),
         (None, None) => return Ok(None),
     };
+    for record in &mut records {
+        // What went through transforms is looked at where they are undone.
+        let known = named.binary_search_by_key(&record.sum.offset, |n| n.offset).ok();
+        record.value &= known.is_none_or(|i| named[i].transform.is_none());
+    }
     let mut at = 0;
     for record in &records {
         if record.sum.offset != at {

@@ -5,12 +5,12 @@
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 
 use super::transfer::{retry, write_full};
-use crate::{Operation, Result, StorageError};
+use crate::{Operation, PerProcess, Result, StorageError};
 
 /// Offsets, lengths and memory addresses of direct I/O are multiples of this.
 pub const DIRECT_ALIGNMENT: usize = 4096;
@@ -20,7 +20,11 @@ const BUFFER: usize = 4 << 20;
 /// How many idle buffers are kept.
 const POOL: usize = 8;
 
-static IDLE: Mutex<Vec<Aligned>> = Mutex::new(Vec::new());
+static IDLE: PerProcess<Mutex<Vec<Aligned>>> = PerProcess::new();
+
+fn idle() -> MutexGuard<'static, Vec<Aligned>> {
+    IDLE.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A buffer whose used part starts at a multiple of [`DIRECT_ALIGNMENT`].
 struct Aligned {
@@ -42,10 +46,10 @@ impl Aligned {
 
 /// Lends a buffer of the pool to `work`.
 fn with_buffer<T>(work: impl FnOnce(&mut [u8]) -> T) -> T {
-    let idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner).pop();
-    let mut buffer = idle.unwrap_or_else(Aligned::new);
+    let kept = idle().pop();
+    let mut buffer = kept.unwrap_or_else(Aligned::new);
     let done = work(buffer.get());
-    let mut pool = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut pool = idle();
     if pool.len() < POOL {
         pool.push(buffer);
     }

@@ -14,8 +14,8 @@ use object_store::path::Path as Key;
 use object_store::{CopyOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersion};
 
 use crate::{
-    Address, Capabilities, FileInfo, Linked, Operation, Origin, Publish, PublishObserver, Reader, Result, Scheme, StorageError,
-    Store, StoreOptions, Version, WriteOptions, Writer, check_relative,
+    Address, Capabilities, FileInfo, Linked, Operation, Origin, PerProcess, Publish, PublishObserver, Reader, Result, Scheme,
+    StorageError, Store, StoreOptions, Version, WriteOptions, Writer, check_relative,
 };
 use runtime::wait;
 
@@ -25,32 +25,58 @@ const MAX_SERVER_COPY: u64 = 5 << 30;
 /// A store of objects below a prefix of one bucket.
 #[derive(Debug)]
 pub struct ObjectBackend {
-    client: Arc<dyn ObjectStore>,
+    link: Arc<Link>,
     address: Address,
     service: String,
     options: StoreOptions,
     /// Whether the service decides conditions ("only if absent", "only if unchanged") itself; corrected when it turns out that
     /// it cannot.
     put_if_absent: AtomicBool,
+}
+
+/// How a process reaches the service. A forked one makes connections of its own.
+#[derive(Debug)]
+struct Link {
+    address: Address,
+    options: StoreOptions,
+    made: PerProcess<Connection>,
+}
+
+#[derive(Debug)]
+struct Connection {
+    client: Arc<dyn ObjectStore>,
     limits: read::Limits,
+}
+
+impl Link {
+    fn get(&self) -> Result<&Connection> {
+        self.made.get_or_try(|| {
+            // Clients start tasks of their own when made.
+            let handle = runtime::handle()?;
+            let _inside = handle.enter();
+            let client = connect::connect(&self.address, &self.options)?;
+            Ok(Connection { client, limits: read::Limits::new(&self.options) })
+        })
+    }
+
+    fn client(&self) -> Result<Arc<dyn ObjectStore>> {
+        Ok(Arc::clone(&self.get()?.client))
+    }
 }
 
 impl ObjectBackend {
     /// Makes a client; nothing is asked of the service yet.
     pub fn open(address: &Address, options: &StoreOptions) -> Result<ObjectBackend> {
-        // Clients start tasks of their own when made.
-        let handle = runtime::handle()?;
-        let _inside = handle.enter();
-        let client = connect::connect(address, options)?;
+        let link = Link { address: address.clone(), options: options.clone(), made: PerProcess::new() };
+        link.get()?;
         let service =
             format!("{:?}:{}:{}", address.scheme(), address.authority(), options.endpoint.as_deref().unwrap_or_default());
         Ok(ObjectBackend {
-            client,
+            link: Arc::new(link),
             address: address.clone(),
             service,
             options: options.clone(),
             put_if_absent: AtomicBool::new(address.scheme() != Scheme::Http),
-            limits: read::Limits::new(options),
         })
     }
 
@@ -84,13 +110,13 @@ impl ObjectBackend {
     }
 
     fn head(&self, operation: Operation, path: &str) -> Result<object_store::ObjectMeta> {
-        let (client, key, shown) = (self.client.clone(), self.key(path)?, self.shown(path));
+        let (client, key, shown) = (self.link.client()?, self.key(path)?, self.shown(path));
         let task_path = shown.clone();
         wait(operation, &shown, async move { client.head(&key).await.map_err(|error| classify(operation, &task_path, error)) })
     }
 
     fn put(&self, path: &str, bytes: &[u8], mode: PutMode) -> Result<()> {
-        let (client, key, shown) = (self.client.clone(), self.key(path)?, self.shown(path));
+        let (client, key, shown) = (self.link.client()?, self.key(path)?, self.shown(path));
         let payload = PutPayload::from(bytes.to_vec());
         let task_path = shown.clone();
         wait(Operation::Publish, &shown, async move {
@@ -159,7 +185,7 @@ impl Store for ObjectBackend {
     fn list(&self, prefix: &str) -> Result<Vec<FileInfo>> {
         let operation = Operation::List;
         let folder = prefix.rsplit_once('/').map_or("", |(folder, _)| folder);
-        let (client, key, shown) = (self.client.clone(), self.prefix(folder)?, self.describe());
+        let (client, key, shown) = (self.link.client()?, self.prefix(folder)?, self.describe());
         let task_path = shown.clone();
         let found: Vec<_> = wait(operation, &shown, async move {
             let listing = client.list(key.as_ref()).try_collect().await;
@@ -179,7 +205,7 @@ impl Store for ObjectBackend {
 
     fn list_children(&self) -> Result<Vec<String>> {
         let operation = Operation::List;
-        let (client, key, shown) = (self.client.clone(), self.prefix("")?, self.describe());
+        let (client, key, shown) = (self.link.client()?, self.prefix("")?, self.describe());
         let task_path = shown.clone();
         let folders = wait(operation, &shown, async move {
             let listing = client.list_with_delimiter(key.as_ref()).await;
@@ -208,7 +234,7 @@ impl Store for ObjectBackend {
     }
 
     fn read(&self, path: &str, limit: u64) -> Result<Vec<u8>> {
-        let (client, key, shown) = (self.client.clone(), self.key(path)?, self.shown(path));
+        let (client, key, shown) = (self.link.client()?, self.key(path)?, self.shown(path));
         let task_path = shown.clone();
         let retries = self.options.retry.clone();
         wait(Operation::Read, &shown, async move { read::whole(&*client, &key, limit, &retries, &task_path).await })
@@ -219,13 +245,12 @@ impl Store for ObjectBackend {
         // A weak or missing tag cannot be matched; a web server's is too often weak behind a proxy.
         let tag = meta.e_tag.filter(|tag| !tag.starts_with("W/") && self.address.scheme() != Scheme::Http);
         Ok(Arc::new(read::ObjectReader::new(
-            self.client.clone(),
+            Arc::clone(&self.link),
             self.key(path)?,
             self.shown(path),
             meta.size,
             tag,
             &self.options,
-            self.limits.clone(),
         )))
     }
 
@@ -234,7 +259,7 @@ impl Store for ObjectBackend {
         self.refuse_existing(Operation::Create, path)?;
         let has_multipart = self.address.scheme() != Scheme::Http;
         Ok(Box::new(write::ObjectWriter::new(
-            self.client.clone(),
+            self.link.client()?,
             key,
             self.shown(path),
             options.length,
@@ -272,7 +297,7 @@ impl Store for ObjectBackend {
 
     fn delete(&self, path: &str) -> Result<()> {
         let operation = Operation::Delete;
-        let (client, key, shown) = (self.client.clone(), self.key(path)?, self.shown(path));
+        let (client, key, shown) = (self.link.client()?, self.key(path)?, self.shown(path));
         let task_path = shown.clone();
         let deleted =
             wait(
@@ -295,7 +320,7 @@ impl Store for ObjectBackend {
                 reason: "a whole bucket is never deleted".to_owned(),
             });
         };
-        let (client, shown) = (self.client.clone(), self.describe());
+        let (client, shown) = (self.link.client()?, self.describe());
         let task_path = shown.clone();
         wait(operation, &shown, async move {
             let found = client.list(Some(&prefix)).map_ok(|meta| meta.location).boxed();
@@ -324,7 +349,7 @@ impl Store for ObjectBackend {
         }
         let (target, shown) = (self.key(to)?, self.shown(to));
         self.refuse_existing(operation, to)?;
-        let client = self.client.clone();
+        let client = self.link.client()?;
         let (task_path, key) = (shown.clone(), key.clone());
         wait(operation, &shown, async move {
             let source =

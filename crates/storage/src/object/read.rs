@@ -11,8 +11,8 @@ use object_store::path::Path as Key;
 use object_store::{GetOptions, GetRange, ObjectStore};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::classify;
 use super::runtime::{handle, lost};
+use super::{Link, classify};
 use crate::store::check_range;
 use crate::{Operation, RangeRead, Reader, Result, Retry, StorageError, StoreOptions};
 
@@ -23,14 +23,13 @@ const IN_HAND: usize = 64 << 20;
 
 #[derive(Debug)]
 pub(super) struct ObjectReader {
-    client: Arc<dyn ObjectStore>,
+    link: Arc<Link>,
     key: Key,
     path: String,
     len: u64,
     /// The version that was opened; an object replaced since is an error, not a mixture.
     tag: Option<String>,
     coalesce_gap: u64,
-    limits: Limits,
     retry: Retry,
 }
 
@@ -51,28 +50,28 @@ impl Limits {
 
 impl ObjectReader {
     pub(super) fn new(
-        client: Arc<dyn ObjectStore>,
+        link: Arc<Link>,
         key: Key,
         path: String,
         len: u64,
         tag: Option<String>,
         options: &StoreOptions,
-        limits: Limits,
     ) -> ObjectReader {
-        ObjectReader { client, key, path, len, tag, coalesce_gap: options.coalesce_gap, limits, retry: options.retry.clone() }
+        ObjectReader { link, key, path, len, tag, coalesce_gap: options.coalesce_gap, retry: options.retry.clone() }
     }
 
     /// Fetches all requests at once and gives each piece that arrives, with its position, to `take`.
     fn fetch(&self, requests: Vec<Range<u64>>, mut take: impl FnMut(u64, &[u8])) -> Result<()> {
         let (sender, receiver) = mpsc::channel();
         let mut left: u64 = requests.iter().map(|range| range.end - range.start).sum();
+        let connection = self.link.get()?;
         let source = Arc::new(Source {
-            client: self.client.clone(),
+            client: Arc::clone(&connection.client),
             key: self.key.clone(),
             path: self.path.clone(),
             tag: self.tag.clone(),
             retry: self.retry.clone(),
-            limits: self.limits.clone(),
+            limits: connection.limits.clone(),
         });
         let task = handle()?.spawn(async move {
             futures::stream::iter(requests)

@@ -2,36 +2,23 @@
 //! themselves be inside any other runtime.
 
 use std::future::Future;
-use std::sync::{Mutex, PoisonError, mpsc};
+use std::sync::mpsc;
 
-use tokio::runtime::{Builder, Handle};
+use tokio::runtime::{Builder, Handle, Runtime};
 
-use crate::{Operation, Result, StorageError};
+use crate::{Operation, PerProcess, Result, StorageError};
 
-/// The process that made the runtime, and its handle.
-static RUNTIME: Mutex<Option<(u32, Handle)>> = Mutex::new(None);
+/// It lives as long as the process: dropping it would block, and may not happen inside another runtime.
+static RUNTIME: PerProcess<Runtime> = PerProcess::new();
 
 /// The handle of this process's runtime.
 pub(super) fn handle() -> Result<Handle> {
-    let mut runtime = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let process = std::process::id();
-    if let Some((owner, handle)) = &*runtime
-        && *owner == process
-    {
-        return Ok(handle.clone());
-    }
-    // First use, or the first use after a fork, which copied the handle but not its threads.
-    let made = Builder::new_multi_thread()
-        .worker_threads(2)
-        .thread_name("reshard-object")
-        .enable_all()
-        .build()
-        .map_err(|error| StorageError::from_io(Operation::Open, "the async runtime", error))?;
-    let handle = made.handle().clone();
-    // It lives as long as the process: dropping it would block, and may not happen inside another runtime.
-    std::mem::forget(made);
-    *runtime = Some((process, handle.clone()));
-    Ok(handle)
+    let make = || {
+        let mut builder = Builder::new_multi_thread();
+        let made = builder.worker_threads(2).thread_name("reshard-object").enable_all().build();
+        made.map_err(|error| StorageError::from_io(Operation::Open, "the async runtime", error))
+    };
+    Ok(RUNTIME.get_or_try(make)?.handle().clone())
 }
 
 /// Runs a future on the private runtime and waits for it.

@@ -45,15 +45,19 @@ def writer_route(storage: Any, checkpoint_id: Any) -> Route:
     chosen = {"sync": storage.sync_files, "overwrite": getattr(storage, "overwrite", True) and options.overwrite}
     chosen["files_per_rank"] = max(storage.thread_count, 1)
     # A file for each tensor is what the storage can do, not a save of the engine's own.
-    path = path_text(storage.path) if storage.single_file_per_rank else None
+    path = path_text(storage.path) if storage.single_file_per_rank and not _extensions(storage) else None
     return Route(path, engine_writer(storage), chosen)
 
 
 def plain_writer(storage: Any) -> bool:
-    """Whether a file system writer writes what the engine does: no transformed records, in torch's own format."""
+    """Whether a file system writer writes what the engine does: local files, in torch's own format."""
     kind = getattr(storage, "serialization_format", None)
-    extensions = getattr(getattr(storage, "transforms", None), "extensions", ())
-    return type(storage.fs) is filesystem.FileSystem and not extensions and (kind is None or kind.value == "torch_save")
+    return type(storage.fs) is filesystem.FileSystem and (kind is None or kind.value == "torch_save")
+
+
+def _extensions(storage: Any) -> Any:
+    """What a writer's records go through."""
+    return getattr(getattr(storage, "transforms", None), "extensions", ())
 
 
 def engine_writer(storage: Any) -> _storage.StorageWriter:
@@ -64,6 +68,7 @@ def engine_writer(storage: Any) -> _storage.StorageWriter:
         storage.sync_files,
         storage.thread_count,
         overwrite=getattr(storage, "overwrite", True) and options.overwrite,
+        _extensions=_extensions(storage),
         checksums=options.checksums,
     )
 
@@ -84,15 +89,21 @@ def reader_route(storage: Any, checkpoint_id: Any, process_group: Any, no_dist: 
         path = path_text(storage.path)
     if path is None:
         return Route(None, storage, {})
-    reader = _storage.StorageReader(path, allow_pickle=options.allow_pickle, verify=options.verify)
-    return Route(None if _of_single_ranks(path) else path, reader, {})
+    registry = own_registry(storage)
+    reader = _storage.StorageReader(path, registry, allow_pickle=options.allow_pickle, verify=options.verify)
+    return Route(None if registry is not None or _of_single_ranks(path) else path, reader, {})
 
 
 def plain_reader(storage: Any) -> bool:
-    """Whether a file system reader reads what the engine does: local files, and no transformations of records of its own."""
+    """Whether a file system reader reads what the engine does: local files."""
+    return type(storage.fs) is filesystem.FileSystem
+
+
+def own_registry(storage: Any) -> Any | None:
+    """The registry of a reader that has other stream extensions than every reader."""
     registry = getattr(getattr(storage, "transforms", None), "extension_registry", None)
     known = registry is None or registry.extensions.keys() == type(registry)().extensions.keys()
-    return type(storage.fs) is filesystem.FileSystem and known
+    return None if known else registry
 
 
 def _of_single_ranks(path: str) -> bool:

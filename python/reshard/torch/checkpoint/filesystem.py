@@ -1,7 +1,7 @@
 """``FileSystemWriter`` and ``FileSystemReader``: PyTorch's classes, by name and by ``isinstance``, over the engine's storage.
 
 A subclass that overrides a step of reading or writing means PyTorch's steps around it, so it gets all of them; so does a writer
-that transforms its records or writes another format.
+of another format.
 """
 
 from __future__ import annotations
@@ -72,12 +72,15 @@ class FileSystemReader(_torch.FileSystemReader):  # type: ignore[no-redef]
     _engine: _storage.StorageReader | None = None
 
     def _reader(self) -> _storage.StorageReader | None:
-        from ._route import plain_reader
+        from ._route import own_registry, plain_reader
 
         if not plain_reader(self) or _overrides(type(self), FileSystemReader, _READING):
             return None
         if self._engine is None or self._engine.path != str(self.path):
-            self._engine = _storage.StorageReader(str(self.path), allow_pickle=options.allow_pickle, verify=options.verify)
+            registry = own_registry(self)
+            self._engine = _storage.StorageReader(
+                str(self.path), registry, allow_pickle=options.allow_pickle, verify=options.verify
+            )
         return self._engine
 
     def reset(self, checkpoint_id: Any = None) -> None:
