@@ -372,7 +372,9 @@ impl Entry {
         let chunks = self.tensor().map(|tensor| tensor.chunks.as_slice()).unwrap_or_default();
         let stored = |chunk: &reshard::checkpoint::StoredChunk| {
             let (offset, length, transforms) = match chunk.location.stored() {
-                ChunkLocation::Record { offset, length, transform } => (Some(*offset), Some(*length), unknown(transform.as_deref())),
+                ChunkLocation::Record { offset, length, transform } => {
+                    (Some(*offset), Some(*length), unknown(transform.as_deref()))
+                }
                 _ => (None, None, None),
             };
             let offsets = PyTuple::new(py, chunk.region.offsets())?.unbind();
