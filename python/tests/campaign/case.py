@@ -234,9 +234,17 @@ def possible(case: Case) -> Case:
         options = {}
     if case.optimizer == "LBFGS":
         options.pop("flatten_optimizer_state_dict", None)
+        # Its state holds lists, which the oracle tells as text alone.
+        load = "ours" if load in ("by_hand", "broadcast") else load
     if any(road in THEIRS for road in (save, load)):
         # PyTorch steps optimizers to find their slots.
         source = replace(source, steps=max(source.steps, 1))
+    if save == "our_calls_storage":
+        # PyTorch's planner saves what waits for a checkpoint, too: slots as they are before the first step.
+        source = replace(source, steps=max(source.steps, 1))
+    # Parts of flat parameters inside of slices are no DTensors: state dicts of PyTorch's own tensors are refused.
+    save = "ours" if save == "our_calls_storage" and source.wrapper == "fsdp1_tp" else save
+    load = "ours" if load == "our_calls_storage" and target.wrapper == "fsdp1_tp" else load
     if load == "our_calls_storage" and target.wrapper in FSDP1 and case.optimizer == "SGD":
         # PyTorch's load drops ShardedTensors of which a rank has nothing, and takes a state without tensors for one of torch 2.3 then.
         load = "ours"

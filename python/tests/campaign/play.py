@@ -247,10 +247,7 @@ class Player:
                     outcomes[number] = Outcome("impossible", f"oracle: {error}")
                     continue
                 wholes[number] = whole
-                values = {**pieces[0][1]}
-                for found, _ in pieces:
-                    values |= {key: value for key, value in found.items() if key[0] == "slot" and not hasattr(value, "rows")}
-                loads.append((number, (case, paths[number], pickle.dumps({"whole": whole, "values": values}))))
+                loads.append((number, (case, paths[number], pickle.dumps({"whole": whole, "values": pieces[0][1]}))))
             if loads:
                 given = [load for _, load in loads]
                 told = self.ranks.run(cases[0].target.world, loaded_on, given, timeout=300 + 20 * len(given), grace=60)

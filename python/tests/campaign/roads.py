@@ -144,6 +144,12 @@ def _tensor(dtype: str, shape: tuple[int, ...], data: bytes) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(data, np.uint8).copy()).view(kind).reshape(shape)
 
 
+def _number(value: tuple[str, str]) -> int | float:
+    """A number as the oracle tells it."""
+    kind, text = value
+    return {"int": int, "float": float}[kind](text)
+
+
 def by_hand(saved: dict[Any, Any]) -> dict[str, Any]:
     """A full state dict made of what the oracle saw and of values as they were."""
     whole, values = saved["whole"], saved["values"]
@@ -154,8 +160,7 @@ def by_hand(saved: dict[Any, Any]) -> dict[str, Any]:
         if key[0] in ("param", "buffer"):
             model[key[1]] = _tensor(*value)
         elif key[0] == "slot":
-            plain = values.get(key)
-            state.setdefault(key[2], {})[key[3]] = _tensor(*value) if len(value) == 3 else plain
+            state.setdefault(key[2], {})[key[3]] = _tensor(*value) if len(value) == 3 else _number(value)
         elif key[0] == "extra":
             model[f"{key[1]}._extra_state"] = values[key]
         elif key[0] == "members":

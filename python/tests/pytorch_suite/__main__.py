@@ -53,7 +53,8 @@ def run(source: pathlib.Path, file: str, mode: str, only: str | None, limit: flo
         copy = pathlib.Path(folder) / pathlib.Path(file).name
         copy.write_text(adapted((source / file).read_text()))
         report = pathlib.Path(folder) / "report.xml"
-        paths = [str(TESTS.parent), str(TESTS), folder]
+        given = os.environ.get("PYTHONPATH", "")
+        paths = [str(TESTS.parent), str(TESTS), folder, *([given] if given else [])]
         environment = {**os.environ, "RESHARD_IN_PLACE": mode, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "pytest", "-q", "-x" if limit == 0 else "-q", f"--junitxml={report}", str(copy)]
         command += ["-p", "no:cacheprovider", f"--rootdir={folder}", *(["-k", only] if only else [])]
