@@ -23,6 +23,8 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 import reshard
 import reshard.torch.checkpoint as ours
 
+#: torch 2.5 fills what overlaps of a tensor of another shape, and says nothing.
+COMPARES_SHAPES = "mismatch" in inspect.getsource(theirs.default_planner.create_default_local_load_plan)
 SUBMODULES = [found.name for found in pkgutil.iter_modules(theirs.__path__) if not found.name.startswith("_")]
 
 
@@ -211,9 +213,10 @@ def test_loads_are_torchs_in_what_they_take(path):
         error = raised.value.failures[0][0]
         assert isinstance(error, RuntimeError) and "Missing key in checkpoint state_dict" in str(error) and "b" in str(error)
         assert state["a"].tolist() == [0, 0, 0, 0]
-        with pytest.raises(CheckpointException) as raised:
-            load({"a": torch.zeros(5)}, checkpoint_id=path, **ALONE)
-        assert isinstance(raised.value.failures[0][0], ValueError)
+        if load is ours.load or COMPARES_SHAPES:
+            with pytest.raises(CheckpointException) as raised:
+                load({"a": torch.zeros(5)}, checkpoint_id=path, **ALONE)
+            assert isinstance(raised.value.failures[0][0], ValueError)
         with pytest.raises(CheckpointException):
             load({"a": torch.zeros(5)}, checkpoint_id=path + "-nowhere", **ALONE)
         state = {"a": torch.zeros(4), "b": torch.full((2,), 7.0)}

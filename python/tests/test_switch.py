@@ -11,6 +11,7 @@ import textwrap
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from helpers import ALONE
 
 import reshard
 import reshard.torch.checkpoint as ours
@@ -44,7 +45,7 @@ def test_install_replaces_and_uninstall_puts_back(tmp_path, caplog):
     reshard.uninstall()
     assert all(getattr(dcp, name) is value for name, value in originals.items())
     assert dcp.state_dict_saver.save is originals["save"] and reshard.installed() is None
-    dcp.save({"a": torch.arange(3)}, checkpoint_id=tmp_path / "b", no_dist=True)
+    dcp.save({"a": torch.arange(3)}, checkpoint_id=tmp_path / "b", **ALONE)
     assert not saved_by_us(tmp_path / "b")
 
 

@@ -8,7 +8,15 @@ use super::folder::Folder;
 use super::{dcp, parts, tensors};
 use crate::checkpoint::{Checkpoint, Format};
 use crate::error::Result;
-use crate::layout_names::META_FILE;
+use crate::layout_names::{DATA_SUFFIX, META_FILE};
+
+/// Whether a folder without `.metadata` is one of Lightning's whose save was never finished: `meta.pt` beside data files, or in a folder
+/// with the name of a checkpoint.
+pub(super) fn is_unfinished(folder: &Folder) -> Result<bool> {
+    let top: Vec<&str> = folder.top()?.collect();
+    let named = folder.path.trim_end_matches('/').ends_with(".ckpt");
+    Ok(top.contains(&META_FILE) && (named || top.iter().any(|name| name.ends_with(DATA_SUFFIX))))
+}
 
 /// A DCP folder with `meta.pt`, as one checkpoint.
 pub(super) fn finish(folder: &Folder, read: dcp::Read) -> Result<Checkpoint> {

@@ -30,7 +30,7 @@ use reshard_storage::Store;
 
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
-use crate::layout_names::{METADATA_FILE, is_safetensors, is_torch};
+use crate::layout_names::{DATA_SUFFIX, META_FILE, METADATA_FILE, is_safetensors, is_torch};
 
 /// "Is this yours? Open it": none where the folder is of another format.
 type OpenFolder = fn(&Folder) -> Result<Option<Checkpoint>>;
@@ -119,8 +119,13 @@ fn candidates<'f>(files: impl Iterator<Item = &'f str>) -> Vec<String> {
 fn nothing(folder: &Folder) -> Result<Error> {
     let path = folder.path.clone();
     let names = folder.files()?;
-    if folder.top()?.any(|name| name.ends_with(".distcp")) {
+    if folder.top()?.any(|name| name.ends_with(DATA_SUFFIX)) {
         let detail = "there are data files but no .metadata: the save was never finished, or .metadata was lost".into();
+        return Ok(Error::Incomplete { path, detail });
+    }
+    if lightning::is_unfinished(folder)? {
+        let detail =
+            format!("there is Lightning's {META_FILE} but no .metadata: the save was never finished, or .metadata was lost");
         return Ok(Error::Incomplete { path, detail });
     }
     if names.is_empty() {

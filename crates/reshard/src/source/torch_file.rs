@@ -6,13 +6,16 @@ use reshard_state::Tree;
 use reshard_storage::Store;
 
 use super::folder::Folder;
-use super::tensors;
+use super::{lightning, tensors};
 use crate::checkpoint::{Catalog, Checkpoint, Format};
 use crate::error::Result;
 use crate::layout_names::is_torch;
 
-/// A folder with one such file.
+/// A folder with one such file. Lightning's `meta.pt` is there before the checkpoint that it belongs to.
 pub(super) fn open_folder(folder: &Folder) -> Result<Option<Checkpoint>> {
+    if lightning::is_unfinished(folder)? {
+        return Ok(None);
+    }
     match folder.top()?.filter(|name| is_torch(name)).collect::<Vec<_>>()[..] {
         [only] => open(folder.store.clone(), only).map(Some),
         _ => Ok(None),

@@ -10,7 +10,10 @@ use reshard_storage::{FileInfo, Store};
 
 use super::{Judged, Step, StepState, StepsOptions, look, open};
 use crate::error::Result;
-use crate::layout_names::METADATA_FILE;
+use crate::layout_names::{METADATA_FILE, is_safetensors};
+
+/// What folders of a sharded model are called, with a number.
+const MODEL_PART: &str = "pytorch_model_fsdp_";
 
 /// The file of Lightning that holds what is neither model nor optimizer.
 const LIGHTNING_REST: &str = "meta.pt";
@@ -41,7 +44,14 @@ pub(super) fn parts(files: &[FileInfo]) -> BTreeSet<String> {
 }
 
 fn is_part(name: &str) -> bool {
-    ["pytorch_model_fsdp_", "optimizer_"].iter().any(|start| name.strip_prefix(start).is_some_and(is_number))
+    [MODEL_PART, "optimizer_"].iter().any(|start| name.strip_prefix(start).is_some_and(is_number))
+}
+
+/// Whether a file of a step is of its model: sharded, whole, or the adapter of one.
+fn is_of_model(path: &str) -> bool {
+    path.starts_with(MODEL_PART)
+        || is_safetensors(path)
+        || ["pytorch_model", "adapter_model"].iter().any(|start| path.starts_with(start) && path.ends_with(".bin"))
 }
 
 fn is_number(text: &str) -> bool {
@@ -94,6 +104,9 @@ pub(super) fn look_at_parts(step: &Step, parts: &BTreeSet<String>, options: &Ste
         if whole.state == StepState::Valid {
             whole.state = StepState::Incomplete { why: format!("{name}: {why}") };
         }
+    }
+    if whole.state == StepState::Valid && !step.files.iter().any(|file| is_of_model(&file.path)) {
+        whole.state = StepState::Incomplete { why: "there is an optimizer and no model".to_owned() };
     }
     let finished = step.files.iter().any(|file| WRITTEN_LAST.contains(&file.path.as_str()));
     if whole.state == StepState::Valid && !finished {

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use reshard::steps::{Retention, StepState, StepsOptions, latest, prune, steps};
-use reshard::{SaveOptions, SaveState, Solo, Value, save_with};
+use reshard::{Checkpoint, Error, SaveOptions, SaveState, Solo, Value, save_with};
 
 use crate::corpus;
 use crate::layouts::store_at;
@@ -44,10 +44,11 @@ fn a_step_of_accelerate_is_complete_when_all_its_checkpoints_and_its_last_file_a
     for last in ["trainer_state.json", "random_states_0.pkl"] {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path();
-        for number in [8, 9, 10, 11, 12] {
+        for number in [8, 9, 10, 11, 12, 13] {
             trainer_step(root, number, last);
         }
-        // Cut short: before the last file, in the middle of the optimizer, and damaged.
+        fs::remove_dir_all(root.join("checkpoint-13/pytorch_model_fsdp_0")).unwrap();
+        // Without a model; cut short: before the last file, in the middle of the optimizer, and damaged.
         fs::remove_file(root.join("checkpoint-12").join(last)).unwrap();
         fs::remove_file(root.join("checkpoint-11/optimizer_0/.metadata")).unwrap();
         let model = root.join("checkpoint-10/pytorch_model_fsdp_0/__0_0.distcp");
@@ -56,7 +57,7 @@ fn a_step_of_accelerate_is_complete_when_all_its_checkpoints_and_its_last_file_a
         assert_eq!(newest.name, "checkpoint-9");
         let found = steps(root.to_str().unwrap(), &StepsOptions::default()).unwrap();
         let valid: Vec<bool> = found.iter().map(|step| step.state == StepState::Valid).collect();
-        assert_eq!(valid, [true, true, false, false, false]);
+        assert_eq!(valid, [true, true, false, false, false, false]);
     }
 }
 
@@ -93,6 +94,21 @@ fn lightnings_folders_are_steps_and_go_with_their_meta_file() {
     fs::remove_file(root.join("epoch=1-step=20.ckpt/meta.pt")).unwrap();
     let newest = latest(root.to_str().unwrap(), &StepsOptions::default()).unwrap().unwrap();
     assert_eq!((newest.name.as_str(), newest.number), ("epoch=1-step=15-v1.ckpt", Some(15)));
+    // Over the engine it is there first. Neither with data beside it nor alone is it a checkpoint.
+    for data in [true, false] {
+        let killed = root.join("epoch=1-step=25.ckpt");
+        save(&killed);
+        fs::copy(&meta, killed.join("meta.pt")).unwrap();
+        fs::remove_file(killed.join(".metadata")).unwrap();
+        if !data {
+            fs::remove_file(killed.join("__0_0.distcp")).unwrap();
+        }
+        let error = Checkpoint::open(killed.to_str().unwrap()).unwrap_err();
+        assert!(matches!(error, Error::Incomplete { .. }), "{error}");
+        let newest = latest(root.to_str().unwrap(), &StepsOptions::default()).unwrap().unwrap();
+        assert_eq!(newest.number, Some(15));
+        fs::remove_dir_all(killed).unwrap();
+    }
     prune(root.to_str().unwrap(), &rules(1), false, &StepsOptions::default()).unwrap();
     assert_eq!(names(root), ["epoch=1-step=15-v1.ckpt", "epoch=1-step=20.ckpt", "last.ckpt"]);
 }
