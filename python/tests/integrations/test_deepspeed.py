@@ -153,7 +153,7 @@ def run(
                 raise OSError(28, "No space left on device")
 
             if rank == 1:
-                adapter._reshard.publish_file = fails
+                reshard._reshard.publish_file = fails
         engine.save_checkpoint(folder, client_state={"step": step})
         loaded = state()
         if broken:
