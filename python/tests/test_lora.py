@@ -142,3 +142,61 @@ def test_a_wrapped_model_is_merged_or_its_adapter_taken_out_with_the_optimizer(t
         {key: tensor for key, tensor in merged().items() if ".q." in key},
         1e-5,
     )
+
+
+def compressed(path, **tree):
+    """A checkpoint whose records are compressed."""
+    rt.save(tree, path.with_name(f"{path.name}-plain"))
+    reshard.convert(path.with_name(f"{path.name}-plain"), path, to="dcp", compression="zstd")
+    return path
+
+
+def test_compressed_records_of_base_and_adapter_are_never_mixed_up(tmp_path):
+    folder = compressed(tmp_path / "adapter", **factors())
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "modules_to_save": ["head"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    plain = adapter(tmp_path / "plain-adapter")
+    save_file(base(), tmp_path / "base.safetensors")
+    expected = merged()
+    packed = compressed(tmp_path / "base", **base())
+    for stored in (packed, tmp_path / "base.safetensors"):
+        for view in (folder, plain):
+            state = {key: torch.empty_like(tensor) for key, tensor in expected.items()}
+            rt.load(state, stored, view=view, verify="always")
+            close(state, expected, 1e-5)
+            assert reshard.verify(stored, view=view).sound
+    # A second adapter's records are a third's neighbours.
+    twice = {key: torch.empty_like(tensor) for key, tensor in expected.items()}
+    rt.load(twice, packed, view=[folder, folder])
+    first, second = base()["layers.0.q.weight"], expected["layers.0.q.weight"]
+    torch.testing.assert_close(twice["layers.0.q.weight"], second + (second - first), rtol=1e-4, atol=1e-4)
+    # Damage in the adapter is found by verification, and named with its path.
+    data = next(folder.glob("*.distcp"))
+    content = bytearray(data.read_bytes())
+    content[len(content) // 3] ^= 0x55
+    data.write_bytes(content)
+    report = reshard.verify(packed, view=folder)
+    assert not report.sound and any(str(folder) in (finding.file or "") for finding in report.findings), report.findings
+
+
+def test_damage_in_an_adapter_is_found(tmp_path):
+    rt.save(factors(), tmp_path / "adapter")
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "modules_to_save": ["head"]}
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(config))
+    save_file(base(), tmp_path / "base.safetensors")
+    load = lambda: rt.load(
+        {key: torch.empty_like(tensor) for key, tensor in base().items()},
+        tmp_path / "base.safetensors",
+        view=tmp_path / "adapter",
+    )
+    load()
+    assert reshard.verify(tmp_path / "base.safetensors", view=tmp_path / "adapter").sound
+    data = next((tmp_path / "adapter").glob("*.distcp"))
+    needle = factors()["base_model.model.head.weight"].numpy().tobytes()
+    content = bytearray(data.read_bytes())
+    content[content.index(needle) + 5] ^= 1
+    data.write_bytes(content)
+    assert not reshard.verify(tmp_path / "base.safetensors", view=tmp_path / "adapter").sound
+    # What is read whole is compared with its checksum, also where it lies beside the base.
+    with pytest.raises(reshard.Corrupt):
+        load()

@@ -61,7 +61,7 @@ fn mapped(
 
 /// A dimension that counts from the end when it is negative.
 pub(crate) fn dimension(dim: i64, ndim: usize) -> Outcome<usize> {
-    let found = if dim < 0 { dim + ndim as i64 } else { dim };
+    let found = if dim < 0 { dim.saturating_add(ndim as i64) } else { dim };
     match usize::try_from(found).ok().filter(|&dim| dim < ndim) {
         Some(dim) => Ok(dim),
         None => Err(format!("dimension {dim} does not exist in a tensor of {ndim} dimensions")),

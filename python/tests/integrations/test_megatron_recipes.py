@@ -1,12 +1,12 @@
 """Recipes against Megatron core: models of transformers loaded through a recipe into its GPTModel, which then computes the same logits;
-its state dict, seen backwards, is Hugging Face's file again, bit for bit."""
+its state dict, seen backwards, is Hugging Face's file again, bit for bit; with the state of an optimizer."""
 
 import pytest
 import torch
 
 pytest.importorskip("megatron.core")
 pytest.importorskip("transformers")
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_recipes import SMALL, hugging_face
 
 import reshard
@@ -19,10 +19,15 @@ def without_devices():
 
     import megatron.core.tensor_parallel.random as random
     import megatron.core.transformer.dot_product_attention as attention
+    import megatron.core.transformer.moe.moe_utils as moe
+    import megatron.core.transformer.multi_latent_attention as latent
 
     torch.cuda.current_device = lambda: "cpu"
     torch.cuda.synchronize = lambda *_, **__: None
     random.CudaRNGStatesTracker.fork = lambda *_, **__: contextlib.nullcontext()
+    # Without Transformer Engine some names are asked for that are not defined, or are no types.
+    moe.te_general_gemm = None
+    latent.HAVE_TE = False
     build = attention.DotProductAttention.__init__
 
     # The local attention does not know that keys and values may have other sizes; it has no parameters.
@@ -70,6 +75,8 @@ def gpt(kind):
             multi_latent_attention=True,
             qk_layernorm=True,
             rope_type="rope",
+            rotary_base=10000,
+            rotary_scaling_factor=1.0,
             q_lora_rank=12,
             kv_lora_rank=16,
             qk_head_dim=8,
@@ -79,10 +86,14 @@ def gpt(kind):
             moe_shared_expert_intermediate_size=16,
             moe_router_enable_expert_bias=True,
             moe_router_score_function="sigmoid",
+            moe_router_num_groups=2,
+            moe_router_group_topk=1,
+            moe_router_topk_scaling_factor=2.5,
         )
         spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False)
     else:
-        moe = experts if kind == "qwen3_moe" else {}
+        # Probabilities of the chosen experts are not made to sum to one, as in transformers by default.
+        moe = {**experts, "moe_router_pre_softmax": True} if kind == "qwen3_moe" else {}
         normed = kind.startswith("qwen3")
         config = TransformerConfig(**common, **moe, num_query_groups=2, kv_channels=8, qk_layernorm=normed)
         spec = get_gpt_layer_local_spec(
@@ -115,34 +126,107 @@ def interleaved(query, key, value, groups):
     return torch.stack(rows)
 
 
+def tensors_of(model):
+    return {key: value for key, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+
+
+def training(tensors):
+    """A model and what Adam has for it: moments that tell from which weight they are."""
+    slots = {
+        key: {"exp_avg": tensor * 0.5, "exp_avg_sq": tensor * 0.25, "step": torch.tensor(3.0)} for key, tensor in tensors.items()
+    }
+    groups = [{"lr": 0.1, "params": list(tensors)}]
+    return {"model": tensors, "optim": {"state": slots, "param_groups": groups}}
+
+
+def emptied(state):
+    """The same shapes with nothing in them."""
+    zeros = training({key: torch.zeros_like(tensor) for key, tensor in state.items()})
+    for slots in zeros["optim"]["state"].values():
+        slots["step"].zero_()
+    zeros["optim"]["param_groups"][0]["params"] = []
+    return zeros
+
+
+def same_training(found, tensors):
+    expected = training(tensors)
+    assert found["model"].keys() == tensors.keys()
+    for key, tensor in tensors.items():
+        assert torch.equal(found["model"][key], tensor), key
+        for name, slot in expected["optim"]["state"][key].items():
+            assert torch.equal(found["optim"]["state"][key][name], slot), (key, name)
+    assert sorted(found["optim"]["param_groups"][0]["params"]) == sorted(tensors)
+
+
 def load(rank, size, kind, folder):
     without_devices()
     model = gpt(kind).eval()
-    state = {key: value for key, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    state = tensors_of(model)
     # Strict: every tensor of the model is there, in its shape, and nothing else.
     rt.load(state, f"{folder}/hf", view=recipe(kind))
     stored = load_file(f"{folder}/hf/model.safetensors")
     if kind != "deepseek_v3":
         parts = [stored[f"model.layers.1.self_attn.{part}_proj.weight"] for part in "qkv"]
         assert torch.equal(state["decoder.layers.1.self_attention.linear_qkv.weight"], interleaved(*parts, groups=2))
-        tokens = torch.arange(12)[None] * 5 % 64
-        mask = torch.triu(torch.ones(12, 12, dtype=torch.bool), 1)[None, None]
-        with torch.no_grad():
-            found = model(tokens, torch.arange(12)[None], mask)
-        torch.testing.assert_close(found, torch.load(f"{folder}/logits.pt"), rtol=1e-4, atol=1e-5)
+    tokens = torch.arange(12)[None] * 5 % 64
+    mask = torch.triu(torch.ones(12, 12, dtype=torch.bool), 1)[None, None]
+    with torch.no_grad():
+        found = model(tokens, torch.arange(12)[None], mask)
+    torch.testing.assert_close(found, torch.load(f"{folder}/logits.pt"), rtol=1e-4, atol=1e-5)
     # And backwards, from its state dict.
     rt.save(state, f"{folder}/state")
     back = {key: torch.zeros_like(tensor) for key, tensor in stored.items()}
     rt.load(back, f"{folder}/state", view=recipe(kind, reverse=True))
     assert all(torch.equal(back[key], tensor) for key, tensor in stored.items())
-    return sorted(state)
+    # The optimizer's state goes both ways alike.
+    rt.save(training(stored), f"{folder}/hf-training")
+    there = emptied(state)
+    rt.load(there, f"{folder}/hf-training", view=recipe(kind))
+    same_training(there, state)
+    rt.save(there, f"{folder}/megatron-training")
+    back = emptied(stored)
+    rt.load(back, f"{folder}/megatron-training", view=recipe(kind, reverse=True))
+    same_training(back, stored)
 
 
-@pytest.mark.parametrize("kind", ["llama3", "qwen3"])
+@pytest.mark.parametrize("kind", ["llama3", "qwen3", "qwen3_moe", "deepseek_v3"])
 def test_recipes_give_megatrons_own_model(ranks, tmp_path, kind):
     torch.manual_seed(0)
     model = hugging_face(kind).eval()
+    if kind == "deepseek_v3":
+        # What chooses experts, which training changes and a new model has as zeros.
+        torch.nn.init.normal_(model.model.layers[1].mlp.gate.e_score_correction_bias, std=0.05)
     model.save_pretrained(tmp_path / "hf")
     with torch.no_grad():
         torch.save(model(torch.arange(12)[None] * 5 % 64).logits, tmp_path / "logits.pt")
     ranks(1, load, kind, str(tmp_path))
+
+
+def load_codes(rank, size, folder):
+    without_devices()
+    model = gpt("deepseek_v3").to(torch.bfloat16)
+    model.decoder.layers[1].mlp.router.expert_bias = model.decoder.layers[1].mlp.router.expert_bias.float()
+    state = tensors_of(model)
+    expected = {key: torch.zeros_like(tensor) for key, tensor in state.items()}
+    rt.load(state, f"{folder}/codes.safetensors", view=recipe("deepseek_v3"))
+    rt.load(expected, f"{folder}/plain.safetensors", view=recipe("deepseek_v3"))
+    assert all(torch.equal(state[key], tensor) for key, tensor in expected.items())
+    assert all(tensor.any() for key, tensor in state.items() if "expert_bias" not in key)
+
+
+def test_block_scaled_weights_come_into_megatrons_own_model(ranks, tmp_path):
+    """As DeepSeek publishes its weights: float8 with scales of blocks."""
+    torch.manual_seed(0)
+    hugging_face("deepseek_v3").save_pretrained(tmp_path / "hf")
+    stored, plain = {}, {}
+    for key, tensor in load_file(tmp_path / "hf" / "model.safetensors").items():
+        if key.endswith(("_proj.weight", "_proj_with_mqa.weight")):
+            scale = torch.rand(1, 1) + 0.5
+            codes = (tensor * 20).to(torch.float8_e4m3fn)
+            stored |= {key: codes, f"{key}_scale_inv": scale}
+            plain[key] = (codes.float() * scale).to(torch.bfloat16)
+        else:
+            stored[key] = plain[key] = tensor if "e_score" in key else tensor.to(torch.bfloat16)
+    save_file(stored, tmp_path / "codes.safetensors")
+    save_file(plain, tmp_path / "plain.safetensors")
+    ranks(1, load_codes, str(tmp_path))

@@ -141,6 +141,25 @@ impl Checkpoint {
         self.beside.first().map_or(self.catalog.files.len() as u32, |(first, _)| *first)
     }
 
+    /// The checkpoints in whose files some of it lies, besides its own.
+    pub(crate) fn others(&self) -> impl Iterator<Item = &Checkpoint> {
+        self.beside.iter().map(|(_, other)| other.as_ref())
+    }
+
+    /// The checkpoint beside this one that a file or a compressed record is of: its own number there, and what has to be added
+    /// to numbers of that checkpoint.
+    pub(super) fn beside_of(&self, number: u32) -> Option<(&Checkpoint, u32, u32)> {
+        if number == StoredChunk::NO_FILE {
+            return None;
+        }
+        let (first, other) = match packed::beside(number) {
+            Some((0, _)) => return None,
+            Some((position, added)) => (added, &self.beside.get(position - 1)?.1),
+            None => self.beside.iter().rev().find(|(first, _)| number >= *first).map(|(first, other)| (*first, other))?,
+        };
+        Some((other, number - first, first))
+    }
+
     /// What is stored, where this is a view of it.
     pub(crate) fn base(&self) -> Option<&Checkpoint> {
         self.base.as_deref()
@@ -204,11 +223,11 @@ impl Checkpoint {
 
     /// An open file of the checkpoint.
     pub(crate) fn reader(&self, file: u32) -> Result<&Arc<dyn Reader>> {
+        if let Some((other, number, _)) = self.beside_of(file) {
+            return other.reader(number);
+        }
         if let Some(record) = self.packed_record(file) {
             return record.reader.get().ok_or_else(|| Error::internal("a compressed record is read before it is measured"));
-        }
-        if let Some((first, other)) = self.beside.iter().rev().find(|(first, _)| file >= *first) {
-            return other.reader(file - first);
         }
         if let Some(base) = self.base() {
             return base.reader(file);
@@ -232,6 +251,11 @@ impl Checkpoint {
     }
 
     pub(crate) fn file_name(&self, file: u32) -> &str {
+        if let Some((other, number, _)) = self.beside_of(file)
+            && other.packed_record(number).is_some()
+        {
+            return other.file_name(number);
+        }
         let file = self.packed_record(file).map_or(file, |record| record.file);
         self.catalog.files.get(file as usize).map_or("?", String::as_str)
     }

@@ -50,8 +50,7 @@ impl Checkpoint {
     /// Finds the tensor in a compressed record.
     pub(super) fn locate_packed(&self, wanted: &Wanted<'_>, offset: u64, length: u64) -> Result<Located> {
         let file = wanted.file;
-        let unknown = || Error::internal("a compressed record that is not known");
-        let (number, record) = self.packed().find(file, offset, length).ok_or_else(unknown)?;
+        let (number, record) = self.packed().find(file, offset, length).ok_or_else(|| self.too_many())?;
         let packed = ByteLayout::contiguous(wanted.sizes, wanted.dtype.size())?;
         if let Some((sizes, located)) = record.located.get()
             && located.dtype == wanted.dtype
@@ -76,6 +75,17 @@ impl Checkpoint {
         Ok(located)
     }
 
+    /// What is added to the numbers of the compressed records of a checkpoint beside this one.
+    pub(super) fn added_to_records(&self, other: &Checkpoint) -> Result<u32> {
+        let position = self.others().position(|one| std::ptr::eq(one, other));
+        let added = position.and_then(added);
+        added.ok_or_else(|| Error::unsupported(format!("{} is seen with too many checkpoints beside it", self.path)))
+    }
+
+    fn too_many(&self) -> Error {
+        Error::unsupported(format!("{} has more than {NUMBERS} compressed records", self.path))
+    }
+
     fn packed_location(&self, key: &str, file: u32, offset: u64, length: u64) -> Result<PackedLocation> {
         let reader = self.reader(file)?;
         if offset.checked_add(length).is_none_or(|end| end > reader.len()) {
@@ -87,8 +97,7 @@ impl Checkpoint {
 
     /// How many bytes the value in a compressed record has.
     pub(super) fn unpacked_value_len(&self, key: &str, file: u32, offset: u64, length: u64) -> Result<u64> {
-        let unknown = || Error::internal("a compressed record that is not known");
-        let (_, record) = self.packed().find(file, offset, length).ok_or_else(unknown)?;
+        let (_, record) = self.packed().find(file, offset, length).ok_or_else(|| self.too_many())?;
         if let Some(known) = record.value.get() {
             return Ok(*known);
         }
@@ -121,6 +130,21 @@ impl Checkpoint {
 
 /// The number of the first compressed record: above those of all files, also of files of a checkpoint beside.
 const FIRST_NUMBER: u32 = 1 << 31;
+/// Numbers for the compressed records of one checkpoint; those of the checkpoints beside it follow.
+const NUMBERS: u32 = 1 << 24;
+
+/// Of a compressed record's number: whose it is, 0 for the own and 1 for the first beside, and what is added to its number there.
+pub(super) fn beside(number: u32) -> Option<(usize, u32)> {
+    let position = number.checked_sub(FIRST_NUMBER)? / NUMBERS;
+    Some((position as usize, position * NUMBERS))
+}
+
+/// What is added to the numbers of the compressed records of a checkpoint beside, by its position; `None` where numbers end.
+pub(super) fn added(position: usize) -> Option<u32> {
+    let added = u32::try_from(position + 1).ok()?.checked_mul(NUMBERS)?;
+    FIRST_NUMBER.checked_add(added)?.checked_add(NUMBERS)?;
+    Some(added)
+}
 
 /// The compressed records of a checkpoint, each with a number as if it were a file.
 #[derive(Debug)]
@@ -164,8 +188,10 @@ impl Packed {
     }
 
     fn add(&mut self, file: u32, offset: u64, length: u64, transform: &str) {
-        let number = FIRST_NUMBER.saturating_add(self.records.len() as u32);
-        if Compression::of(transform).is_some() && !self.numbers.contains_key(&(file, offset, length)) {
+        let number = FIRST_NUMBER + self.records.len() as u32;
+        // More of them than there are numbers are not known, and say so when they are looked for.
+        let fits = self.records.len() < NUMBERS as usize;
+        if fits && Compression::of(transform).is_some() && !self.numbers.contains_key(&(file, offset, length)) {
             self.numbers.insert((file, offset, length), number);
             let (reader, located, value) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
             self.records.push(PackedRecord { file, reader, located, value });

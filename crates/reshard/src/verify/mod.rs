@@ -127,6 +127,24 @@ impl VerifyReport {
     pub fn errors(&self) -> usize {
         self.findings.iter().filter(|f| f.severity == Severity::Error).count()
     }
+
+    /// What was found in a checkpoint beside this one; its files are named with its path.
+    fn add(&mut self, other: &Checkpoint, found: VerifyReport) {
+        self.records += found.records;
+        self.files += found.files;
+        self.bytes += found.bytes;
+        self.checked += found.checked;
+        self.unchecked += found.unchecked;
+        self.indexes += found.indexes;
+        self.values += found.values;
+        self.seconds += found.seconds;
+        found.opaque.into_iter().for_each(|(class, count)| *self.opaque.entry(class).or_default() += count);
+        let placed = |finding: Finding| Finding {
+            file: Some(finding.file.map_or(other.path().to_owned(), |file| format!("{}/{file}", other.path()))),
+            ..finding
+        };
+        self.findings.extend(found.findings.into_iter().map(placed));
+    }
 }
 
 /// Findings and counts, gathered by many threads.
@@ -197,6 +215,9 @@ pub fn verify(checkpoint: &Checkpoint, options: &VerifyOptions) -> Result<Verify
     if let Some(base) = checkpoint.base() {
         structure::coverage(checkpoint, &mut gathered)?;
         let mut report = verify(base, options)?;
+        for other in checkpoint.others() {
+            report.add(other, verify(other, options)?);
+        }
         report.keys = catalog.entries.len() as u64;
         report.findings.extend(gathered.findings);
         return Ok(report);

@@ -340,7 +340,7 @@ impl Maker<'_> {
             match (own, parameter) {
                 (None, _) => {}
                 (Some(own), Some(parameter)) if own == parameter => steps += 1,
-                (Some(own), _) if own.iter().product::<u64>() == 1 => {}
+                (Some(own), _) if own.iter().all(|&size| size == 1) => {}
                 (Some(_), None) => steps += 1,
                 (Some(_), Some(_)) if self.rule.steps.is_empty() => {}
                 (Some(own), Some(parameter)) => {

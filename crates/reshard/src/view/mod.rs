@@ -25,6 +25,7 @@ mod rules;
 mod steps;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read as _;
 
 use reshard_formats::Value;
 
@@ -132,8 +133,11 @@ impl Written {
         }
         let path = std::path::Path::new(what);
         if path.is_file() {
-            let text = std::fs::read_to_string(path);
-            let text = text.map_err(|error| Error::invalid(format!("cannot read rules from {what}: {error}")))?;
+            let unread = |error: std::io::Error| Error::invalid(format!("cannot read rules from {what}: {error}"));
+            let mut text = String::new();
+            // One byte more than rules have says that there are more.
+            let most = parse::MOST_BYTES as u64 + 1;
+            std::fs::File::open(path).and_then(|file| file.take(most).read_to_string(&mut text)).map_err(unread)?;
             return Ok(Written::Rules { text, origin: what.to_owned() });
         }
         if path.join(adapter::CONFIG).is_file() {

@@ -1,12 +1,13 @@
 //! Rules as text: TOML. Whatever is wrong is said with line, column, the rule and what is allowed.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use reshard_formats::DType;
 use toml_edit::{Document, Item, TableLike, Value};
 
-use super::pattern::Pattern;
+use super::pattern::{Pattern, kinds_of};
 use super::rules::{Action, PadValue, Position, Rest, Rule, Rules, Sizes, SlotRule, Step};
 use super::steps::parts_before;
 use crate::cast::holds_values;
@@ -17,7 +18,9 @@ use crate::select::dtype_named;
 pub(super) type Parameters = BTreeMap<String, i64>;
 
 /// No text of rules is longer.
-const MOST_BYTES: usize = 4 << 20;
+pub(super) const MOST_BYTES: usize = 1 << 20;
+/// No text has more names in its rules, as each is compiled.
+const MOST_NAMES: usize = 20_000;
 
 const TOP: &[&str] = &["description", "rest", "prefixes", "optimizers", "dequantise", "parameters", "slots", "rule"];
 const RULE: &[&str] = &["name", "from", "to", "drop", "steps", "optional"];
@@ -55,7 +58,7 @@ fn wrong<T>(span: Option<Range<usize>>, what: impl Into<String>) -> Parsed<T> {
 /// Reads rules. `origin` is what the text is called in messages, `given` are parameters' values.
 pub(super) fn rules(text: &str, origin: &str, given: &Parameters) -> Result<Rules> {
     if text.len() > MOST_BYTES {
-        return Err(Error::invalid(format!("{origin} has {} bytes; rules have at most {MOST_BYTES}", text.len())));
+        return Err(Error::invalid(format!("{origin} is longer than rules are, which have at most {MOST_BYTES} bytes")));
     }
     let place = |span: Option<Range<usize>>| match span {
         Some(span) => {
@@ -68,7 +71,7 @@ pub(super) fn rules(text: &str, origin: &str, given: &Parameters) -> Result<Rule
         let first = error.message().lines().next().unwrap_or("invalid TOML").to_owned();
         Error::invalid(format!("{}: {first}", place(error.span())))
     })?;
-    let reader = Reader { text, given };
+    let reader = Reader { text, given, names: Cell::new(0), last: Cell::new((0, Position { line: 1, column: 1 })) };
     reader.read(document.as_table()).map_err(|Wrong { span, what }| Error::invalid(format!("{}: {what}", place(span))))
 }
 
@@ -88,9 +91,26 @@ fn position(text: &str, at: usize) -> Position {
 struct Reader<'t> {
     text: &'t str,
     given: &'t Parameters,
+    /// How many names there were.
+    names: Cell<usize>,
+    /// The last position that was looked for; most come after it.
+    last: Cell<(usize, Position)>,
 }
 
 impl Reader<'_> {
+    fn position(&self, at: usize) -> Position {
+        let (start, mut found) = self.last.get();
+        let Some(between) = self.text.get(start..at) else { return position(self.text, at) };
+        for c in between.chars() {
+            found = match c {
+                '\n' => Position { line: found.line + 1, column: 1 },
+                _ => Position { column: found.column + 1, ..found },
+            };
+        }
+        self.last.set((at, found));
+        found
+    }
+
     fn read(&self, top: &dyn TableLike) -> Parsed<Rules> {
         only(top, TOP, "at the top of a view")?;
         let parameters = self.parameters(top)?;
@@ -163,14 +183,20 @@ impl Reader<'_> {
 
     fn rule(&self, table: &dyn TableLike, span: Option<Range<usize>>, number: usize, given: &Parameters) -> Parsed<Rule> {
         only(table, RULE, "in a rule")?;
-        let pattern =
-            |(text, span): (String, Option<Range<usize>>)| Pattern::parse(&text, given).map_err(|what| Wrong { span, what });
+        let pattern = |(text, span): (String, Option<Range<usize>>)| {
+            self.names.set(self.names.get() + 1);
+            if self.names.get() > MOST_NAMES {
+                return wrong(span, format!("there are more than {MOST_NAMES} names in these rules"));
+            }
+            Pattern::parse(&text, given).map_err(|what| Wrong { span, what })
+        };
         let from = texts(table, "from")?.into_iter().map(pattern).collect::<Parsed<Vec<_>>>()?;
         let to = texts(table, "to")?.into_iter().map(pattern).collect::<Parsed<Vec<_>>>()?;
-        let to = to.into_iter().map(|name| name.with_kinds_of(&from)).collect::<std::result::Result<Vec<_>, _>>();
+        let kinds = kinds_of(&from);
+        let to = to.into_iter().map(|name| name.with_kinds(&kinds)).collect::<std::result::Result<Vec<_>, _>>();
         let to = to.map_err(|what| Wrong { span: span.clone(), what })?;
         let drop = texts(table, "drop")?.into_iter().map(pattern).collect::<Parsed<Vec<_>>>()?;
-        let at = span.clone().map_or(Position::default(), |span| position(self.text, span.start));
+        let at = span.clone().map_or(Position::default(), |span| self.position(span.start));
         let optional = match table.get("optional") {
             None => false,
             Some(item) => match item.as_bool() {
@@ -360,7 +386,7 @@ impl Reader<'_> {
                 }
             }
         };
-        let at = span.map_or(Position::default(), |span| position(self.text, span.start));
+        let at = span.map_or(Position::default(), |span| self.position(span.start));
         Ok(Step { action, of, at })
     }
 
@@ -426,8 +452,10 @@ fn evaluated(text: &str, given: &Parameters) -> std::result::Result<i64, String>
         for factor in factors {
             let by = value(factor.trim_end_matches(['*', '/']))?;
             total = match operator {
-                Some('/') if by == 0 || total % by != 0 => return Err(format!("{text:?} is not an integer")),
-                Some('/') => total / by,
+                Some('/') => match total.checked_rem(by) {
+                    Some(0) => total.checked_div(by).ok_or_else(overflow)?,
+                    _ => return Err(format!("{text:?} is not an integer")),
+                },
                 _ => total.checked_mul(by).ok_or_else(overflow)?,
             };
             operator = factor.chars().last().filter(|c| "*/".contains(*c));
@@ -613,6 +641,8 @@ mod tests {
         }
         assert!(evaluated("heads/3", &given).is_err());
         assert!(evaluated("9223372036854775807*heads", &given).is_err());
+        let least = Parameters::from([("least".to_owned(), i64::MIN), ("minus".to_owned(), -1)]);
+        assert!(evaluated("least/minus", &least).is_err() && evaluated("least*minus", &least).is_err());
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! Names with captures: `model.layers.{layer}.mlp.{part:gate|up}_proj.weight`.
 //!
-//! `{name}` is a stretch without a dot, `{name:int}` a whole number, `{name:a|b}` one of these words, `{name...}` anything,
-//! dots too. `{stage*8+layer}` and `{layer+4}` are numbers that others make; read backwards, they give those others.
+//! `{name}` is a stretch without a dot, `{name:int}` a whole number, `{name:0..61}` one below 61, `{name:a|b}` one of these words,
+//! `{name...}` anything, dots too. `{stage*8+layer}` and `{layer+4}` are numbers that others make; read backwards, they give those others.
 
 use std::collections::BTreeMap;
 
-use regex::Regex;
+use regex::{Regex, RegexBuilder};
 
 /// What the captures of a pattern stand for.
 pub(super) type Captures = BTreeMap<String, String>;
@@ -33,16 +33,23 @@ enum Piece {
     },
 }
 
+/// The kinds that captures have in some patterns, by name.
+pub(super) type Kinds = BTreeMap<String, Kind>;
+
 #[derive(Debug, Clone, PartialEq)]
-enum Kind {
+pub(super) enum Kind {
     Segment,
     Int,
+    /// From the first number to the one before the second.
+    Range(u64, u64),
     Words(Vec<String>),
     Rest,
 }
 
 /// A whole number as it is written: no signs, no leading zeros.
 const INT: &str = "(?:0|[1-9][0-9]{0,17})";
+/// No pattern takes more bytes once it is compiled.
+const MOST_STATES: usize = 1 << 20;
 
 impl Pattern {
     /// Reads a pattern; names in sums are looked up in `parameters`.
@@ -76,20 +83,12 @@ impl Pattern {
 
     /// This pattern, in which captures without a kind have the kind that they have in others: `{name}` of a new name is what
     /// `{name...}` of an old one captured, and has to be found again when the rule is reversed.
-    pub(super) fn with_kinds_of(mut self, others: &[Pattern]) -> Result<Pattern, String> {
-        let known: BTreeMap<&str, &Kind> = others
-            .iter()
-            .flat_map(|other| &other.pieces)
-            .filter_map(|piece| match piece {
-                Piece::Capture { name, kind } if *kind != Kind::Segment => Some((name.as_str(), kind)),
-                _ => None,
-            })
-            .collect();
+    pub(super) fn with_kinds(mut self, known: &Kinds) -> Result<Pattern, String> {
         for piece in &mut self.pieces {
             if let Piece::Capture { name, kind: kind @ Kind::Segment } = piece
                 && let Some(found) = known.get(name.as_str())
             {
-                *kind = (*found).clone();
+                *kind = found.clone();
             }
         }
         self.regex = expression(&self.pieces).map_err(|error| format!("{:?}: {error}", self.text))?;
@@ -142,6 +141,9 @@ impl Pattern {
             let text = group?.as_str();
             let same = match piece {
                 Piece::Text(_) => true,
+                Piece::Capture { name, kind: Kind::Range(start, end) } => {
+                    text.parse::<u64>().is_ok_and(|number| (*start..*end).contains(&number)) && put(name, text.to_owned())
+                }
                 Piece::Capture { name, .. } => put(name, text.to_owned()),
                 Piece::Number { outer, inner, add } => {
                     let number = text.parse::<u64>().ok()?.checked_sub(*add)?;
@@ -199,6 +201,16 @@ impl Pattern {
     }
 }
 
+/// The kinds of captures that have one.
+pub(super) fn kinds_of(patterns: &[Pattern]) -> Kinds {
+    let pieces = patterns.iter().flat_map(|pattern| &pattern.pieces);
+    let kinds = pieces.filter_map(|piece| match piece {
+        Piece::Capture { name, kind } if *kind != Kind::Segment => Some((name.clone(), kind.clone())),
+        _ => None,
+    });
+    kinds.collect()
+}
+
 /// The expression that finds the pieces of a pattern in a name.
 fn expression(pieces: &[Piece]) -> Result<Regex, regex::Error> {
     let mut expression = String::from("^");
@@ -207,7 +219,7 @@ fn expression(pieces: &[Piece]) -> Result<Regex, regex::Error> {
             Piece::Text(text) => expression.push_str(&regex::escape(text)),
             Piece::Capture { kind: Kind::Segment, .. } => expression.push_str("([^.]+)"),
             Piece::Capture { kind: Kind::Rest, .. } => expression.push_str("(.+)"),
-            Piece::Capture { kind: Kind::Int, .. } | Piece::Number { .. } => {
+            Piece::Capture { kind: Kind::Int | Kind::Range(..), .. } | Piece::Number { .. } => {
                 expression.push_str(&format!("({INT})"));
             }
             Piece::Capture { kind: Kind::Words(words), .. } => {
@@ -217,7 +229,7 @@ fn expression(pieces: &[Piece]) -> Result<Regex, regex::Error> {
         }
     }
     expression.push('$');
-    Regex::new(&expression)
+    RegexBuilder::new(&expression).size_limit(MOST_STATES).dfa_size_limit(MOST_STATES).build()
 }
 
 fn piece(text: &str, parameters: &BTreeMap<String, i64>) -> Result<Piece, String> {
@@ -233,20 +245,25 @@ fn piece(text: &str, parameters: &BTreeMap<String, i64>) -> Result<Piece, String
     if let Some(name) = text.strip_suffix("...") {
         return Ok(Piece::Capture { name: named(name)?, kind: Kind::Rest });
     }
+    let constant = |text: &str| -> Option<u64> {
+        text.parse().ok().or_else(|| parameters.get(text).and_then(|value| u64::try_from(*value).ok()))
+    };
     if let Some((name, kind)) = text.split_once(':') {
+        let range = kind.split_once("..").map(|(start, end)| (constant(start.trim()), constant(end.trim())));
         let kind = match kind {
             "int" => Kind::Int,
+            _ if range.is_some() => match range {
+                Some((Some(start), Some(end))) if start < end => Kind::Range(start, end),
+                _ => return Err(format!("invalid range {kind:?}: use 0..8, with numbers or parameters")),
+            },
             words if words.split('|').all(|word| !word.is_empty()) => Kind::Words(words.split('|').map(str::to_owned).collect()),
-            _ => return Err(format!("invalid kind of capture {kind:?}: use int or a|b|…")),
+            _ => return Err(format!("invalid kind of capture {kind:?}: use int, 0..8 or a|b|…")),
         };
         return Ok(Piece::Capture { name: named(name)?, kind });
     }
     if !text.contains(['+', '*']) {
         return Ok(Piece::Capture { name: named(text)?, kind: Kind::Segment });
     }
-    let constant = |text: &str| -> Option<u64> {
-        text.parse().ok().or_else(|| parameters.get(text).and_then(|value| u64::try_from(*value).ok()))
-    };
     let (mut outer, mut inner, mut add) = (None, None, 0u64);
     for term in text.split('+').map(str::trim) {
         if let Some((name, factor)) = term.split_once('*') {
@@ -280,6 +297,8 @@ mod tests {
             ("l.{layer:int}.{x}.{layer}", "l.10.y.10", vec![("layer", "10"), ("x", "y")]),
             ("l.{stage*per_stage+layer}", "l.19", vec![("layer", "3"), ("stage", "2")]),
             ("l.{layer+4}.w", "l.6.w", vec![("layer", "2")]),
+            ("l.{layer:0..per_stage}.w", "l.7.w", vec![("layer", "7")]),
+            ("l.{per_stage+0}.w", "l.8.w", vec![]),
         ] {
             let found = pattern(text).captures(name).unwrap();
             assert_eq!(found.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect::<Vec<_>>(), captures);
@@ -296,6 +315,9 @@ mod tests {
             ("{p:q|k}", "v"),
             ("{a}.{a}", "x.y"),
             ("l.{layer+4}", "l.3"),
+            ("l.{layer:0..per_stage}", "l.8"),
+            ("l.{layer:2..5}", "l.1"),
+            ("l.{per_stage+0}", "l.9"),
             ("a+b", "aab"),
         ] {
             assert!(pattern(text).captures(name).is_none(), "{text} {name}");
@@ -305,7 +327,7 @@ mod tests {
     #[test]
     fn new_names_find_again_what_old_ones_captured() {
         let from = [pattern("model.{name...}.{part:A|B}"), pattern("{layer:int}.{x}")];
-        let to = pattern("{part}.{name}.{layer}.{x}").with_kinds_of(&from).unwrap();
+        let to = pattern("{part}.{name}.{layer}.{x}").with_kinds(&kinds_of(&from)).unwrap();
         let found = to.captures("A.b.c.d.3.e").unwrap();
         assert_eq!(found.get("name").map(String::as_str), Some("b.c.d"));
         assert!(to.captures("C.b.3.e").is_none() && to.captures("A.b.x.e").is_none());
@@ -320,6 +342,9 @@ mod tests {
         assert!(wrong("{a*x+b}").contains("no parameter"));
         assert!(wrong("{a+b}").contains("adds two captures"));
         assert!(wrong("{a:}").contains("invalid kind"));
+        assert!(wrong("{a:3..2}").contains("invalid range"));
+        assert!(wrong("{a:0..layers}").contains("invalid range"));
+        assert!(wrong(&"{a}".repeat(100_000)).contains("size limit"));
         assert!(pattern("{a}").name(&Captures::new()).unwrap_err().contains("{a}"));
         let too_far = Captures::from([("stage".into(), "0".into()), ("layer".into(), "9".into())]);
         assert!(pattern("{stage*per_stage+layer}").name(&too_far).unwrap_err().contains("not below 8"));

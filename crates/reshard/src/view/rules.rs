@@ -163,7 +163,7 @@ impl Action {
                 let ndim = order.len() as i64;
                 let mut back = vec![0; order.len()];
                 for (to, from) in order.iter().enumerate() {
-                    let from = if *from < 0 { from + ndim } else { *from };
+                    let from = if *from < 0 { from.saturating_add(ndim) } else { *from };
                     match usize::try_from(from).ok().and_then(|from| back.get_mut(from)) {
                         Some(slot) => *slot = to as i64,
                         None => return Err(format!("permute names the dimension {from}, of {ndim}")),
@@ -174,7 +174,7 @@ impl Action {
             Action::Reshape { to, from: Some(from) } => Action::Reshape { to: from, from: Some(to) },
             Action::Reshape { .. } => return Err("reshape does not say from which shape".to_owned()),
             Action::Unflatten { dim, sizes } => {
-                let end = dim + sizes.len() as i64 - 1;
+                let end = dim.saturating_add(sizes.len() as i64 - 1);
                 if dim < 0 {
                     return Err("unflatten counts its dimension from the end".to_owned());
                 }
@@ -227,7 +227,9 @@ impl Rule {
 impl Rules {
     /// The rules that undo these, or why there are none.
     pub(super) fn reversed(&self) -> Result<Rules, String> {
-        let rules = self.rules.iter().map(Rule::reversed).collect::<Result<_, _>>()?;
+        // What may be absent anyway need not be brought back.
+        let kept = self.rules.iter().filter(|rule| !(rule.optional && rule.to.is_empty()));
+        let rules = kept.map(Rule::reversed).collect::<Result<_, _>>()?;
         Ok(Rules { rules, ..self.clone() })
     }
 }

@@ -10,6 +10,9 @@ use crate::checkpoint::{CatalogTensor, ChunkLocation, Input};
 use crate::scaled;
 use crate::seen::{self, Outcome, dimension};
 
+/// No step makes more tensors.
+const MOST_TENSORS: u64 = 1 << 22;
+
 /// A tensor on its way through a rule, or a place for one where only names count.
 #[derive(Debug)]
 pub(super) struct Piece {
@@ -95,14 +98,15 @@ fn changed(action: &Action, tensor: CatalogTensor) -> Outcome<CatalogTensor> {
                 return Err(format!("dimension {start} does not come before {end}"));
             }
             let joined = &tensor.shape[start..=end];
+            let product = product(joined)?;
             if let Some(sizes) = sizes {
-                let expected = filled(sizes, joined.iter().product())?;
+                let expected = filled(sizes, product)?;
                 if expected != joined {
                     return Err(format!("dimensions {start} to {end} are said to be {expected:?}, and are {joined:?}"));
                 }
             }
             let mut shape = tensor.shape[..start].to_vec();
-            shape.push(joined.iter().product());
+            shape.push(product);
             shape.extend_from_slice(&tensor.shape[end + 1..]);
             seen::reshaped(&tensor, &shape)
         }
@@ -146,6 +150,12 @@ fn changed(action: &Action, tensor: CatalogTensor) -> Outcome<CatalogTensor> {
     }
 }
 
+/// The number of indices of several dimensions; beside one of none, others may be of any size.
+fn product(sizes: &[u64]) -> Outcome<u64> {
+    let product = sizes.iter().try_fold(1u64, |product, size| product.checked_mul(*size));
+    product.ok_or_else(|| format!("dimensions of {sizes:?} indices are too many for one"))
+}
+
 /// Sizes of which one may be left over.
 fn filled(sizes: &[i64], elements: u64) -> Outcome<Vec<u64>> {
     let wrong = || format!("{sizes:?} are no sizes of {elements} elements");
@@ -173,7 +183,7 @@ fn unflattened(tensor: &CatalogTensor, dim: usize, sizes: &[i64]) -> Outcome<Cat
 
 fn flattened(tensor: &CatalogTensor, dim: usize) -> Outcome<CatalogTensor> {
     let mut shape = tensor.shape[..dim].to_vec();
-    shape.push(tensor.shape[dim] * tensor.shape[dim + 1]);
+    shape.push(product(&tensor.shape[dim..dim + 2])?);
     shape.extend_from_slice(&tensor.shape[dim + 2..]);
     seen::reshaped(tensor, &shape)
 }
@@ -241,6 +251,12 @@ fn unstacked(capture: &str, dim: i64, pieces: Vec<Piece>) -> Outcome<Vec<Piece>>
             return Err(format!("no tensor tells how many {{{capture}}} there are"));
         };
         let dim = dimension(dim, tensor.shape.len())?;
+        // Each index reads the chunks of all, and has a name.
+        let work = tensor.shape[dim].saturating_mul(tensor.chunks.len().max(1) as u64);
+        if work.saturating_add(made.len() as u64) > MOST_TENSORS {
+            let shape = &tensor.shape[..];
+            return Err(format!("dimension {dim} of shape {shape:?} falls apart into more tensors than {MOST_TENSORS}"));
+        }
         for index in 0..tensor.shape[dim] {
             let mut captures = piece.captures.clone();
             captures.insert(capture.to_owned(), index.to_string());
@@ -262,8 +278,8 @@ fn joined(dim: i64, sizes: Option<&Sizes>, groups: u64, parts: usize, pieces: Ve
         made.push(together(0, captures, group, |tensors| {
             let dim = dimension(dim, tensors.first().map_or(0, |tensor| tensor.shape.len()))?;
             if let Some(sizes) = sizes {
-                let total = tensors.iter().filter_map(|tensor| tensor.shape.get(dim)).sum();
                 let found: Vec<u64> = tensors.iter().filter_map(|tensor| tensor.shape.get(dim).copied()).collect();
+                let total = found.iter().fold(0u64, |total, size| total.saturating_add(*size));
                 let expected = shares(sizes, parts, total)?;
                 if expected != found {
                     return Err(format!("dimension {dim} of them should be {expected:?}, and is {found:?}"));
