@@ -123,9 +123,9 @@ def convert(
     Args:
         source: a checkpoint of any format.
         destination: a folder, or a file ending in ``.safetensors`` or ``.pt``.
-        to: "dcp", "safetensors" or "torch"; told by the destination's name where it says so. "huggingface" is the model alone as
+        to: "dcp", "safetensors" or "torch"; inferred from the destination's name if None. "huggingface" is the model alone as
             Hugging Face's hub has it, "deepspeed-universal" and "megatron" are what these trainers resume from.
-        include, exclude: only keys that fit one of these globs, none that fit one of those.
+        include, exclude: only keys matching one of these globs, none matching one of those.
         keys: only these keys.
         part: "model" or "optimizer" alone.
         prefix: only keys that start so, and without it.
@@ -280,7 +280,7 @@ def diff(
 
     Args:
         first, second: the checkpoints.
-        include, exclude: only keys that fit one of these globs, none that fit one of those.
+        include, exclude: only keys matching one of these globs, none matching one of those.
         rename: from regular expressions to what replaces them in the first one's keys.
         tolerance, absolute, relative: distances up to which elements count as the same.
         elements: compare elements; otherwise shapes and dtypes alone.
@@ -351,7 +351,7 @@ def stats(
     Args:
         path: a checkpoint.
         key: the tensor; without it all of them.
-        include, exclude: only keys that fit one of these globs, none that fit one of those.
+        include, exclude: only keys matching one of these globs, none matching one of those.
         bins: a histogram of so many equal steps between the extremes.
         verify: compare stored checksums on the way; those of one tensor always are.
         view: rules through which to see it.
@@ -379,7 +379,7 @@ def health(
 
     Args:
         path: a checkpoint.
-        include, exclude: only keys that fit one of these globs, none that fit one of those.
+        include, exclude: only keys matching one of these globs, none matching one of those.
         limits: limits of rules by name; None turns a rule off. ``reshard stats --rules`` lists them.
         verify: compare stored checksums on the way.
         view: rules through which to see it.
@@ -403,7 +403,7 @@ def trend(
 
     Args:
         folder: holds a folder for each step.
-        include, exclude: only keys that fit one of these globs, none that fit one of those.
+        include, exclude: only keys matching one of these globs, none matching one of those.
         numbers: read every step; otherwise only the newest, and of others what the search for a bad step needs.
         storage_options: settings of the store by name.
     """

@@ -33,7 +33,7 @@ fn from_python(object: &Bound<'_, PyAny>, depth: usize) -> PyResult<Option<Value
     }
     // Subclasses carry more than their base knows, so only the exact types are plain.
     if let Ok(text) = object.cast_exact::<PyString>() {
-        // A lone surrogate is no text; pickle knows how to store it.
+        // A lone surrogate is not text; pickle knows how to store it.
         return Ok(text.to_str().ok().map(|text| Value::Str(text.to_owned())));
     }
     if let Ok(flag) = object.cast_exact::<PyBool>() {

@@ -4,12 +4,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use reshard::Checkpoint;
-use reshard::checkpoint::Format;
-use reshard::convert::{ConvertOptions, Target as ConvertTarget};
+use reshard::convert::ConvertOptions;
 use reshard::mesh::Layout;
 use reshard::select::{CastRules, Part, Rename, Selection, Unmatched};
 
-use crate::args::{FormatArg, KeyArgs, LayoutArgs, WriteArgs};
+use crate::args::{KeyArgs, LayoutArgs, WriteArgs};
 use crate::failure::{Failure, Result};
 use crate::human;
 use crate::printer::Printer;
@@ -140,50 +139,6 @@ pub(crate) fn convert_options(keys: &KeyArgs, casts: &[String], write: &WriteArg
     Ok(options)
 }
 
-/// The format to write: asked for, or told by the destination's name, or `otherwise`.
-pub(crate) fn target(
-    asked: Option<FormatArg>,
-    destination: &str,
-    otherwise: Option<Format>,
-    ranks: usize,
-    max_shard_size: Option<u64>,
-) -> Result<ConvertTarget> {
-    let named = || match destination.trim_end_matches('/').rsplit('.').next() {
-        Some("safetensors") => Some(FormatArg::Safetensors),
-        Some("pt" | "pth" | "bin" | "ckpt") => Some(FormatArg::Torch),
-        _ => None,
-    };
-    let like = || match otherwise? {
-        Format::Dcp => Some(FormatArg::Dcp),
-        Format::Safetensors => Some(FormatArg::Safetensors),
-        Format::Torch => Some(FormatArg::Torch),
-        // What other programs write is read, and written as DCP.
-        _ => Some(FormatArg::Dcp),
-    };
-    let format = asked.or_else(named).or_else(like).ok_or_else(|| {
-        Failure::new(format!("cannot infer the format from the name {destination:?}"))
-            .hint("pass --to, such as --to dcp, --to safetensors or --to torch")
-    })?;
-    if ranks == 0 {
-        return Err(Failure::new("a checkpoint is saved by at least one rank"));
-    }
-    let refused = |option: &str, only: &str| Err(Failure::new(format!("{option} is for {only} alone")));
-    match format {
-        FormatArg::Dcp | FormatArg::Torch | FormatArg::Universal | FormatArg::Megatron if max_shard_size.is_some() => {
-            refused("--max-shard-size", "safetensors")
-        }
-        FormatArg::Safetensors | FormatArg::Torch | FormatArg::HuggingFace | FormatArg::Universal if ranks > 1 => {
-            refused("--ranks", "DCP")
-        }
-        FormatArg::Dcp => Ok(ConvertTarget::Dcp { ranks }),
-        FormatArg::Safetensors => Ok(ConvertTarget::Safetensors { max_shard_size }),
-        FormatArg::Torch => Ok(ConvertTarget::Torch),
-        FormatArg::HuggingFace => Ok(ConvertTarget::HuggingFace { max_shard_size }),
-        FormatArg::Universal => Ok(ConvertTarget::Universal),
-        FormatArg::Megatron => Ok(ConvertTarget::Megatron { ranks }),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -201,15 +156,5 @@ mod tests {
         for text in ["5", "h", "-1h", "1y"] {
             assert!(age(text).is_err(), "{text}");
         }
-    }
-
-    #[test]
-    fn the_destination_tells_the_format() {
-        let to = |name: &str| target(None, name, None, 1, None).map(ConvertTarget::format).ok();
-        assert_eq!(to("a/model.safetensors"), Some(Format::Safetensors));
-        assert_eq!(to("s3://b/model.pt"), Some(Format::Torch));
-        assert_eq!(to("folder"), None);
-        assert!(target(Some(FormatArg::Torch), "x", None, 4, None).is_err());
-        assert!(target(Some(FormatArg::Dcp), "x", None, 4, Some(1)).is_err());
     }
 }

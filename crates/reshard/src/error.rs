@@ -197,7 +197,8 @@ pub enum Error {
         /// What is wrong and what to do.
         detail: String,
     },
-    /// A shape, region, mesh or placement of the caller's that is not valid.
+    /// A shape, region, mesh or placement of the caller's that is not valid. Geometry of files that is not valid is
+    /// [`Error::Corrupt`] or [`Error::Format`], and geometry that was proven before is [`Error::Internal`].
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// Nothing is wrong, but it cannot be done with what is stored: a type without numbers, a cast that there is not.
@@ -215,6 +216,12 @@ pub enum Error {
         dtype: &'static str,
         /// The format that was to be written.
         format: &'static str,
+    },
+    /// A destination whose name does not tell which format to write, and none was asked for.
+    #[error("cannot infer the format from the name {destination:?}")]
+    UnknownTarget {
+        /// The destination.
+        destination: String,
     },
     /// Memory, threads or another resource ran out, or a limit of the format was reached.
     #[error("{detail}")]
@@ -270,6 +277,7 @@ impl Error {
             | Error::Layout(_)
             | Error::Several { .. }
             | Error::Unsupported { .. }
+            | Error::UnknownTarget { .. }
             | Error::UnsupportedDType { .. } => ErrorKind::Invalid,
             Error::Exhausted { .. } | Error::Expands { .. } => ErrorKind::Exhausted,
             Error::Internal { .. } => ErrorKind::Internal,
@@ -339,6 +347,11 @@ impl Error {
             Error::OtherModel { .. } => beside_hint(caller),
             Error::Expands { .. } => return Some(expanded_hint(caller)),
             Error::NeedsParameterMap { .. } => return Some(map_hint(caller)),
+            Error::UnknownTarget { .. } => match caller {
+                Caller::Rust => "name the format, such as \"dcp\", \"safetensors\" or \"torch\"",
+                Caller::Python => "pass to=\"dcp\", to=\"safetensors\" or to=\"torch\"",
+                Caller::Command => "pass --to, such as --to dcp, --to safetensors or --to torch",
+            },
             Error::UnsupportedDType { .. } => match caller {
                 Caller::Rust => "leave it out, cast it with `CastRules`, or write `convert::Target::Torch`",
                 Caller::Python => "leave it out with exclude=, cast it with cast=, or write a .pt file",
@@ -388,14 +401,22 @@ impl Error {
     }
 }
 
-/// Geometry of what was checked before, where an error is a bug of ours and not the caller's mistake.
-pub(crate) trait Proven<T> {
+/// Whose fault geometry that is not valid is. `?` alone would say that it is the caller's, so that the engine names one
+/// of these; what a file says is mapped to an error that names the file.
+pub(crate) trait Geometry<T> {
+    /// It was checked before: an error is a bug of ours.
     fn proven(self) -> Result<T>;
+    /// The caller gave it.
+    fn given(self) -> Result<T>;
 }
 
-impl<T> Proven<T> for std::result::Result<T, LayoutError> {
+impl<T> Geometry<T> for std::result::Result<T, LayoutError> {
     fn proven(self) -> Result<T> {
         self.map_err(|error| Error::internal(error.to_string()))
+    }
+
+    fn given(self) -> Result<T> {
+        self.map_err(Error::Layout)
     }
 }
 

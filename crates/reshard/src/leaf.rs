@@ -19,7 +19,7 @@ use reshard_formats::{DType, KeyPath, PathSegment, Value};
 use reshard_layout::{ByteLayout, Dims, Region};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Geometry, Result};
 use crate::memory::{Source, Target};
 
 /// Whose content a key is.
@@ -66,7 +66,7 @@ impl<'a> SavePiece<'a> {
 
     /// A region that fills `memory` contiguously.
     pub fn contiguous(region: Region, dtype: DType, memory: &'a [u8]) -> Result<SavePiece<'a>> {
-        let layout = ByteLayout::contiguous(region.sizes(), dtype.size())?;
+        let layout = ByteLayout::contiguous(region.sizes(), dtype.size()).given()?;
         SavePiece::new(region, layout, Source::new(memory))
     }
 }
@@ -130,7 +130,7 @@ impl<'a> SaveState<'a> {
 
     /// Adds a whole tensor that lies contiguously in memory.
     pub fn insert_bytes(&mut self, key: impl Into<String>, dtype: DType, shape: &[u64], memory: &'a [u8]) -> Result<()> {
-        let piece = SavePiece::contiguous(Region::whole(shape)?, dtype, memory)?;
+        let piece = SavePiece::contiguous(Region::whole(shape).given()?, dtype, memory)?;
         let tensor = SaveTensor { dtype, shape: Dims::from_slice(shape), requires_grad: false, pieces: vec![piece] };
         self.insert(key, None, Scope::Shared, SaveLeaf::Tensor(tensor))
     }
@@ -186,7 +186,7 @@ impl<'a> LoadPiece<'a> {
 
     /// A region that is to fill `memory` contiguously.
     pub fn contiguous(region: Region, dtype: DType, memory: &'a mut [u8]) -> Result<LoadPiece<'a>> {
-        let layout = ByteLayout::contiguous(region.sizes(), dtype.size())?;
+        let layout = ByteLayout::contiguous(region.sizes(), dtype.size()).given()?;
         LoadPiece::new(region, layout, Target::new(memory))
     }
 }
@@ -252,7 +252,7 @@ impl<'a> LoadState<'a> {
 
     /// Adds a whole tensor, to lie contiguously in memory.
     pub fn insert_bytes(&mut self, key: impl Into<String>, dtype: DType, shape: &[u64], memory: &'a mut [u8]) -> Result<()> {
-        let piece = LoadPiece::contiguous(Region::whole(shape)?, dtype, memory)?;
+        let piece = LoadPiece::contiguous(Region::whole(shape).given()?, dtype, memory)?;
         let tensor = LoadTensor { dtype, shape: Dims::from_slice(shape), pieces: vec![piece] };
         self.insert(key, Scope::Shared, LoadLeaf::Tensor(tensor))
     }

@@ -23,7 +23,7 @@
 //!     state.shard("matrix", &Mesh::new(&[3])?, &[Shard(1)], &[8, 6], &mut columns)?;
 //!     load(&group, path, &mut state)
 //! });
-//! assert_eq!(Checkpoint::open(path)?.read_slice::<f32>("matrix", &[0..1, 2..4])?, [1.0, 1.0]);
+//! assert_eq!(Checkpoint::open(path)?.read_slice::<f32>("matrix", [0..1, 2..4])?, [1.0, 1.0]);
 //! # Ok::<(), reshard::Error>(())
 //! ```
 //!
@@ -102,4 +102,4 @@ pub use reshard_state as state;
 pub use reshard_storage as storage;
 pub use save::{AsyncSaver, SaveOptions, SaveReport, save, save_with};
 pub use source::{OpenOptions, ParameterMap};
-pub use typed::Element;
+pub use typed::{Element, Ranges};

@@ -62,7 +62,7 @@ pub fn merge(
     check_same(first, others, options)?;
     if let Some((name, _)) = first.scaled_weights().first() {
         let hint = "convert with --cast bfloat16 first";
-        return Err(Error::invalid(format!("{name:?} is stored in codes with scales, whose mean is no weight; {hint}")));
+        return Err(Error::unsupported(format!("{name:?} is stored in codes with scales, whose mean is not a weight; {hint}")));
     }
     let planned = plan_of(first, options, target.format())?;
     let differing: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());

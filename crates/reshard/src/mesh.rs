@@ -10,7 +10,7 @@ use reshard_formats::DType;
 use reshard_layout::{Mesh, Placement, Region, holders};
 
 use crate::checkpoint::Checkpoint;
-use crate::error::{Error, Result};
+use crate::error::{Error, Geometry, Result};
 use crate::select::{Glob, Selection, Unmatched, unmatched_names};
 
 /// How tensors whose key fits are cut: one placement for each dimension of the mesh.
@@ -97,7 +97,7 @@ impl Layout {
     /// Every tensor cut along its first dimension over so many ranks.
     pub fn rows(ranks: u64) -> Result<Layout> {
         let rule = LayoutRule { pattern: Glob::new("*")?, placements: vec![Placement::Shard(0)] };
-        Ok(Layout { lenient: true, ..Layout::new(Mesh::new(&[ranks])?, vec![rule])? })
+        Ok(Layout { lenient: true, ..Layout::new(Mesh::new(&[ranks]).given()?, vec![rule])? })
     }
 
     /// FSDP's: every tensor cut along its first dimension over the ranks of a mesh of one dimension.
@@ -164,7 +164,7 @@ impl Layout {
                 if region.is_empty() && (!empty || wrote) {
                     continue;
                 }
-                let region = if empty { Region::whole(shape)? } else { region };
+                let region = if empty { Region::whole(shape).given()? } else { region };
                 let least = ranks
                     .iter()
                     .filter_map(|&r| usize::try_from(r).ok())

@@ -15,7 +15,7 @@ use reshard_storage::{PerProcess, Store};
 
 use crate::checkpoint::{Checkpoint, LoadedValue};
 use crate::commit::{Commit, Publication, encode_side};
-use crate::error::{Error, Result, chain};
+use crate::error::{Error, Geometry, Result, chain};
 use crate::group::{Group, decode, encode};
 use crate::layout_names::{data_file, sidecar_name};
 use crate::leaf::SavePiece;
@@ -157,7 +157,7 @@ pub fn write_records(
         let mut entry = KeyEntry::new(record.key, path, None);
         match record.content {
             RecordContent::Tensor { dtype, requires_grad, shape, piece } => {
-                piece.region.check_inside(&shape)?;
+                piece.region.check_inside(&shape).given()?;
                 entry.tensor = Some(TensorFacts { dtype, requires_grad, shape });
                 kinds.push((true, jobs.tensors.len()));
                 jobs.tensors.push(TensorJob {

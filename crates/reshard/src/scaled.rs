@@ -108,9 +108,9 @@ fn weight(
     block: Option<&[u64]>,
 ) -> std::result::Result<ScaledWeight, String> {
     let Some(CatalogEntry { kind: CatalogKind::Tensor(scales), .. }) = catalog.entries.get(scales_key) else {
-        return Err(format!("{scales_key:?} is no tensor"));
+        return Err(format!("{scales_key:?} is not a tensor"));
     };
-    let CatalogKind::Tensor(codes) = &entry.kind else { return Err(format!("{key:?} is no tensor")) };
+    let CatalogKind::Tensor(codes) = &entry.kind else { return Err(format!("{key:?} is not a tensor")) };
     let input = |key: &str, tensor: &CatalogTensor| Input { key: key.to_owned(), tensor: tensor.copied() };
     let made = dequantised(input(key, codes), input(scales_key, scales), block)?;
     // As the models have them: experts' packed codes are stored row by row, and used as [expert, columns, rows].

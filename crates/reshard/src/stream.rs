@@ -18,7 +18,7 @@ use self::slab::{Slab, read_runs};
 use crate::cast::{can_cast, cast};
 use crate::checkpoint::{CatalogTensor, Check, Checker, Checkpoint, ChunkLocation, Located};
 use crate::control::Control;
-use crate::error::{Error, Result, StorageContext};
+use crate::error::{Error, Geometry, Result, StorageContext};
 use crate::mismatch::{Difference, Mismatch};
 use crate::workers::Workers;
 
@@ -70,7 +70,7 @@ impl<'c> TensorStream<'c> {
     /// All of a tensor.
     pub(crate) fn whole(checkpoint: &'c Checkpoint, key: &'c str, verify: bool) -> Result<TensorStream<'c>> {
         let tensor = checkpoint.tensor(key)?;
-        TensorStream::new(checkpoint, key, Region::whole(&tensor.shape)?, verify)
+        TensorStream::new(checkpoint, key, Region::whole(&tensor.shape).proven()?, verify)
     }
 
     /// A region of a tensor. Chunks that pass whole are compared with their checksums when `verify`.
@@ -86,7 +86,7 @@ impl<'c> TensorStream<'c> {
         region: Region,
         verify: bool,
     ) -> Result<TensorStream<'c>> {
-        region.check_inside(&tensor.shape)?;
+        region.check_inside(&tensor.shape).given()?;
         let (open, scratch) = (HashMap::new(), Vec::new());
         Ok(TensorStream { checkpoint, key, tensor, region, only: None, verify, position: 0, open, scratch })
     }
@@ -118,17 +118,17 @@ impl<'c> TensorStream<'c> {
         let element = located.dtype.size();
         let length = overlap.volume() * element;
         let layout = &located.layout;
-        let from = overlap.within(&stored.region)?;
-        let to = overlap.within(wanted)?;
-        let packed = ByteLayout::contiguous(wanted.sizes(), dtype.size())?;
+        let from = overlap.within(&stored.region).proven()?;
+        let to = overlap.within(wanted).proven()?;
+        let packed = ByteLayout::contiguous(wanted.sizes(), dtype.size()).proven()?;
         let form = located.form;
         let zero = Dims::from_elem(0, overlap.ndim());
         if let Some(value) = &located.fill {
-            let all = runs(overlap.sizes(), layout, from.offsets(), &packed, to.offsets())?;
-            return copy_runs(value, target, all).map_err(Error::from);
+            let all = runs(overlap.sizes(), layout, from.offsets(), &packed, to.offsets()).proven()?;
+            return copy_runs(value, target, all).proven();
         }
-        let own = ByteLayout::contiguous(overlap.sizes(), element)?;
-        let stretches = runs(overlap.sizes(), layout, from.offsets(), &own, &zero)?;
+        let own = ByteLayout::contiguous(overlap.sizes(), element).proven()?;
+        let stretches = runs(overlap.sizes(), layout, from.offsets(), &own, &zero).proven()?;
         let straight = overlap == wanted && (!open.in_order || stretches.count_runs() == 1) && located.dtype == dtype;
         self.scratch.resize(if straight { 0 } else { length as usize }, 0);
         let bytes: &mut [u8] = if straight { target } else { &mut self.scratch };
@@ -139,8 +139,12 @@ impl<'c> TensorStream<'c> {
             let slab = match open.slab.take().filter(|slab| slab.contains(&from)) {
                 Some(slab) => slab,
                 None => {
-                    let all =
-                        self.region.intersection(&stored.region).unwrap_or_else(|| overlap.clone()).within(&stored.region)?;
+                    let all = self
+                        .region
+                        .intersection(&stored.region)
+                        .unwrap_or_else(|| overlap.clone())
+                        .within(&stored.region)
+                        .proven()?;
                     let most = Slab::most(self.tensor.chunks.len());
                     match &located.computed {
                         Some(computed) => Slab::computed(checkpoint, computed, layout, &from, &all, most)?,
@@ -163,8 +167,8 @@ impl<'c> TensorStream<'c> {
             self.scratch = values;
         }
         if !straight {
-            let own = ByteLayout::contiguous(overlap.sizes(), dtype.size())?;
-            copy_runs(&self.scratch, target, runs(overlap.sizes(), &own, &zero, &packed, to.offsets())?)?;
+            let own = ByteLayout::contiguous(overlap.sizes(), dtype.size()).proven()?;
+            copy_runs(&self.scratch, target, runs(overlap.sizes(), &own, &zero, &packed, to.offsets()).proven()?).proven()?;
         }
         open.left = open.left.saturating_sub(length);
         if open.left == 0
@@ -217,8 +221,8 @@ impl Stream for TensorStream<'_> {
         let tensor = self.tensor;
         let region = self.region.clone();
         let mut filled = 0u64;
-        for piece in flat_pieces(region.sizes(), self.position, self.position + count)? {
-            let wanted = piece.region.translated(region.offsets())?;
+        for piece in flat_pieces(region.sizes(), self.position, self.position + count).proven()? {
+            let wanted = piece.region.translated(region.offsets()).proven()?;
             let (start, length) = (piece.start * element, wanted.volume() * element);
             let target = buf.get_mut(start as usize..(start + length) as usize).ok_or_else(outside)?;
             if let Some(chunk) = self.only {
@@ -226,7 +230,9 @@ impl Stream for TensorStream<'_> {
                 self.overlap(chunk, &wanted, &wanted, target)?;
                 continue;
             }
-            for (chunk, overlap) in tensor.index()?.overlaps(&wanted) {
+            for (chunk, overlap) in
+                tensor.index().map_err(|e| uncovered(self.checkpoint, self.key, e.to_string()))?.overlaps(&wanted)
+            {
                 filled += overlap.volume();
                 self.overlap(chunk, &overlap, &wanted, target)?;
             }

@@ -12,7 +12,7 @@ use reshard_formats::{DType, Value};
 use reshard_layout::{ByteLayout, Dims, Mesh, Placement, Region, local_regions, local_shape};
 
 use crate::checkpoint::Checkpoint;
-use crate::error::{Error, Result};
+use crate::error::{Error, Geometry, Result};
 use crate::group::Group;
 use crate::leaf::{LoadLeaf, LoadPiece, LoadState, LoadTensor, SaveLeaf, SavePiece, SaveState, SaveTensor, Scope};
 use crate::memory::{Plain, Source, Target, as_bytes, as_bytes_mut};
@@ -53,6 +53,43 @@ elements! {
     u16 = UInt16, 0;
     u32 = UInt32, 0;
     u64 = UInt64, 0;
+}
+
+/// The ranges of a slice of a tensor: one of its first dimension (`2..4`), or one for each of its first dimensions
+/// (`[2..4, 0..8]`). All of the others belong to it.
+pub trait Ranges {
+    /// The ranges, from the first dimension on.
+    fn ranges(&self) -> &[Range<u64>];
+}
+
+impl Ranges for Range<u64> {
+    fn ranges(&self) -> &[Range<u64>] {
+        std::slice::from_ref(self)
+    }
+}
+
+impl<const N: usize> Ranges for [Range<u64>; N] {
+    fn ranges(&self) -> &[Range<u64>] {
+        self
+    }
+}
+
+impl Ranges for [Range<u64>] {
+    fn ranges(&self) -> &[Range<u64>] {
+        self
+    }
+}
+
+impl Ranges for Vec<Range<u64>> {
+    fn ranges(&self) -> &[Range<u64>] {
+        self
+    }
+}
+
+impl<R: Ranges + ?Sized> Ranges for &R {
+    fn ranges(&self) -> &[Range<u64>] {
+        (**self).ranges()
+    }
 }
 
 /// The regions of a shard with the layout of each in the rank's local tensor, which is contiguous, and that tensor's shape.
@@ -190,18 +227,26 @@ impl Checkpoint {
     /// # let path = "../formats/tests/corpus/torch-2.13/fsdp2_w4/checkpoint";
     /// let checkpoint = reshard::Checkpoint::open(path)?;
     /// let weight = checkpoint.read::<f32>("model.embed.weight")?;
-    /// let rows = checkpoint.read_slice::<f32>("model.embed.weight", &[2..4])?;
+    /// let rows = checkpoint.read_slice::<f32>("model.embed.weight", 2..4)?;
     /// let width = checkpoint.tensor("model.embed.weight")?.shape[1] as usize;
     /// assert_eq!(rows, weight[2 * width..4 * width]);
     /// # Ok::<(), reshard::Error>(())
     /// ```
     pub fn read<T: Element>(&self, key: &str) -> Result<Vec<T>> {
-        self.read_slice(key, &[])
+        self.read_slice(key, [])
     }
 
-    /// Reads a slice of a tensor, in row-major order: a range for each of the first dimensions, all of the others.
-    pub fn read_slice<T: Element>(&self, key: &str, ranges: &[Range<u64>]) -> Result<Vec<T>> {
-        let region = self.slice_region(key, ranges)?;
+    /// Reads a slice of a tensor, in row-major order: a range of the first dimension, or of each of the first dimensions.
+    ///
+    /// ```
+    /// # let path = "../formats/tests/corpus/torch-2.13/fsdp2_w4/checkpoint";
+    /// # let checkpoint = reshard::Checkpoint::open(path)?;
+    /// let corner = checkpoint.read_slice::<f32>("model.embed.weight", [2..4, 0..3])?;
+    /// assert_eq!(corner.len(), 6);
+    /// # Ok::<(), reshard::Error>(())
+    /// ```
+    pub fn read_slice<T: Element>(&self, key: &str, ranges: impl Ranges) -> Result<Vec<T>> {
+        let region = self.slice_region(key, ranges.ranges())?;
         let count = usize::try_from(region.volume()).ok().filter(|count| count.checked_mul(size_of::<T>()).is_some());
         let count = count.ok_or_else(|| Error::exhausted(format!("{region} of {key:?} does not fit into memory")))?;
         let mut values = vec![T::ZERO; count];
@@ -211,12 +256,12 @@ impl Checkpoint {
 
     /// Reads a whole tensor into given memory, in row-major order.
     pub fn read_into<T: Element>(&self, key: &str, values: &mut [T]) -> Result<()> {
-        self.read_slice_into(key, &[], values)
+        self.read_slice_into(key, [], values)
     }
 
     /// Reads a slice of a tensor into given memory, in row-major order.
-    pub fn read_slice_into<T: Element>(&self, key: &str, ranges: &[Range<u64>], values: &mut [T]) -> Result<()> {
-        let region = self.slice_region(key, ranges)?;
+    pub fn read_slice_into<T: Element>(&self, key: &str, ranges: impl Ranges, values: &mut [T]) -> Result<()> {
+        let region = self.slice_region(key, ranges.ranges())?;
         check_count(key, region.sizes(), values.len())?;
         self.read_region(key, T::DTYPE, &region, as_bytes_mut(values))
     }
@@ -237,7 +282,7 @@ impl Checkpoint {
             }
             (offsets[dim], sizes[dim]) = (range.start, range.end - range.start);
         }
-        Ok(Region::new(&offsets, &sizes)?)
+        Ok(Region::new(&offsets, &sizes).proven()?)
     }
 }
 

@@ -154,40 +154,8 @@ impl Writing {
     }
 
     /// The format to write: asked for, or told by the destination's name, or the one of the source.
-    pub(crate) fn target(&self, py: Python<'_>, destination: &str, source: Option<Format>) -> PyResult<ConvertTarget> {
-        let named = || match destination.trim_end_matches('/').rsplit('.').next() {
-            Some("safetensors") => Some("safetensors"),
-            Some("pt" | "pth" | "bin" | "ckpt") => Some("torch"),
-            _ => None,
-        };
-        let max_shard_size = self.max_shard_size;
-        let ranks = self.ranks.unwrap_or(1);
-        if ranks == 0 {
-            return Err(invalid(py, "a checkpoint is saved by at least one rank"));
-        }
-        let format = self.to.as_deref().or_else(named).or_else(|| source.map(|format| format.name()));
-        if !matches!(format, Some("safetensors" | "huggingface")) && max_shard_size.is_some() {
-            return Err(invalid(py, "max_shard_size is for safetensors alone"));
-        }
-        if !matches!(format, Some("dcp" | "megatron")) && ranks > 1 {
-            return Err(invalid(py, "ranks is for DCP alone"));
-        }
-        match format {
-            Some("dcp") => Ok(ConvertTarget::Dcp { ranks }),
-            Some("safetensors") => Ok(ConvertTarget::Safetensors { max_shard_size }),
-            Some("torch") => Ok(ConvertTarget::Torch),
-            Some("huggingface") => Ok(ConvertTarget::HuggingFace { max_shard_size }),
-            Some("deepspeed-universal") => Ok(ConvertTarget::Universal),
-            Some("megatron") => Ok(ConvertTarget::Megatron { ranks }),
-            Some(other) => {
-                let known = "\"dcp\", \"safetensors\", \"torch\", \"huggingface\", \"deepspeed-universal\" or \"megatron\"";
-                Err(invalid(py, format!("to is {known}, not {other:?}")))
-            }
-            None => Err(invalid(
-                py,
-                format!("cannot infer the format from the name {destination:?}: pass to=\"dcp\", \"safetensors\" or \"torch\""),
-            )),
-        }
+    pub(crate) fn target(&self, destination: &str, source: Option<Format>) -> reshard::Result<ConvertTarget> {
+        ConvertTarget::choose(self.to.as_deref(), destination, source, self.ranks, self.max_shard_size)
     }
 }
 

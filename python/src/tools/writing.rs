@@ -27,7 +27,7 @@ pub(crate) fn convert<'py>(
     storage_options: Option<Storage>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let chosen = writing.options(py, &selecting)?;
-    let target = writing.target(py, &destination, None)?;
+    let target = writing.target(&destination, None).or_raise(py)?;
     let open = selecting.open(py, storage_options)?;
     let found = run(py, &chosen.control.clone(), move || {
         let source = Checkpoint::open_with(&source, &open)?;
@@ -78,7 +78,7 @@ pub(crate) fn merge<'py>(
     })?
     .or_raise(py)?;
     let format = opened.first().map(|source| source.catalog().format);
-    let target = writing.target(py, &destination, format)?;
+    let target = writing.target(&destination, format).or_raise(py)?;
     let found = run(py, &chosen.control.clone(), move || {
         let destination = Destination::parse(&destination, target, &open.store)?;
         reshard::merge::merge(&opened.iter().collect::<Vec<_>>(), &weights, &destination, target, &chosen)

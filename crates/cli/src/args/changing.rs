@@ -26,6 +26,20 @@ pub(crate) enum FormatArg {
     Megatron,
 }
 
+impl FormatArg {
+    /// What the engine calls it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            FormatArg::Dcp => "dcp",
+            FormatArg::Safetensors => "safetensors",
+            FormatArg::Torch => "torch",
+            FormatArg::HuggingFace => "huggingface",
+            FormatArg::Universal => "deepspeed-universal",
+            FormatArg::Megatron => "megatron",
+        }
+    }
+}
+
 /// How records are compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum CompressionArg {

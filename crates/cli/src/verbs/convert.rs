@@ -1,10 +1,10 @@
 //! `reshard convert SRC DST --to …`: another format.
 
-use reshard::convert::{ConvertReport, Destination, convert};
+use reshard::convert::{ConvertReport, Destination, Target, convert};
 use reshard::save::Compression;
 use serde::Serialize;
 
-use crate::args::{CompressionArg, ConvertArgs};
+use crate::args::{CompressionArg, ConvertArgs, FormatArg};
 use crate::failure::Result;
 use crate::human;
 use crate::interrupt;
@@ -24,7 +24,8 @@ pub(crate) fn run(context: &mut Context, args: &ConvertArgs) -> Result<Outcome> 
     let mut options = meaning::convert_options(&args.write.keys, &args.write.cast, &args.write.write)?;
     options.compression = args.compress.map(|CompressionArg::Zstd| Compression::Zstd);
     let max_shard_size = args.max_shard_size.as_deref().map(meaning::size).transpose()?;
-    let target = meaning::target(args.to, &args.destination, None, args.ranks, max_shard_size)?;
+    let to = args.to.map(FormatArg::name);
+    let target = Target::choose(to, &args.destination, None, Some(args.ranks), max_shard_size)?;
     let source = context.open_seen(&args.source, &args.view)?;
     meaning::all_used(&source, &options.selection)?;
     meaning::used(&source, options.casts.unmatched(&options.selection, &source))?;

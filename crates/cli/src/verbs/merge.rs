@@ -1,11 +1,11 @@
 //! `reshard merge A B… -o DST`: the average.
 
 use reshard::Checkpoint;
-use reshard::convert::Destination;
+use reshard::convert::{Destination, Target};
 use reshard::merge::{MergeReport, merge};
 use serde::Serialize;
 
-use crate::args::MergeArgs;
+use crate::args::{FormatArg, MergeArgs};
 use crate::failure::Result;
 use crate::human;
 use crate::interrupt;
@@ -27,7 +27,7 @@ pub(crate) fn run(context: &mut Context, args: &MergeArgs) -> Result<Outcome> {
         meaning::all_used(first, &options.selection)?;
     }
     let first = sources.first().map(|source| source.catalog().format);
-    let target = meaning::target(args.to, &args.output, first, args.ranks, None)?;
+    let target = Target::choose(args.to.map(FormatArg::name), &args.output, first, Some(args.ranks), None)?;
     let destination = Destination::parse(&args.output, target, &context.open.store)?;
     let report = {
         interrupt::cancels(&options.control);

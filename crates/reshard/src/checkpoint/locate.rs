@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use reshard_formats::{Content, DType, ElementForm, TorchArchive};
-use reshard_layout::{ByteLayout, Dims};
+use reshard_layout::{ByteLayout, Dims, LayoutError};
 
 use super::catalog::{CatalogTensor, ChunkLocation, StoredChunk};
 use super::computed::Computed;
 use super::{Checkpoint, StoredFile};
-use crate::error::{Error, Result, chain};
+use crate::error::{Error, Geometry, Result, chain};
 
 /// A chunk found in its file.
 #[derive(Debug, Clone)]
@@ -80,12 +80,12 @@ impl Checkpoint {
                 let mut located =
                     self.locate_stored(key, (seen.dtype, seen.region.sizes()), stored.file, &seen.stored, precision)?;
                 let through = located.layout.through(&seen.window);
-                located.layout = through.map_err(|e| Error::invalid(format!("{key:?} in {}: {e}", self.path)))?;
+                located.layout = through.map_err(|e| self.corrupt(key, stored.file, 0, e.to_string()))?;
                 Ok(located)
             }
             ChunkLocation::Fill(value) => {
                 let (sizes, none) = (stored.region.sizes(), Dims::from_elem(0, stored.region.ndim()));
-                let layout = ByteLayout::strided(sizes, &none, tensor.dtype.size())?;
+                let layout = ByteLayout::strided(sizes, &none, tensor.dtype.size()).proven()?;
                 let form = ElementForm::default();
                 let fill = Some(value.clone());
                 Ok(Located {
@@ -141,17 +141,19 @@ impl Checkpoint {
             }
             ChunkLocation::Record { offset, length, .. } => (*offset, *length),
             ChunkLocation::Computed(computed) => {
-                let (layout, form) = (ByteLayout::contiguous(sizes, dtype.size())?, ElementForm::default());
+                let (layout, form) = (ByteLayout::contiguous(sizes, dtype.size()).proven()?, ElementForm::default());
                 let (file, computed) = (StoredChunk::NO_FILE, Some(Arc::clone(computed)));
                 return Ok(Located { file, layout, form, check: Check::None, dtype, fill: None, computed });
             }
             ChunkLocation::Live => {
                 let detail = "the view leaves these elements as they are in the tensor that is loaded";
-                return Err(Error::invalid(format!("{key:?} in {} is not stored whole: {detail}", self.path)));
+                return Err(Error::unsupported(format!("{key:?} in {} is not stored whole: {detail}", self.path)));
             }
             ChunkLocation::Seen(_) | ChunkLocation::Fill(_) => return Err(Error::internal("a chunk is part of a part")),
         };
-        let packed = ByteLayout::contiguous(sizes, dtype.size())?;
+        // What a file says of its own chunks.
+        let damaged = |error: LayoutError| self.corrupt(key, file, offset, error.to_string());
+        let packed = ByteLayout::contiguous(sizes, dtype.size()).map_err(damaged)?;
         if let Some(record) = self.side().and_then(|side| side.find(self.file_name(file), offset))
             && record.length == length
             && record.data_length == packed.end()
@@ -162,11 +164,11 @@ impl Checkpoint {
                 Some(sums) => Check::Xxh3 { offset: data, length: record.data_length, expected: sums.xxh3() },
                 None => Check::None,
             };
-            let layout = packed.try_at(data)?;
+            let layout = packed.try_at(data).map_err(damaged)?;
             return Ok(Located { file, layout, form: ElementForm::default(), check, dtype, fill: None, computed: None });
         }
         if precision == Precision::Metadata {
-            let layout = packed.try_at(offset)?;
+            let layout = packed.try_at(offset).map_err(damaged)?;
             let form = ElementForm::default();
             return Ok(Located { file, layout, form, check: Check::None, dtype, fill: None, computed: None });
         }

@@ -51,7 +51,8 @@ impl Checkpoint {
     pub(super) fn locate_packed(&self, wanted: &Wanted<'_>, offset: u64, length: u64) -> Result<Located> {
         let file = wanted.file;
         let (number, record) = self.packed().find(file, offset, length).ok_or_else(|| self.too_many())?;
-        let packed = ByteLayout::contiguous(wanted.sizes, wanted.dtype.size())?;
+        let packed = ByteLayout::contiguous(wanted.sizes, wanted.dtype.size())
+            .map_err(|error| self.corrupt(wanted.key, file, offset, error.to_string()))?;
         if let Some((sizes, located)) = record.located.get()
             && located.dtype == wanted.dtype
             && sizes.as_slice() == wanted.sizes
@@ -120,6 +121,7 @@ impl Checkpoint {
         match broken {
             Broken::Storage(source) => Error::Storage { doing: format!("reading {key:?} from {}", self.file_name(file)), source },
             Broken::Damaged(detail) => self.corrupt(key, file, offset, detail),
+            Broken::Exhausted => Error::exhausted(format!("there is no memory to decompress {key:?}")),
             Broken::TooLarge(most) => {
                 let detail = format!("{key:?} decompresses to more than {most} bytes");
                 self.expands(key, detail, self.expanded_limit / DECODED)

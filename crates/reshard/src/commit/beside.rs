@@ -49,11 +49,10 @@ mod tests {
         assert_eq!(found(&[]), None);
         assert_eq!(found(&["config.json", "__0_0.distcp", "notes.txt"]), None);
         assert_eq!(found(&["config.json", "model.safetensors", "rng.pt"]), Some(Beside::Model("model.safetensors")));
-        let index = "model.safetensors.index.json";
-        assert_eq!(found(&[index]), Some(Beside::Model(index)));
+        assert_eq!(found(&["model.safetensors.index.json"]), Some(Beside::Model("model.safetensors.index.json")));
         assert_eq!(found(&["latest_checkpointed_iteration.txt"]), Some(Beside::Model("latest_checkpointed_iteration.txt")));
-        let deepspeed = "global_step1/mp_rank_00_model_states.pt";
-        assert_eq!(found(&[deepspeed, "latest"]), Some(Beside::Model(deepspeed)));
+        let deepspeed = Some(Beside::Model("global_step1/mp_rank_00_model_states.pt"));
+        assert_eq!(found(&["global_step1/mp_rank_00_model_states.pt", "latest"]), deepspeed);
         assert_eq!(found(&["model.pt"]), Some(Beside::File("model.pt")));
         // Two of them were never a checkpoint by the folder's name, and Lightning's is a part of the checkpoint.
         assert_eq!(found(&["a.pt", "b.pt"]), None);

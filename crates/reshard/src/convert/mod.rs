@@ -19,6 +19,7 @@ mod packed;
 mod publish;
 mod safetensors;
 mod scaled;
+mod target;
 mod torch;
 mod torch_files;
 mod training;
@@ -39,6 +40,8 @@ use self::megatron::write_megatron;
 use self::output::{OutputOptions, Plan, PlanTensor, PlanValue};
 use self::safetensors::SafetensorsTarget;
 use self::scaled::{Role, roles};
+use self::target::HUB_SHARD_SIZE;
+pub use self::target::Target;
 use self::training::Training;
 use self::universal::write_universal;
 use crate::cast::can_cast;
@@ -53,54 +56,6 @@ use crate::packed::Compression;
 use crate::select::{CastRules, Part, Selection};
 use crate::stream::{CastStream, TensorStream, check_covered, check_cut_chunks, check_seen_records};
 use crate::workers::Workers;
-
-/// What to make of a checkpoint.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Target {
-    /// A DCP folder, as so many ranks would have saved it with their tensors cut along the first dimension.
-    Dcp {
-        /// How many.
-        ranks: usize,
-    },
-    /// Safetensors, what model libraries load.
-    Safetensors {
-        /// A new file whenever the next tensor would exceed so many bytes; one file when `None`.
-        max_shard_size: Option<u64>,
-    },
-    /// One `torch.save` file with the nested state dict.
-    Torch,
-    /// A model's folder as Hugging Face's libraries and hub have it: safetensors of at most a size with an index, under the model's own
-    /// names. What else lies in the folder (`config.json`, a tokenizer) is left alone.
-    HuggingFace {
-        /// A new file whenever the next tensor would exceed so many bytes; 5 GB when `None`.
-        max_shard_size: Option<u64>,
-    },
-    /// A universal checkpoint of DeepSpeed, from which it resumes on any number of ranks.
-    Universal,
-    /// A folder of Megatron core (`torch_dist`), its optimizer's state `fully_reshardable`.
-    Megatron {
-        /// As so many ranks would have saved it.
-        ranks: usize,
-    },
-}
-
-/// What Hugging Face's libraries split a model at.
-const HUB_SHARD_SIZE: u64 = 5_000_000_000;
-
-impl Target {
-    /// The format.
-    pub fn format(self) -> Format {
-        match self {
-            Target::Dcp { .. } => Format::Dcp,
-            Target::Safetensors { .. } => Format::Safetensors,
-            Target::Torch => Format::Torch,
-            Target::HuggingFace { .. } => Format::Safetensors,
-            Target::Universal => Format::Universal,
-            Target::Megatron { .. } => Format::Megatron,
-        }
-    }
-}
 
 /// Where to write: a folder, or one file of it.
 #[derive(Debug, Clone)]

@@ -16,7 +16,7 @@ use super::output::{Framing, OutputFile, OutputOptions, Piece, Plan, write};
 use super::publish::{check_free, promote, staged, sweep};
 use super::{Written, keep_values};
 use crate::commit::{Failed, claim, new_save_id, settled};
-use crate::error::{Error, Result, StorageContext, chain};
+use crate::error::{Error, Geometry, Result, StorageContext, chain};
 use crate::layout_names::MODEL_FILE;
 
 /// No index is larger.
@@ -87,7 +87,7 @@ pub(super) fn write_safetensors(
             .collect();
         let header = SafetensorsHeader::new(&specs, &metadata).map_err(|error| unwritable(&names[number], error))?;
         for (&tensor, &(offset, data)) in shard.iter().zip(&header.placements) {
-            let region = Region::whole(&plan.tensors[tensor].shape)?;
+            let region = Region::whole(&plan.tensors[tensor].shape).proven()?;
             pieces.push(Piece { tensor, region, file: number, offset, head: 0, data, length: data });
         }
         files.push(OutputFile { name: staged(store, &names[number]), length: header.total_len, lead: header.head });

@@ -42,7 +42,7 @@ pub(super) fn roles<'p>(source: &'p Checkpoint, options: &ConvertOptions, items:
         if let Some(why) = wrong.get(item.stored.strip_suffix("_blocks").unwrap_or(item.stored)).or(wrong.get(item.stored))
             && options.casts.asked(&item.key).is_some_and(|dtype| dtype.name() != item.entry.dtype_name())
         {
-            return Err(Error::invalid(format!("{why}: a cast of codes alone gives other numbers")));
+            return Err(Error::unsupported(format!("{why}: a cast of codes alone gives other numbers")));
         }
         let Some((name, weight)) = by_codes.get(item.stored) else {
             roles.push(Role::Plain);
@@ -56,7 +56,10 @@ pub(super) fn roles<'p>(source: &'p Checkpoint, options: &ConvertOptions, items:
             (Some(dtype), _) if !holds_values(dtype) => {
                 let (codes, scales) = (&weight.codes, &weight.scales);
                 let why = "their values need a float of 16 bits or more";
-                return Err(Error::invalid(format!("{codes:?} is codes scaled by {scales:?}, and {why}, not {}", dtype.name())));
+                return Err(Error::unsupported(format!(
+                    "{codes:?} is codes scaled by {scales:?}, and {why}, not {}",
+                    dtype.name()
+                )));
             }
             (Some(_), Some(tensor)) => {
                 scales.insert(&weight.scales, true);

@@ -11,7 +11,7 @@ use super::publish::{check_free, promote, staged, sweep};
 use super::{Written, opaque};
 use crate::checkpoint::LoadedValue;
 use crate::commit::{claim, discard};
-use crate::error::{Error, Result, StorageContext, chain};
+use crate::error::{Error, Geometry, Result, StorageContext, chain};
 
 /// The name of the file in a folder of its own.
 pub(super) const TORCH_FILE: &str = "checkpoint.pt";
@@ -41,7 +41,7 @@ pub(super) fn write_torch(
         let tensor = usize::try_from(tensor).map_err(|_| Error::internal("a storage has no tensor"))?;
         let (offset, head) = before(&layout, storage)?;
         let tail = after(&layout, storage, 0)?;
-        let region = Region::whole(&plan.tensors[tensor].shape)?;
+        let region = Region::whole(&plan.tensors[tensor].shape).proven()?;
         let length = data_at + data + tail.len() as u64 - offset;
         pieces.push(Piece { tensor, region, file: 0, offset, head: head.len() as u64, data, length });
         storages.push(storage);

@@ -10,7 +10,7 @@ use reshard_storage::Store;
 
 use super::output::{Framing, OutputFile, OutputOptions, Piece, Plan, write};
 use crate::commit::discard;
-use crate::error::{Error, Result, chain};
+use crate::error::{Error, Geometry, Result, chain};
 
 /// So many files are open at once.
 const OPEN: usize = 128;
@@ -68,7 +68,7 @@ fn write_batch(plan: &Plan<'_>, files: &[TorchFile], store: &dyn Store, options:
             let tensor = usize::try_from(tensor).map_err(|_| lost())?;
             let (offset, head) = layout.before(storage).ok_or_else(lost)?;
             let (_, tail) = layout.after(storage, 0).ok_or_else(lost)?;
-            let region = Region::whole(&plan.tensors[tensor].shape)?;
+            let region = Region::whole(&plan.tensors[tensor].shape).proven()?;
             let length = data_at + data + tail.len() as u64 - offset;
             pieces.push(Piece { tensor, region, file: number, offset, head: head.len() as u64, data, length });
             places.push((number, storage));

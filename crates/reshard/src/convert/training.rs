@@ -92,7 +92,7 @@ impl Training {
             training.groups = groups(settings);
         }
         if let Some(number) = training.state.keys().find(|name| name.parse::<u64>().is_ok()) {
-            return Err(Error::invalid(format!(
+            return Err(Error::unsupported(format!(
                 "the optimizer's state in {} is numbered ({number}, …) and not named, so it cannot be told which parameter it belongs \
                  to; save it with get_state_dict, which names it, or convert the model alone",
                 source.path()
@@ -121,7 +121,7 @@ impl Training {
         let more = if unknown.len() > 1 { format!(" and {} more", unknown.len() - 1) } else { String::new() };
         let near = crate::mismatch::near_names(first, self.model.keys().map(String::as_str));
         let near = near.first().map_or_else(String::new, |near| format!("; the model has {near:?}"));
-        Err(Error::invalid(format!(
+        Err(Error::unsupported(format!(
             "{} has optimizer state of {first:?}{more}, and no weight of that name{near}: rename one of them, or select the keys that \
              belong together",
             source.path()

@@ -42,7 +42,7 @@ pub(super) fn write_universal(
 ) -> Result<Written> {
     training.check_names(source)?;
     if training.groups.is_empty() || training.state.is_empty() {
-        return Err(Error::invalid(format!(
+        return Err(Error::unsupported(format!(
             "{} has no {}, and DeepSpeed resumes from a universal checkpoint by it; write the model alone as safetensors, or convert a \
              checkpoint of the whole training state",
             source.path(),
@@ -102,7 +102,7 @@ fn as_float32<'p>(plan: Plan<'p>, training: &Training) -> Result<Plan<'p>> {
         if dtype != DType::Float32 {
             if !is_float(dtype) {
                 let found = dtype.name();
-                return Err(Error::unsupported(format!("{name:?} is {found}, which is no weight that DeepSpeed trains")));
+                return Err(Error::unsupported(format!("{name:?} is {found}, which DeepSpeed does not train")));
             }
             casts.insert(i, DType::Float32);
         }
@@ -170,7 +170,7 @@ fn files(
         [] => Vec::new(),
         [first, rest @ ..] => {
             let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
-            vec![format!("{first}{more} is no tensor, and a universal checkpoint has no place for it: left out")]
+            vec![format!("{first}{more} is not a tensor, and a universal checkpoint has no place for it: left out")]
         }
     };
     Ok((files, warnings))

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::DiffOptions;
 use crate::checkpoint::Checkpoint;
-use crate::error::Result;
+use crate::error::{Geometry, Result};
 use crate::numbers::{StatsOptions, numbers, real_part, stats};
 use crate::stream::{BLOCK, Stream, TensorStream};
 
@@ -226,7 +226,7 @@ impl Tally {
 
     fn finish(self, elements: u64, shape: &[u64]) -> Result<Option<ValueDifference>> {
         let Some(first) = self.first else { return Ok(None) };
-        let index = flat_pieces(shape, first, first + 1)?;
+        let index = flat_pieces(shape, first, first + 1).proven()?;
         let mean = |sum: f64, count: u64| (count > 0).then(|| sum / count as f64);
         let norms = &self.norms;
         let finite = |number: f64| Some(number).filter(|number| number.is_finite() && self.compared);

@@ -78,13 +78,16 @@ pub fn edit(source: &Checkpoint, destination: &Arc<dyn Store>, options: &EditOpt
     let _entered = span.enter();
     if source.catalog().format != Format::Dcp {
         let format = source.catalog().format.name();
-        return Err(Error::invalid(format!(
+        return Err(Error::unsupported(format!(
             "{} is {format}, and only DCP checkpoints can be edited; convert it instead",
             source.path()
         )));
     }
     if source.base().is_some() {
-        return Err(Error::invalid(format!("{} is seen through a view, and only what is stored can be edited", source.path())));
+        return Err(Error::unsupported(format!(
+            "{} is seen through a view, and only what is stored can be edited",
+            source.path()
+        )));
     }
     let store = destination.as_ref();
     let commit = Commit::begin(store, false)?;

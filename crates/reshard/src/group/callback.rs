@@ -78,7 +78,7 @@ impl Group for Callback {
 
     fn scatter(&self, root: usize, bytes: Option<Vec<Vec<u8>>>) -> Result<Vec<u8>> {
         if let Some(parts) = bytes.as_ref().filter(|parts| parts.len() != self.size) {
-            return Err(Error::invalid(format!("{} parts to scatter to {} ranks", parts.len(), self.size)));
+            return Err(Error::internal(format!("{} parts to scatter to {} ranks", parts.len(), self.size)));
         }
         self.collectives.scatter(root, bytes).map_err(|detail| self.failed("scattering", detail))
     }

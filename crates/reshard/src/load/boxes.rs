@@ -3,7 +3,7 @@
 
 use reshard_layout::{ByteLayout, Dims, Region, runs};
 
-use crate::error::{Error, Proven, Result};
+use crate::error::{Error, Geometry, Result};
 use crate::leaf::LoadPiece;
 use crate::memory::StridedBox;
 

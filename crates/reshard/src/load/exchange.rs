@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::boxes;
 use super::resolve::Resolved;
 use crate::checkpoint::{CatalogKind, ChunkLocation};
-use crate::error::{Error, Result};
+use crate::error::{Error, Geometry, Result};
 use crate::group::{Group, agree, decode, encode};
 use crate::leaf::{LoadLeaf, LoadPiece, LoadState};
 
@@ -74,7 +74,7 @@ pub(super) fn agree_on_readers(group: &dyn Group, state: &LoadState<'_>, found: 
     for (rank, bytes) in all.iter().enumerate() {
         let wishes: Vec<Wish> = decode(bytes)?;
         for (i, wish) in wishes.into_iter().enumerate() {
-            let key = (wish.key, Region::new(&wish.offsets, &wish.sizes)?);
+            let key = (wish.key, Region::new(&wish.offsets, &wish.sizes).proven()?);
             if rank == group.rank() {
                 mine.entry(key.clone()).or_default().push(pieces[i]);
             }
@@ -154,11 +154,11 @@ impl Shared {
         let piece = piece_of(state, first)?;
         let start = out.len();
         out.resize(start + self.bytes() as usize, 0);
-        boxes::take(piece, &self.region.within(&piece.region)?, &mut out[start..])
+        boxes::take(piece, &self.region.within(&piece.region).proven()?, &mut out[start..])
     }
 
     fn unpack(&self, piece: &LoadPiece<'_>, bytes: &[u8]) -> Result<()> {
-        boxes::put(piece, &self.region.within(&piece.region)?, bytes)
+        boxes::put(piece, &self.region.within(&piece.region).proven()?, bytes)
     }
 }
 

@@ -41,7 +41,7 @@ use resolve::{Resolution, Resolved};
 use serde::Serialize;
 
 use crate::checkpoint::{CatalogKind, Checkpoint, LoadedValue, Precision, ValueLocation};
-use crate::error::{Error, Result};
+use crate::error::{Error, Geometry, Result};
 use crate::group::{Group, Solo, agree, decode, encode, together};
 use crate::leaf::LoadState;
 use crate::mismatch::{Difference, Mismatch};
@@ -264,7 +264,7 @@ impl Checkpoint {
         let tensor = self.tensor(key)?;
         let bytes = region.volume().checked_mul(tensor.dtype.size()).and_then(|n| usize::try_from(n).ok());
         let bytes = bytes.ok_or_else(|| Error::exhausted(format!("{region} of {key:?} does not fit into memory")))?;
-        region.check_inside(&tensor.shape)?;
+        region.check_inside(&tensor.shape).given()?;
         self.check_region(key, region)?;
         // Asked for beforehand, as memory that there is not ends the process.
         let room = Vec::<u8>::new().try_reserve_exact(bytes);
@@ -293,6 +293,6 @@ impl Checkpoint {
     /// Reads a whole tensor, packed in row-major order.
     pub fn read_whole(&self, key: &str) -> Result<Vec<u8>> {
         let shape = self.tensor(key)?.shape.clone();
-        self.read_bytes(key, &reshard_layout::Region::whole(&shape)?)
+        self.read_bytes(key, &reshard_layout::Region::whole(&shape).proven()?)
     }
 }

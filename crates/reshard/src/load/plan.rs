@@ -11,7 +11,7 @@ use reshard_layout::{Dims, Move, Region, moves};
 use super::options::{LoadOptions, Verify};
 use super::resolve::Resolved;
 use crate::checkpoint::{CatalogKind, CatalogTensor, Check, Checkpoint, ChunkLocation, Located, Precision, StoredChunk};
-use crate::error::{Proven, Result};
+use crate::error::{Geometry, Result};
 use crate::leaf::{LoadLeaf, LoadState};
 use crate::workers::Workers;
 
@@ -171,7 +171,7 @@ fn piece_moves(
             if let Some(computed) =
                 located.computed.as_deref().filter(|_| options.verify != Verify::Never && precision == Precision::Byte)
             {
-                let part = found.region.within(&chunk.region)?;
+                let part = found.region.within(&chunk.region).proven()?;
                 let found = computed.checks(checkpoint, &located.layout, &part, options.verify == Verify::Always)?;
                 checks.extend(found.into_iter().map(|(file, check)| PlannedCheck { wanted: key, file, check }));
             }
@@ -205,7 +205,7 @@ fn overlaps(stored: &CatalogTensor, wanted: &Region) -> Result<Vec<Move>> {
         let region = only.region.intersection(wanted);
         return Ok(region.map(|region| Move { chunk: 0, wanted: 0, region }).into_iter().collect());
     }
-    Ok(moves(stored.index()?, std::slice::from_ref(wanted)))
+    Ok(moves(stored.index().proven()?, std::slice::from_ref(wanted)))
 }
 
 /// Sorted by position, at most `size` bytes each unless a move has more.

@@ -17,7 +17,7 @@ use super::order::FileOrder;
 use super::plan::{PlannedMove, ReadPlan};
 use crate::cast::cast;
 use crate::checkpoint::{CatalogTensor, Checker, Checkpoint, Computed, StoredChunk};
-use crate::error::{Error, Proven, Result, StorageContext};
+use crate::error::{Error, Geometry, Result, StorageContext};
 use crate::leaf::{LoadLeaf, LoadPiece, LoadState};
 
 /// Runs shorter than this are not worth a vector of their own.
@@ -255,12 +255,12 @@ impl<'a> Job<'_, 'a> {
         let element = stored.size();
         let mut checker = verify.then(|| Checker::new(planned.located.check));
         let order = FileOrder::new(&planned.located.layout, &planned.sizes);
-        for part in order.parts(self.options.buffer / element)? {
+        for part in order.parts(self.options.buffer / element).proven()? {
             self.options.control.check("loading")?;
-            let part = part?;
+            let part = part.proven()?;
             let bytes = part.volume() * element;
-            let from = part.translated(&planned.chunk_offsets)?;
-            let (filed, zero) = (order.layout(part.sizes(), element)?, Dims::from_elem(0, part.ndim()));
+            let from = part.translated(&planned.chunk_offsets).proven()?;
+            let (filed, zero) = (order.layout(part.sizes(), element).proven()?, Dims::from_elem(0, part.ndim()));
             let mut content = vec![0u8; bytes as usize];
             let all = self.runs(planned, part.sizes(), from.offsets(), &filed, &zero)?;
             self.gather(reader, planned.wanted, all, &mut content)?;
@@ -269,8 +269,8 @@ impl<'a> Job<'_, 'a> {
             }
             if !order.is_own() {
                 let mut turned = vec![0u8; bytes as usize];
-                let packed = ByteLayout::contiguous(part.sizes(), element)?;
-                copy_runs(&content, &mut turned, runs(part.sizes(), &filed, &zero, &packed, &zero)?)?;
+                let packed = ByteLayout::contiguous(part.sizes(), element).proven()?;
+                copy_runs(&content, &mut turned, runs(part.sizes(), &filed, &zero, &packed, &zero).proven()?).proven()?;
                 content = turned;
             }
             // What is verified is a whole record in its own order, and so are the boxes one after the other.
@@ -285,7 +285,7 @@ impl<'a> Job<'_, 'a> {
                 cast(stored, &content, dtype, &mut wanted)?;
                 content = wanted;
             }
-            boxes::put(piece, &part.translated(&planned.piece_offsets)?, &content)?;
+            boxes::put(piece, &part.translated(&planned.piece_offsets).proven()?, &content)?;
             self.options.control.advance(bytes);
         }
         match checker {
@@ -299,10 +299,11 @@ impl<'a> Job<'_, 'a> {
         let (piece, dtype) = self.piece(planned.wanted, planned.piece)?;
         let stored = planned.located.dtype;
         let order = FileOrder::new(&planned.located.layout, &planned.sizes);
-        let parts = order.parts(self.options.buffer / stored.size())?.collect::<std::result::Result<Vec<_>, _>>()?;
+        let parts =
+            order.parts(self.options.buffer / stored.size()).proven()?.collect::<std::result::Result<Vec<_>, _>>().proven()?;
         if self.dry_run {
             for part in &parts {
-                let needed = computed.needed(&planned.located.layout, &part.translated(&planned.chunk_offsets)?)?;
+                let needed = computed.needed(&planned.located.layout, &part.translated(&planned.chunk_offsets).proven()?)?;
                 let bytes = |(_, input, region): &(_, &CatalogTensor, Region)| region.volume().saturating_mul(input.dtype.size());
                 self.tally.read(needed.iter().map(bytes).fold(0, u64::saturating_add), needed.len() as u64);
             }
@@ -310,7 +311,7 @@ impl<'a> Job<'_, 'a> {
         }
         parts.par_iter().try_for_each(|part| {
             self.options.control.check("loading")?;
-            let from = part.translated(&planned.chunk_offsets)?;
+            let from = part.translated(&planned.chunk_offsets).proven()?;
             let mut content = vec![0u8; (part.volume() * stored.size()) as usize];
             let read = computed.read(self.checkpoint, &planned.located.layout, &from, &mut content)?;
             self.tally.read(read, 1);
@@ -319,7 +320,7 @@ impl<'a> Job<'_, 'a> {
                 cast(stored, &content, dtype, &mut values)?;
                 content = values;
             }
-            boxes::put(piece, &part.translated(&planned.piece_offsets)?, &content)?;
+            boxes::put(piece, &part.translated(&planned.piece_offsets).proven()?, &content)?;
             self.options.control.advance(part.volume() * stored.size());
             Ok(())
         })
@@ -331,10 +332,10 @@ impl<'a> Job<'_, 'a> {
         let stored = planned.located.fill.as_deref().ok_or_else(boxes::outside)?;
         let mut element = vec![0u8; dtype.size() as usize];
         cast(planned.located.dtype, stored, dtype, &mut element)?;
-        for part in Region::whole(&planned.sizes)?.cut_to(self.options.buffer / dtype.size()) {
+        for part in Region::whole(&planned.sizes).proven()?.cut_to(self.options.buffer / dtype.size()) {
             self.options.control.check("loading")?;
             let content = element.repeat(part.volume() as usize);
-            boxes::put(piece, &part.translated(&planned.piece_offsets)?, &content)?;
+            boxes::put(piece, &part.translated(&planned.piece_offsets).proven()?, &content)?;
         }
         self.options.control.advance(planned.bytes);
         Ok(())
@@ -381,7 +382,7 @@ impl<'a> Job<'_, 'a> {
         if source.memory.address() == target.memory.address() {
             return Ok(());
         }
-        for part in Region::whole(source.region.sizes())?.cut_to(self.options.buffer / source.layout.element_size()) {
+        for part in Region::whole(source.region.sizes()).proven()?.cut_to(self.options.buffer / source.layout.element_size()) {
             let mut bytes = vec![0; (part.volume() * source.layout.element_size()) as usize];
             boxes::take(source, &part, &mut bytes)?;
             boxes::put(target, &part, &bytes)?;

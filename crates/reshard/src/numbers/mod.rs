@@ -32,7 +32,7 @@ use self::sums::Sums;
 use self::tally::{Counter, Tally};
 use crate::checkpoint::{CatalogKind, CatalogTensor, Checkpoint};
 use crate::control::Control;
-use crate::error::Result;
+use crate::error::{Geometry, Result};
 use crate::select::Selection;
 use crate::stream::{Stream, TensorStream};
 use crate::workers::Workers;
@@ -156,13 +156,13 @@ pub fn stats(checkpoint: &Checkpoint, key: &str, options: &StatsOptions) -> Resu
         Some(region) => {
             // A region is one of what is stored; of packed codes it is no region of the weight.
             tensor = if tensor.shape == stored.shape { tensor } else { stored };
-            region.check_inside(&stored.shape)?;
+            region.check_inside(&stored.shape).given()?;
             checkpoint.check_region(key, region)?;
             region.clone()
         }
         None => {
-            checkpoint.check_region(key, &Region::whole(&stored.shape)?)?;
-            Region::whole(&tensor.shape)?
+            checkpoint.check_region(key, &Region::whole(&stored.shape).proven()?)?;
+            Region::whole(&tensor.shape).proven()?
         }
     };
     let parts = parts(checkpoint, key, tensor, &region, !options.no_verify)?;
@@ -180,7 +180,7 @@ pub fn scan(checkpoint: &Checkpoint, options: &ScanOptions) -> Result<IndexMap<S
     for item in options.selection.to_read(checkpoint)? {
         if let CatalogKind::Tensor(_) = &item.entry.kind {
             let (key, tensor) = (item.stored, checkpoint.values(item.stored)?);
-            let parts = parts(checkpoint, key, tensor, &Region::whole(&tensor.shape)?, options.verify)?;
+            let parts = parts(checkpoint, key, tensor, &Region::whole(&tensor.shape).proven()?, options.verify)?;
             work.push(Counted { key, tensor, parts });
             names.push(item.key);
         }

@@ -43,7 +43,7 @@ pub(super) fn parts(
             }
             for (chunk, region) in regions.iter().enumerate() {
                 let mut left: Vec<Region> = region.intersection(wanted).into_iter().collect();
-                for (before, shared) in tensor.index()?.overlaps(region) {
+                for (before, shared) in tensor.index().map_err(|e| uncovered(checkpoint, key, e.to_string()))?.overlaps(region) {
                     if before < chunk && !left.is_empty() {
                         left = left.iter().flat_map(|piece| piece.without(&shared)).collect();
                     }

@@ -31,6 +31,8 @@ pub(crate) enum Broken {
     Damaged(String),
     /// It has more bytes than there may be.
     TooLarge(u64),
+    /// There is no memory to decompress it.
+    Exhausted,
 }
 
 /// Reads a part of the compressed record.
@@ -58,7 +60,7 @@ impl fmt::Debug for Unpacking {
 
 impl Unpacking {
     pub(crate) fn new() -> Result<Unpacking, Broken> {
-        let mut context = DCtx::try_create().ok_or_else(|| Broken::Damaged("there is no memory to decompress it".into()))?;
+        let mut context = DCtx::try_create().ok_or(Broken::Exhausted)?;
         context.set_parameter(DParameter::WindowLogMax(WINDOW_LOG)).map_err(named)?;
         let input = vec![0; INPUT].into_boxed_slice();
         Ok(Unpacking { context, input, used: 0, filled: 0, taken: 0, position: 0, inside: false })
@@ -249,6 +251,10 @@ impl Reader for Unpacked {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), StorageError> {
         let failed = |broken: Broken| match broken {
             Broken::Storage(error) => error,
+            Broken::Exhausted => {
+                let what = std::io::Error::from(std::io::ErrorKind::OutOfMemory);
+                StorageError::from_io(Operation::Read, self.path(), what)
+            }
             // Every byte of it was decompressed when it was measured.
             Broken::Damaged(_) | Broken::TooLarge(_) => {
                 let what = std::io::Error::other("a compressed record was changed while it was read");

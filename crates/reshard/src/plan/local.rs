@@ -10,7 +10,7 @@ use reshard_layout::Region;
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_128;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Geometry, Result};
 use crate::group::encode;
 use crate::leaf::{SaveLeaf, SaveState, Scope, per_rank_key, per_rank_path};
 
@@ -98,7 +98,7 @@ impl<'p> Pieces<'p> {
 /// A region from its offsets and sizes.
 pub(crate) fn region_of(numbers: &[u64]) -> Result<Region> {
     let (offsets, sizes) = numbers.split_at(numbers.len() / 2);
-    Ok(Region::new(offsets, sizes)?)
+    Ok(Region::new(offsets, sizes).proven()?)
 }
 
 pub(crate) fn hash(bytes: &[u8]) -> u128 {

@@ -15,7 +15,7 @@ use super::jobs::{self, Jobs};
 use super::prepare::{Prepared, prepare};
 use super::write::Writing;
 use crate::control::Control;
-use crate::error::{Error, RankFailure, Result};
+use crate::error::{Error, Geometry, RankFailure, Result};
 use crate::group::Group;
 use crate::leaf::SaveState;
 use crate::memory::{Source, split_for_copy};
@@ -311,9 +311,9 @@ fn copy(jobs: &Jobs<'_>, from: usize, total: u64, pool: &StagingPool) -> Result<
     Workers::normal().run(|| {
         targets.into_par_iter().try_for_each(|(i, target)| {
             let job = &jobs.tensors[i];
-            let packed = ByteLayout::contiguous(&job.sizes, job.dtype.size())?;
+            let packed = ByteLayout::contiguous(&job.sizes, job.dtype.size()).proven()?;
             let zero = Dims::from_elem(0, job.sizes.len());
-            let all = runs(&job.sizes, &job.layout, &job.offsets, &packed, &zero)?;
+            let all = runs(&job.sizes, &job.layout, &job.offsets, &packed, &zero).proven()?;
             let one = all.count_runs() <= 1;
             match job.memory.bytes() {
                 Some(bytes) if one => {
@@ -324,7 +324,7 @@ fn copy(jobs: &Jobs<'_>, from: usize, total: u64, pool: &StagingPool) -> Result<
                     }
                     Ok(())
                 }
-                Some(bytes) => reshard_layout::copy_runs(bytes, target, all).map_err(Error::from),
+                Some(bytes) => reshard_layout::copy_runs(bytes, target, all).proven(),
                 None if one => all.into_iter().try_for_each(|Run { src, dst, len }| {
                     let parts = target[dst as usize..(dst + len) as usize].par_chunks_mut(PART).enumerate();
                     parts.try_for_each(|(i, part)| job.memory.read(src + (i * PART) as u64, part))

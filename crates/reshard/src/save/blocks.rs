@@ -3,7 +3,7 @@
 use reshard_formats::DType;
 use reshard_layout::{ByteLayout, Dims, Run, Runs, runs};
 
-use crate::error::Result;
+use crate::error::{Geometry, Result};
 use crate::memory::{Source, outside};
 
 /// Large records are checksummed and written in blocks of this size, so that a block is still in the cache when written.
@@ -30,16 +30,16 @@ pub(super) fn each_block(
         whole.chunks(BLOCK).for_each(sink);
         return Ok(());
     }
-    let packed = ByteLayout::contiguous(sizes, dtype.size())?;
+    let packed = ByteLayout::contiguous(sizes, dtype.size()).proven()?;
     let zero = Dims::from_elem(0, sizes.len());
     // Runs come in the order of their source, and the order wanted here is that of the packed box.
     let all = || runs(sizes, &packed, &zero, layout, offsets);
     if let Some(bytes) = memory.bytes() {
-        return each_run(bytes, 0, all()?, sink);
+        return each_run(bytes, 0, all().proven()?, sink);
     }
     let mut fetched: Vec<u8> = Vec::new();
-    if all()?.run_len() >= BLOCK as u64 / 4 || all()?.count_runs() <= 1 {
-        for Run { dst: at, len, .. } in all()? {
+    if all().proven()?.run_len() >= BLOCK as u64 / 4 || all().proven()?.count_runs() <= 1 {
+        for Run { dst: at, len, .. } in all().proven()? {
             for start in (0..len).step_by(FETCH) {
                 fetched.resize((len - start).min(FETCH as u64) as usize, 0);
                 memory.read(at + start, &mut fetched)?;
@@ -49,10 +49,11 @@ pub(super) fn each_block(
         return Ok(());
     }
     // Many short runs: all that lies between the first and the last comes at once.
-    let (start, end) = all()?.fold((u64::MAX, 0), |(start, end), run| (run.dst.min(start), (run.dst + run.len).max(end)));
+    let (start, end) =
+        all().proven()?.fold((u64::MAX, 0), |(start, end), run| (run.dst.min(start), (run.dst + run.len).max(end)));
     fetched.resize(end.saturating_sub(start) as usize, 0);
     memory.read(start, &mut fetched)?;
-    each_run(&fetched, start, all()?, sink)
+    each_run(&fetched, start, all().proven()?, sink)
 }
 
 /// Gives runs in blocks; `bytes` start at `base`.

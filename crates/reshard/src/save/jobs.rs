@@ -6,7 +6,7 @@ use twox_hash::XxHash3_64;
 
 use super::blocks::each_block;
 use super::prepare::Prepared;
-use crate::error::{Error, Result};
+use crate::error::{Error, Geometry, Result};
 use crate::leaf::{SaveLeaf, SaveState};
 use crate::memory::Source;
 use crate::plan::files::{FrameSizes, Placed, frame, lay_out};
@@ -68,7 +68,7 @@ pub(crate) fn jobs<'a>(state: &SaveState<'a>, prepared: &Prepared, files: u32) -
                     placed: Placed::default(),
                     memory: piece.memory.clone(),
                     layout: piece.layout.clone(),
-                    offsets: Dims::from_slice(region.within(&piece.region)?.offsets()),
+                    offsets: Dims::from_slice(region.within(&piece.region).proven()?.offsets()),
                 });
             }
             (SaveLeaf::Value(_) | SaveLeaf::Record(_), None) => {

@@ -54,7 +54,7 @@ pub(super) fn block_of(
     scales: &[u64],
     given: Option<&[u64]>,
 ) -> Result<Dims, String> {
-    let what = || format!("{scales_key:?} of shape {scales:?} are no scales of {key:?} of shape {shape:?}");
+    let what = || format!("{scales_key:?} of shape {scales:?} are not scales of {key:?} of shape {shape:?}");
     if shape.len() != scales.len() {
         return Err(what());
     }

@@ -1,4 +1,4 @@
-//! Lightning's folders: a DCP checkpoint with `meta.pt` beside it, which has what is no tensor of the model or an optimizer:
+//! Lightning's folders: a DCP checkpoint with `meta.pt` beside it, which has what is not a tensor of the model or an optimizer:
 //! counters, loops, callbacks, hyperparameters, schedulers, and what the user gave along.
 
 use reshard_formats::Value;

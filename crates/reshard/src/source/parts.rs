@@ -13,11 +13,6 @@ use crate::checkpoint::{Catalog, CatalogEntry, Checkpoint, Format};
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout_names::{METADATA_FILE, is_safetensors, is_torch};
 
-/// What two numbers or files say differently.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(super) struct Disagrees(pub(super) String);
-
 /// A part, and what it is called in the whole.
 struct Part {
     /// In the folder: a file, or a folder with `/` at its end.

@@ -8,8 +8,7 @@ use rayon::prelude::*;
 use reshard_state::{Dict, Key, Tree};
 
 use super::folder::Folder;
-use super::parts::Disagrees;
-use super::tensors::{self, Parts};
+use super::tensors::{self, Disagrees, Parts};
 use crate::checkpoint::{Catalog, Checkpoint, Format};
 use crate::error::{Error, Result};
 use crate::workers::Workers;

@@ -131,7 +131,9 @@ fn open(store: Arc<dyn Store>, path: String, files: Vec<String>) -> Result<Check
             .chunks
             .into_iter()
             .map(|chunk| {
-                let layout = ByteLayout::contiguous(chunk.region.sizes(), tensor.dtype.size())?.try_at(chunk.data_offset)?;
+                let layout = ByteLayout::contiguous(chunk.region.sizes(), tensor.dtype.size())
+                    .and_then(|layout| layout.try_at(chunk.data_offset))
+                    .map_err(|error| Error::format(&path, first, "safetensors file", error))?;
                 let data = DataLocation { layout, form: ElementForm::default(), checksum: None };
                 Ok(StoredChunk { region: chunk.region, file: chunk.file as u32, location: ChunkLocation::Data(Box::new(data)) })
             })

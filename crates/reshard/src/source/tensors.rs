@@ -4,7 +4,7 @@
 use indexmap::IndexMap;
 use reshard_formats::record::{Content, StoredTensor};
 use reshard_formats::{DType, ElementForm, SafetensorsFile, TorchArchive, Value};
-use reshard_layout::{ByteLayout, Dims, Mesh, Placement, Region, flat_pieces, local_regions, local_shape};
+use reshard_layout::{ByteLayout, Dims, LayoutError, Mesh, Placement, Region, flat_pieces, local_regions, local_shape};
 use reshard_state::{Dict, Key, Tree, flatten, key_of};
 use reshard_storage::{Reader, Store};
 
@@ -15,6 +15,17 @@ use crate::error::{Error, Result, StorageContext};
 
 /// The key of a file that holds one thing and no tree.
 pub(super) const ONLY: &str = "value";
+
+/// What two numbers or files say differently, or what a file says of regions that cannot be.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct Disagrees(pub(super) String);
+
+impl From<LayoutError> for Disagrees {
+    fn from(error: LayoutError) -> Disagrees {
+        Disagrees(error.to_string())
+    }
+}
 
 /// A tensor and the regions of it that lie in files.
 #[derive(Debug, Clone)]
@@ -43,7 +54,7 @@ impl Parts {
         Parts { dtype, shape: Dims::from_slice(shape), requires_grad: false, part: false, chunks: Vec::new() }
     }
 
-    fn stored(mut tensor: StoredTensor, file: u32) -> Result<Parts> {
+    fn stored(mut tensor: StoredTensor, file: u32) -> Result<Parts, Disagrees> {
         let sharding = tensor.sharding.take();
         let storage = tensor.storage;
         let checksum = storage.crc32.map(|crc32| StoredCrc { offset: storage.offset, length: storage.length, crc32 });
@@ -54,16 +65,22 @@ impl Parts {
         let Some(sharding) = sharding else { return Ok(local) };
         let mesh = Mesh::new(&sharding.mesh)?;
         let Some(rank) = mesh.rank_at(&sharding.coordinate) else {
-            return Err(Error::internal("a rank that does not stand on its mesh"));
+            return Err(Disagrees("a rank does not stand on its mesh".to_owned()));
         };
         Parts::of_rank(local, &mesh, &sharding.placements, &sharding.shape, rank)
     }
 
     /// A rank's part of a DTensor of a shape, where `local` is what the rank holds.
-    pub(super) fn of_rank(local: Parts, mesh: &Mesh, placements: &[Placement], shape: &[u64], rank: u64) -> Result<Parts> {
+    pub(super) fn of_rank(
+        local: Parts,
+        mesh: &Mesh,
+        placements: &[Placement],
+        shape: &[u64],
+        rank: u64,
+    ) -> Result<Parts, Disagrees> {
         let expected = local_shape(mesh, placements, shape, rank)?;
         if expected != local.shape {
-            return Err(Error::invalid(format!(
+            return Err(Disagrees(format!(
                 "a DTensor of shape {shape:?} should have a part of shape {:?} here, and has one of {:?}",
                 expected.as_slice(),
                 local.shape.as_slice()
@@ -120,10 +137,10 @@ impl Parts {
     }
 
     /// Adds the elements `[start, end)` of the flattened tensor, which lie at element `at` of a stretch.
-    pub(super) fn add_flat(&mut self, start: u64, end: u64, part: &FlatPart, at: u64) -> Result<()> {
+    pub(super) fn add_flat(&mut self, start: u64, end: u64, part: &FlatPart, at: u64) -> Result<(), Disagrees> {
         let inside = at.checked_add(end - start).is_some_and(|last| last <= part.elements);
         if !inside || part.dtype != self.dtype {
-            return Err(Error::internal("a part of a tensor lies outside its stretch"));
+            return Err(Disagrees("a part of a tensor lies outside its stretch".to_owned()));
         }
         let size = self.dtype.size();
         for piece in flat_pieces(&self.shape, start, end)? {
@@ -141,12 +158,12 @@ impl Parts {
     }
 
     /// Adds what another tensor has inside `region`; its first element comes to `to`.
-    pub(super) fn add_cut(&mut self, other: &Parts, region: &Region, to: &[u64]) -> Result<()> {
+    pub(super) fn add_cut(&mut self, other: &Parts, region: &Region, to: &[u64]) -> Result<(), Disagrees> {
         let size = other.dtype.size();
         for chunk in &other.chunks {
             let Some(overlap) = chunk.region.intersection(region) else { continue };
             let ChunkLocation::Data(data) = &chunk.location else {
-                return Err(Error::internal("a record cannot be cut"));
+                return Err(Disagrees("a record cannot be cut".to_owned()));
             };
             let inner = overlap.within(&chunk.region)?;
             let strides: Dims = data.layout.byte_strides().iter().map(|stride| stride / size).collect();
@@ -159,7 +176,7 @@ impl Parts {
     }
 
     /// The same elements under another shape of the same volume; none where they do not lie in one stretch.
-    pub(super) fn reshaped(&self, shape: &[u64]) -> Result<Option<Parts>> {
+    pub(super) fn reshaped(&self, shape: &[u64]) -> Result<Option<Parts>, Disagrees> {
         let mut parts = Parts::new(self.dtype, shape);
         let Some(flat) = self.flat().filter(|flat| flat.elements == parts.elements()) else { return Ok(None) };
         parts.add_flat(0, flat.elements, &flat, 0)?;
@@ -180,7 +197,7 @@ pub(super) fn read_file(store: &dyn Store, path: &str, name: &str, number: u32) 
     let archive = TorchArchive::open_file(&file).map_err(invalid)?;
     match archive.tree().map_err(invalid)? {
         Tree::Opaque(opaque) => Err(Error::Untrusted { path: path.to_owned(), key: name.to_owned(), class: opaque.class }),
-        tree => converted(tree, number),
+        tree => converted(tree, number).map_err(|e| Error::format(path, name, "torch.save file", e)),
     }
 }
 
@@ -196,7 +213,7 @@ pub(super) fn read_record(
     let invalid = |e| Error::format(path, name, "torch.save record", e);
     let file = StoredFile(reader);
     let archive = TorchArchive::open(&file, offset, length).map_err(invalid)?;
-    converted(archive.tree().map_err(invalid)?, number)
+    converted(archive.tree().map_err(invalid)?, number).map_err(|e| Error::format(path, name, "torch.save record", e))
 }
 
 /// The tensors of a safetensors file, and its texts.
@@ -211,10 +228,12 @@ pub(super) fn read_safetensors(
     let header = header.map_err(|e| Error::format(path, name, "safetensors file", e))?;
     let mut tensors = IndexMap::with_capacity(header.tensors.len());
     for (key, tensor) in header.tensors {
-        let layout = ByteLayout::contiguous(&tensor.shape, tensor.dtype.size())?.try_at(tensor.data_offset)?;
+        let disagrees = |e| Error::format(path, name, "safetensors file", e);
+        let layout = ByteLayout::contiguous(&tensor.shape, tensor.dtype.size());
+        let layout = layout.and_then(|layout| layout.try_at(tensor.data_offset)).map_err(disagrees)?;
         let location = ChunkLocation::Data(Box::new(DataLocation { layout, form: ElementForm::default(), checksum: None }));
         let mut parts = Parts::new(tensor.dtype, &tensor.shape);
-        parts.chunks.push(StoredChunk { region: Region::whole(&tensor.shape)?, file: number, location });
+        parts.chunks.push(StoredChunk { region: Region::whole(&tensor.shape).map_err(disagrees)?, file: number, location });
         tensors.insert(key, parts);
     }
     Ok((tensors, header.metadata))
@@ -227,10 +246,11 @@ pub(super) fn read_whole(store: &dyn Store, path: &str, name: &str) -> Result<Tr
     let invalid = |e| Error::format(path, name, "torch.save file", e);
     let file = StoredFile(reader.as_ref());
     let archive = TorchArchive::open_file(&file).map_err(invalid)?;
+    let disagrees = |e| Error::format(path, name, "torch.save file", e);
     Ok(match archive.content().map_err(invalid)? {
-        Content::Tensor(tensor) => Tree::Tensor(Parts::stored(tensor, 0)?),
+        Content::Tensor(tensor) => Tree::Tensor(Parts::stored(tensor, 0).map_err(disagrees)?),
         Content::Value(value) => opened(value),
-        Content::Tree(tree) => converted(tree, 0)?,
+        Content::Tree(tree) => converted(tree, 0).map_err(disagrees)?,
         Content::Opaque { class } => Tree::opaque(class),
         _ => return Err(Error::unsupported(format!("{name} in {path} holds something this version does not know"))),
     })
@@ -286,15 +306,16 @@ fn opaque_in(tree: &Tree<Parts>) -> Option<&str> {
 }
 
 /// Files keep plain parts as one value; flattening looks into dicts, so they are opened here.
-fn converted(tree: Tree<StoredTensor>, number: u32) -> Result<Tree<Parts>> {
-    let all =
-        |items: Vec<Tree<StoredTensor>>| items.into_iter().map(|below| converted(below, number)).collect::<Result<Vec<_>>>();
+fn converted(tree: Tree<StoredTensor>, number: u32) -> Result<Tree<Parts>, Disagrees> {
+    let all = |items: Vec<Tree<StoredTensor>>| {
+        items.into_iter().map(|below| converted(below, number)).collect::<Result<Vec<_>, Disagrees>>()
+    };
     Ok(match tree {
         Tree::Tensor(tensor) => Tree::Tensor(Parts::stored(tensor, number)?),
         Tree::Value(value) => opened(value),
         Tree::Dict(dict) => {
             let pairs = dict.into_iter().map(|(key, below)| Ok((key, converted(below, number)?)));
-            Tree::Dict(pairs.collect::<Result<_>>()?)
+            Tree::Dict(pairs.collect::<Result<_, Disagrees>>()?)
         }
         Tree::List(items) => Tree::List(all(items)?),
         Tree::Tuple(items) => Tree::Tuple(all(items)?),

@@ -10,9 +10,8 @@ use reshard_layout::{Mesh, Placement};
 use reshard_state::{Dict, Key, Opaque, Tree};
 
 use super::folder::Folder;
-use super::parts::Disagrees;
 use super::ranks::{has_parts, join};
-use super::tensors::{self, Parts};
+use super::tensors::{self, Disagrees, Parts};
 use super::values::{field, from_json, integer, integers, text};
 use crate::checkpoint::{Catalog, Checkpoint, Format, MAX_METADATA_BYTES};
 use crate::error::{Error, Result, StorageContext};
@@ -97,7 +96,7 @@ pub(super) fn open_folder(folder: &Folder) -> Result<Option<Checkpoint>> {
 fn pairs<'v>(folder: &Folder, value: Option<&'v Value>, what: &str) -> Result<&'v [(Value, Value)]> {
     match value {
         Some(Value::Dict(pairs) | Value::OrderedDict(pairs)) => Ok(pairs),
-        _ => Err(invalid(folder, METADATA, format!("its {what} is no dict"))),
+        _ => Err(invalid(folder, METADATA, format!("its {what} is not a dict"))),
     }
 }
 
@@ -114,7 +113,7 @@ fn second_version(folder: &Folder, items: &Value, world: u64) -> Result<BTreeMap
         }
         for (path, groups) in pairs(folder, field(stored, "nested_path_to_metadata"), "nested_path_to_metadata")? {
             let path = text(path).and_then(nested);
-            let path = path.ok_or_else(|| invalid(folder, METADATA, format!("a path in {name:?} is no list of keys")))?;
+            let path = path.ok_or_else(|| invalid(folder, METADATA, format!("a path in {name:?} is not a list of keys")))?;
             item.sharded.insert(path, groups_of(folder, groups)?);
         }
         all.insert(name.to_owned(), item);
@@ -135,7 +134,7 @@ fn first_version(folder: &Folder, paths: &Value, layouts: Option<&Value>, world:
         }
     }
     for (path, groups) in pairs(folder, Some(paths), "metadata")? {
-        let wrong = || invalid(folder, METADATA, format!("{} is no path of an item", path.python_repr()));
+        let wrong = || invalid(folder, METADATA, format!("{} is not the path of an item", path.python_repr()));
         let path: Vec<serde_json::Value> = text(path).and_then(|path| serde_json::from_str(path).ok()).ok_or_else(wrong)?;
         let (item, nested) = match path.as_slice() {
             [serde_json::Value::String(item), serde_json::Value::Array(nested)] => (item, nested.as_slice()),
@@ -211,7 +210,7 @@ fn layout_of(folder: &Folder, item: &str, rank: u64, layout: &Value) -> Result<I
 /// The ways in which groups of ranks hold a tensor.
 fn groups_of(folder: &Folder, groups: &Value) -> Result<Vec<(Vec<u64>, Sharding)>> {
     let Value::List(groups) = groups else {
-        return Err(invalid(folder, METADATA, "the groups of ranks of a tensor are no list".into()));
+        return Err(invalid(folder, METADATA, "the groups of ranks of a tensor are not a list".into()));
     };
     groups.iter().filter_map(|group| group_of(folder, group).transpose()).collect()
 }

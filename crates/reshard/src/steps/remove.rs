@@ -51,7 +51,7 @@ pub(super) fn checkpoint_files(store: &Arc<dyn Store>) -> Result<(BTreeSet<Strin
     let checkpoint = Checkpoint::open_store(store.clone())?;
     let catalog = checkpoint.catalog();
     if !catalog.format.is_dcp() {
-        return Err(Error::invalid(format!("{} is not a DCP checkpoint", store.describe())));
+        return Err(Error::unsupported(format!("{} is not a DCP checkpoint", store.describe())));
     }
     let beside = catalog.save_id.iter().flat_map(|id| [sidecar_name(id), note_name(id)]).collect();
     Ok((catalog.files.iter().cloned().collect(), beside))

@@ -2,10 +2,10 @@
 
 use reshard_layout::{ByteLayout, Dims, Region, copy_runs, runs};
 
-use super::{Stream, TensorStream, check_chunks};
+use super::{Stream, TensorStream, check_chunks, uncovered};
 use crate::checkpoint::{Check, Checkpoint, ChunkLocation, Computed};
 use crate::control::Control;
-use crate::error::{Error, Result};
+use crate::error::{Error, Geometry, Result};
 
 /// At most so many elements are computed at once.
 const MOST_ELEMENTS: u64 = 4 << 20;
@@ -13,7 +13,7 @@ const MOST_ELEMENTS: u64 = 4 << 20;
 impl Computed {
     /// Computes a part of a chunk whose elements lie as `layout` says, packed in row-major order. Says how many bytes were read.
     pub(crate) fn read(&self, checkpoint: &Checkpoint, layout: &ByteLayout, part: &Region, into: &mut [u8]) -> Result<u64> {
-        let packed = ByteLayout::contiguous(part.sizes(), self.dtype().size())?;
+        let packed = ByteLayout::contiguous(part.sizes(), self.dtype().size()).proven()?;
         self.gather(checkpoint, layout, part, &packed, &Dims::from_elem(0, part.ndim()), into)
     }
 
@@ -37,15 +37,15 @@ impl Computed {
             let (mut first, mut second) = (Dims::from_slice(part.sizes()), Dims::from_slice(part.sizes()));
             (first[dim], second[dim]) = (half, part.sizes()[dim] - half);
             let (mut offsets, mut further) = (Dims::from_slice(part.offsets()), Dims::from_slice(to));
-            let read = self.gather(checkpoint, layout, &Region::new(&offsets, &first)?, packed, to, into)?;
+            let read = self.gather(checkpoint, layout, &Region::new(&offsets, &first).proven()?, packed, to, into)?;
             offsets[dim] += half;
             further[dim] += half;
-            let more = self.gather(checkpoint, layout, &Region::new(&offsets, &second)?, packed, &further, into)?;
+            let more = self.gather(checkpoint, layout, &Region::new(&offsets, &second).proven()?, packed, &further, into)?;
             return Ok(read + more);
         }
         let (bytes, read) = self.region(checkpoint, &region)?;
         let zero = Dims::from_elem(0, part.ndim());
-        copy_runs(&bytes, into, runs(part.sizes(), &window, &zero, packed, to)?)?;
+        copy_runs(&bytes, into, runs(part.sizes(), &window, &zero, packed, to).proven()?).proven()?;
         Ok(read)
     }
 
@@ -80,14 +80,20 @@ impl Computed {
     ) -> Result<Vec<(u32, Check)>> {
         let mut checks = Vec::new();
         for (key, tensor, needed) in self.needed(layout, part)? {
-            for (number, overlap) in tensor.index()?.overlaps(&needed) {
+            let index = tensor.index().map_err(|error| uncovered(checkpoint, key, error.to_string()))?;
+            for (number, overlap) in index.overlaps(&needed) {
                 let whole = tensor.chunks.get(number).is_some_and(|chunk| chunk.region == overlap);
                 if !(whole || touched) || tensor.chunks.get(number).is_some_and(|c| matches!(c.location, ChunkLocation::Live)) {
                     continue;
                 }
                 let located = checkpoint.locate(key, tensor, number)?;
                 if let (Some(computed), Some(chunk)) = (&located.computed, tensor.chunks.get(number)) {
-                    checks.extend(computed.checks(checkpoint, &located.layout, &overlap.within(&chunk.region)?, touched)?);
+                    checks.extend(computed.checks(
+                        checkpoint,
+                        &located.layout,
+                        &overlap.within(&chunk.region).proven()?,
+                        touched,
+                    )?);
                 } else if located.check.stretch().is_some() {
                     checks.push((located.file, located.check));
                 }

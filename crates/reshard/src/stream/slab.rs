@@ -6,7 +6,7 @@ use reshard_storage::Reader;
 
 use super::BLOCK;
 use crate::checkpoint::{Checkpoint, Computed};
-use crate::error::{Error, Result, StorageContext};
+use crate::error::{Geometry, Result, StorageContext};
 
 /// Memory for the slabs of all threads together.
 const ALL_SLABS: u64 = 128 << 20;
@@ -35,14 +35,14 @@ impl Slab {
     /// Reads the slab that starts with `first` and goes on, in row-major order, towards the end of `all`; both are relative
     /// to the chunk, which lies in the file as `stored` says.
     pub(super) fn read(reader: &dyn Reader, stored: &ByteLayout, first: &Region, all: &Region, most: u64) -> Result<Slab> {
-        let region = grown(first, all, stored, most)?;
+        let region = grown(first, all, stored, most).proven()?;
         let element = stored.element_size();
-        let kept = distinct(&region, stored)?;
+        let kept = distinct(&region, stored).proven()?;
         let zero = Dims::from_elem(0, region.ndim());
         // In the order of the file, so that what is contiguous there is read in one piece; the copy out of here turns it round.
-        let packed = ByteLayout::strided(kept.sizes(), &file_order(kept.sizes(), stored.byte_strides()), element)?;
+        let packed = ByteLayout::strided(kept.sizes(), &file_order(kept.sizes(), stored.byte_strides()), element).proven()?;
         let doing = || format!("reading {}", reader.path());
-        let all = runs(kept.sizes(), stored, kept.offsets(), &packed, &zero)?;
+        let all = runs(kept.sizes(), stored, kept.offsets(), &packed, &zero).proven()?;
         let (start, end) = (all.clone().next().map_or(0, |run| run.src), all.ends().0);
         let (bytes, strides) = if end - start <= packed.end().saturating_mul(WHOLE_RATIO).min(most) {
             let mut bytes = vec![0; (end - start) as usize];
@@ -56,7 +56,7 @@ impl Slab {
         let repeats = |dim: usize| kept.sizes()[dim] < region.sizes()[dim];
         let strides: Dims =
             strides.iter().enumerate().map(|(dim, stride)| if repeats(dim) { 0 } else { stride / element }).collect();
-        let layout = ByteLayout::strided(region.sizes(), &strides, element)?;
+        let layout = ByteLayout::strided(region.sizes(), &strides, element).proven()?;
         Ok(Slab { region, layout, bytes })
     }
 
@@ -69,8 +69,8 @@ impl Slab {
         all: &Region,
         most: u64,
     ) -> Result<Slab> {
-        let region = grown(first, all, stored, most)?;
-        let layout = ByteLayout::contiguous(region.sizes(), stored.element_size())?;
+        let region = grown(first, all, stored, most).proven()?;
+        let layout = ByteLayout::contiguous(region.sizes(), stored.element_size()).proven()?;
         let mut bytes = vec![0; layout.end() as usize];
         computed.read(checkpoint, stored, &region, &mut bytes)?;
         Ok(Slab { region, layout, bytes })
@@ -83,11 +83,11 @@ impl Slab {
 
     /// Copies a region of the chunk to `target`, packed.
     pub(super) fn copy(&self, region: &Region, target: &mut [u8]) -> Result<()> {
-        let from = region.within(&self.region)?;
-        let packed = ByteLayout::contiguous(region.sizes(), self.layout.element_size())?;
+        let from = region.within(&self.region).proven()?;
+        let packed = ByteLayout::contiguous(region.sizes(), self.layout.element_size()).proven()?;
         let zero = Dims::from_elem(0, region.ndim());
-        let all = runs(region.sizes(), &self.layout, from.offsets(), &packed, &zero)?;
-        copy_runs(&self.bytes, target, all).map_err(Error::from)
+        let all = runs(region.sizes(), &self.layout, from.offsets(), &packed, &zero).proven()?;
+        copy_runs(&self.bytes, target, all).proven()
     }
 }
 

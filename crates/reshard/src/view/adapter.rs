@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::apply::{Made, RuleReport, ViewReport};
 use crate::checkpoint::{CatalogEntry, CatalogKind, CatalogTensor, Checkpoint, Input};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StorageContext};
 use crate::seen;
 use crate::select::{MODEL_PARTS, new_path};
 
@@ -87,9 +87,10 @@ impl Adapter {
     }
 
     fn config(&self, adapter: &Checkpoint) -> Result<Config> {
-        let wrong = |why: String| Error::invalid(format!("{CONFIG} of {}: {why}", self.origin()));
-        let bytes = adapter.store().read(CONFIG, MOST_BYTES).map_err(|error| wrong(error.to_string()))?;
-        let config: Config = serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
+        let wrong = |why: String| Error::unsupported(format!("{CONFIG} of {}: {why}", self.origin()));
+        let bytes = adapter.store().read(CONFIG, MOST_BYTES).doing(|| format!("reading {CONFIG}"))?;
+        let config: Config =
+            serde_json::from_slice(&bytes).map_err(|e| Error::format(&self.path, CONFIG, "configuration of an adapter", e))?;
         let kind = config.peft_type.as_deref().unwrap_or("LORA");
         match () {
             () if !kind.eq_ignore_ascii_case("LORA") => Err(wrong(format!("peft_type is {kind:?}; LORA can be merged"))),
@@ -129,7 +130,7 @@ impl Adapter {
                 continue;
             }
             if name.contains(".lora_") {
-                return Err(wrong(format!("{key:?} is no factor A or B, and cannot be merged")));
+                return Err(wrong(format!("{key:?} is not a factor A or B, and cannot be merged")));
             }
             // A module that was trained whole.
             let saved = |module: &String| name.split('.').any(|word| word == module);
@@ -175,7 +176,7 @@ impl Adapter {
                 entry.renumber(first);
                 match entry.kind {
                     CatalogKind::Tensor(tensor) => Ok(Input { key: key.to_owned(), tensor }),
-                    CatalogKind::Value(_) => Err(wrong(format!("{key:?} is no tensor"))),
+                    CatalogKind::Value(_) => Err(wrong(format!("{key:?} is not a tensor"))),
                 }
             };
             let inputs = vec![Input { key: target.to_owned(), tensor: stored.copied() }, factor(&a)?, factor(&b)?];

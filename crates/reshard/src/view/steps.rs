@@ -158,7 +158,7 @@ fn product(sizes: &[u64]) -> Outcome<u64> {
 
 /// Sizes of which one may be left over.
 fn filled(sizes: &[i64], elements: u64) -> Outcome<Vec<u64>> {
-    let wrong = || format!("{sizes:?} are no sizes of {elements} elements");
+    let wrong = || format!("{sizes:?} are not the sizes of {elements} elements");
     let mut known = 1u64;
     for size in sizes.iter().filter(|size| **size != -1) {
         known = u64::try_from(*size).ok().and_then(|size| known.checked_mul(size)).ok_or_else(wrong)?;
@@ -304,7 +304,7 @@ fn shares(sizes: &Sizes, parts: usize, total: u64) -> Outcome<Vec<u64>> {
         return Err(format!("{list:?} share a dimension between {}, and there are {parts}", list.len()));
     }
     let sum = list.iter().try_fold(0u64, |sum, size| sum.checked_add(*size)).filter(|sum| *sum > 0);
-    let sum = sum.ok_or_else(|| format!("{list:?} are no shares"))?;
+    let sum = sum.ok_or_else(|| format!("{list:?} are not shares"))?;
     match sizes {
         Sizes::Exact(list) if sum == total => Ok(list.clone()),
         Sizes::Exact(list) => Err(format!("the sizes {list:?} make {sum}, the dimension has {total}")),
@@ -361,7 +361,7 @@ fn inputs(pieces: Vec<Piece>, names: &[&str]) -> Outcome<(Captures, Vec<usize>, 
         return Err(format!("{} of the {} tensors are there for {captures:?}", pieces.len(), names.len()));
     }
     for (piece, name) in pieces.into_iter().zip(names) {
-        let Some(tensor) = piece.tensor else { return Err(format!("the {name} are no tensor")) };
+        let Some(tensor) = piece.tensor else { return Err(format!("the {name} are not a tensor")) };
         inputs.push(Input { key: piece.key.unwrap_or_else(|| (*name).to_owned()), tensor });
         sources.extend(piece.sources);
     }
@@ -408,7 +408,7 @@ fn quantised(to: DType, block: &[u64], from: Option<DType>, pieces: Vec<Piece>) 
             continue;
         }
         let (captures, sources, inputs) = inputs(group, &["weight"])?;
-        let Some(weight) = inputs.into_iter().next() else { return Err("there is no tensor".to_owned()) };
+        let Some(weight) = inputs.into_iter().next() else { return Err("there is not a tensor".to_owned()) };
         if let Some(from) = from.filter(|from| *from != weight.tensor.dtype) {
             return Err(format!("the weight is said to be {}, and is {}", from.name(), weight.tensor.dtype.name()));
         }

@@ -447,7 +447,7 @@ fn get_state_dict_gives_the_same_keys_groups_and_bytes() {
                             Tree::Tensor(fx) => {
                                 let tensors = ours.iter().map(|tree| match tree {
                                     Tree::Tensor(tensor) => tensor,
-                                    _ => panic!("{context}: {name} {slot} is no tensor"),
+                                    _ => panic!("{context}: {name} {slot} is not a tensor"),
                                 });
                                 let whole = assemble(&tensors.collect::<Vec<_>>());
                                 assert_eq!(whole.shape, fx.shape, "{context}: {name} {slot}");

@@ -76,7 +76,7 @@ class Part(NamedTuple):
         block, rest = divmod(math.prod(self.whole), max(math.prod(whole), 1))
         count = math.prod(self.local)
         if rest or not block or count % block:
-            raise self.refused(f"the {count} elements that this rank holds are no whole blocks of {block}")
+            raise self.refused(f"the {count} elements that this rank holds are not whole blocks of {block}")
         return torch.zeros(count // block, dtype=dtype, device=device)
 
     def _placed(self, local: torch.Tensor, shape: tuple[int, ...]) -> DTensor:

@@ -2,7 +2,7 @@
 
 use reshard_layout::{ByteLayout, Dims, Region};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Geometry, Result};
 
 /// The box of a tensor of shape `shape` that holds all elements of a part of a chunk, and where they lie in that box, packed. The
 /// chunk's elements lie in the tensor's row-major order as `layout` says.
@@ -46,7 +46,7 @@ pub(super) fn enclosing(shape: &[u64], layout: &ByteLayout, part: &Region) -> Re
             false => (start[axis], last.min(shape[axis].saturating_sub(1)) + 1 - start[axis]),
         };
     }
-    let region = Region::new(&offsets, &sizes)?;
+    let region = Region::new(&offsets, &sizes).proven()?;
     region.check_inside(shape).map_err(|_| Error::internal("a window reaches outside the tensor that it shows"))?;
     // An axis from which something is carried over is whole, so that positions in the box are sums of strides, too.
     let packed = row_major(&sizes);
@@ -56,7 +56,7 @@ pub(super) fn enclosing(shape: &[u64], layout: &ByteLayout, part: &Region) -> Re
     let window: Dims = window.iter().zip(part.sizes()).map(|(&stride, &size)| if size > 1 { stride } else { 0 }).collect();
     let first: Dims = start.iter().zip(&offsets).map(|(start, offset)| start - offset).collect();
     let base = inside(&first) * element;
-    Ok((region, ByteLayout::strided(part.sizes(), &window, element)?.try_at(base)?))
+    Ok((region, ByteLayout::strided(part.sizes(), &window, element).proven()?.try_at(base).proven()?))
 }
 
 fn row_major(shape: &[u64]) -> Dims {

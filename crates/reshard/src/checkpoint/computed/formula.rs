@@ -5,7 +5,7 @@ use reshard_layout::{Dims, Region};
 
 use super::Input;
 use crate::cast::{can_cast, cast};
-use crate::error::Result;
+use crate::error::{Geometry, Result};
 
 /// How a tensor is computed from its inputs.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,7 +33,7 @@ impl Formula {
     pub(super) fn result(&self, inputs: &[Input]) -> std::result::Result<(Dims, DType), String> {
         let number = |input: &Input| match can_cast(input.tensor.dtype, DType::Float32) {
             true => Ok(()),
-            false => Err(format!("{:?} is {}, which is no number", input.key, input.tensor.dtype.name())),
+            false => Err(format!("{:?} is {}, which has no numbers", input.key, input.tensor.dtype.name())),
         };
         if !matches!(self, Formula::Same) {
             inputs.iter().try_for_each(number)?;
@@ -61,7 +61,7 @@ impl Formula {
                 if !fits || !types {
                     let (a, b) = (blocks.tensor.dtype.name(), scales.tensor.dtype.name());
                     return Err(format!(
-                        "{:?} ({a} {:?}) and {:?} ({b} {:?}) are no blocks of four-bit codes and their scales",
+                        "{:?} ({a} {:?}) and {:?} ({b} {:?}) are not blocks of four-bit codes and their scales",
                         blocks.key,
                         &shape[..],
                         scales.key,
@@ -114,7 +114,7 @@ impl Formula {
                 let (mut offsets, mut sizes) = (Dims::from_slice(scales.offsets()), Dims::from_slice(scales.sizes()));
                 offsets.push(0);
                 sizes.push(width / 2);
-                vec![Region::new(&offsets, &sizes)?, scales]
+                vec![Region::new(&offsets, &sizes).proven()?, scales]
             }
             Formula::Codes { block, .. } => {
                 let touched = blocks_of(region, block)?;
@@ -125,8 +125,8 @@ impl Formula {
                 let (first, second) = if *transposed { (1, 0) } else { (0, 1) };
                 let (offsets, sizes) = (region.offsets(), region.sizes());
                 let rank = shape_of(1).first().copied().unwrap_or(0);
-                let a = Region::new(&[0, offsets[second]], &[rank, sizes[second]])?;
-                let b = Region::new(&[offsets[first], 0], &[sizes[first], rank])?;
+                let a = Region::new(&[0, offsets[second]], &[rank, sizes[second]]).proven()?;
+                let b = Region::new(&[offsets[first], 0], &[sizes[first], rank]).proven()?;
                 vec![region.clone(), a, b]
             }
             Formula::Same => vec![region.clone()],
@@ -208,7 +208,7 @@ fn blocks_of(region: &Region, block: &[u64]) -> Result<Region> {
             _ => region.end(dim).div_ceil(block[dim]) - offsets[dim],
         })
         .collect();
-    Ok(Region::new(&offsets, &sizes)?)
+    Ok(Region::new(&offsets, &sizes).proven()?)
 }
 
 /// The elements of blocks.
@@ -217,7 +217,7 @@ fn unblocked(blocks: &Region, block: &[u64], shape: &[u64]) -> Result<Region> {
     let sizes: Dims = (0..blocks.ndim())
         .map(|dim| blocks.end(dim).saturating_mul(block[dim]).min(shape[dim]).saturating_sub(offsets[dim]))
         .collect();
-    Ok(Region::new(&offsets, &sizes)?)
+    Ok(Region::new(&offsets, &sizes).proven()?)
 }
 
 fn bytes(values: impl Iterator<Item = f32>) -> Vec<u8> {

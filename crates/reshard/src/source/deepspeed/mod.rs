@@ -19,8 +19,7 @@ use reshard_state::{Dict, Key, Tree};
 
 use self::names::{TagFiles, is_state_file, tag_files};
 use super::folder::Folder;
-use super::parts::Disagrees;
-use super::tensors::{self, Parts};
+use super::tensors::{self, Disagrees, Parts};
 use crate::checkpoint::{Catalog, Checkpoint, Format};
 use crate::error::{Error, Result, StorageContext};
 
@@ -128,7 +127,7 @@ fn known_files(folder: &Folder, prefix: &str) -> Result<TagFiles> {
              checkpoint with DeepSpeed's ds_to_universal and open the result",
             folder.path
         );
-        return Err(Error::invalid(detail));
+        return Err(Error::unsupported(detail));
     }
     Ok(named)
 }

@@ -1,7 +1,7 @@
 //! Where a parameter's elements lie in the flat partitions of the ranks.
 
 use crate::error::Result;
-use crate::source::tensors::{FlatPart, Parts};
+use crate::source::tensors::{Disagrees, FlatPart, Parts};
 
 /// A stretch of a parameter's flattened elements in one rank's partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub(super) fn of_parameter(offset: u64, elements: u64, ranks: u64) -> Vec<Piece>
 
 /// Adds the pieces to a tensor. `parts` has each rank's flat tensors in order; they count as one. False, and nothing of
 /// use was added, where a rank's are too short: its number.
-pub(super) fn place(tensor: &mut Parts, pieces: &[Piece], parts: &[Vec<FlatPart>]) -> Result<std::result::Result<(), usize>> {
+pub(super) fn place(tensor: &mut Parts, pieces: &[Piece], parts: &[Vec<FlatPart>]) -> Result<Result<(), usize>, Disagrees> {
     for piece in pieces {
         let Some(stretches) = parts.get(piece.rank) else { return Ok(Err(piece.rank)) };
         let mut skip = piece.at;

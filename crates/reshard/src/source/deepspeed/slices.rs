@@ -10,7 +10,7 @@ use super::zero::Parameter;
 use super::{ModelRank, disagree};
 use crate::error::{Error, Result};
 use crate::source::folder::Folder;
-use crate::source::tensors::{self, Parts};
+use crate::source::tensors::{self, Disagrees, Parts};
 use crate::source::values::integer;
 
 /// How the ranks' tensors make up one.
@@ -90,7 +90,7 @@ impl Rules {
     fn read(folder: &Folder, ranks: &[ModelRank]) -> Result<Rules> {
         let info = ranks.first().and_then(|rank| rank.model.get("universal_checkpoint_info"));
         let Some(info) = info.filter(|info| info.as_dict().is_some()) else {
-            return Err(Error::invalid(format!(
+            return Err(Error::unsupported(format!(
                 "{} was written by {} tensor parallel ranks, and its mp_rank files have no universal_checkpoint_info, which says \
                  how each parameter is cut over them; save again with it in client_state (the patterns that DeepSpeed's \
                  ds_to_universal needs), or open the folder of one rank's files alone",
@@ -117,7 +117,7 @@ impl Rules {
         }
         for key in ["parameter_with_sub_params", "affine_map"] {
             if info.get(key).is_some_and(|value| !tensors::is_vacant(value)) {
-                return Err(Error::invalid(format!(
+                return Err(Error::unsupported(format!(
                     "{} has tensors whose tensor parallel ranks are cut by {key}, which is not supported; convert the checkpoint \
                      with DeepSpeed's ds_to_universal and open the result",
                     folder.path
@@ -139,7 +139,7 @@ impl Rules {
             Cut::Along(dim) => along(name, folder, each, dim)?,
             Cut::Halves => halves(name, folder, each)?,
             Cut::Averaged => {
-                return Err(Error::invalid(format!(
+                return Err(Error::unsupported(format!(
                     "the parameter {name:?} in {} is the mean of what its tensor parallel ranks hold, which is not supported; \
                      convert the checkpoint with DeepSpeed's ds_to_universal and open the result",
                     folder.path
@@ -152,12 +152,18 @@ impl Rules {
                 let mut shape = whole.shape.clone();
                 shape[0] = size;
                 let mut cut = Parts::new(whole.dtype, &shape);
-                cut.add_cut(&whole, &Region::whole(&shape)?, &vec![0; shape.len()])?;
+                let region = Region::whole(&shape).map_err(|error| disagreeing(folder, name)(error.into()))?;
+                cut.add_cut(&whole, &region, &vec![0; shape.len()]).map_err(disagreeing(folder, name))?;
                 Ok(cut)
             }
             _ => Ok(whole),
         }
     }
+}
+
+/// Says whose shapes give regions that cannot be.
+fn disagreeing(folder: &Folder, name: &str) -> impl Fn(Disagrees) -> Error {
+    move |error| disagree(folder, "param_shapes", format!("{name:?}: {error}"))
 }
 
 /// End to end along a dimension.
@@ -178,7 +184,8 @@ fn along(name: &str, folder: &Folder, each: &[&Parts], dim: usize) -> Result<Par
     let mut whole = Parts::new(first.dtype, &shape);
     let mut to = vec![0; shape.len()];
     for part in each {
-        whole.add_cut(part, &Region::whole(&part.shape)?, &to)?;
+        let region = Region::whole(&part.shape).map_err(|error| disagreeing(folder, name)(error.into()))?;
+        whole.add_cut(part, &region, &to).map_err(disagreeing(folder, name))?;
         to[dim] += part.shape[dim];
     }
     Ok(whole)
@@ -205,7 +212,8 @@ fn halves(name: &str, folder: &Folder, each: &[&Parts]) -> Result<Parts> {
             sizes[0] = rows;
             let mut to = vec![0; part.shape.len()];
             to[0] = row;
-            whole.add_cut(part, &Region::new(&offsets, &sizes)?, &to)?;
+            let region = Region::new(&offsets, &sizes).map_err(|error| disagreeing(folder, name)(error.into()))?;
+            whole.add_cut(part, &region, &to).map_err(disagreeing(folder, name))?;
             row += rows;
         }
     }

@@ -132,7 +132,8 @@ fn value(folder: &Folder, file: &str, tree: Tree<Parts>, shape: Option<&[u64]>) 
                 // A step is one number whatever the parameter's shape.
                 return Ok(inner);
             }
-            Ok(tensor.reshaped(shape)?.map_or(inner, Tree::Tensor))
+            let reshaped = tensor.reshaped(shape).map_err(|error| disagree(folder, file, error.to_string()))?;
+            Ok(reshaped.map_or(inner, Tree::Tensor))
         }
         _ => Ok(inner),
     }

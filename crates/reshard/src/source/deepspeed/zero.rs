@@ -344,7 +344,9 @@ impl Rank<'_> {
     fn placed(&self, name: &str, shape: &[u64], pieces: &[Piece], parts: &[Vec<FlatPart>]) -> Result<Parts> {
         let dtype = parts.iter().flatten().next().map_or(reshard_formats::DType::Float32, |part| part.dtype);
         let mut tensor = Parts::new(dtype, shape);
-        match partition::place(&mut tensor, pieces, parts)? {
+        match partition::place(&mut tensor, pieces, parts)
+            .map_err(|e| disagree(self.folder, "param_shapes", format!("{name:?}: {e}")))?
+        {
             Ok(()) => Ok(tensor),
             Err(rank) => {
                 let detail = format!("its partition ends before the part of {name:?} that it should hold: sizes disagree");
@@ -474,7 +476,9 @@ pub(super) fn frozen_weights(folder: &Folder, files: &[&str], models: &[Tree<Par
         let pieces = partition::of_parameter(0, volume(&shape).ok_or_else(many)?, parts.len() as u64);
         let dtype = parts.iter().flatten().next().map_or(reshard_formats::DType::Float32, |part| part.dtype);
         let mut tensor = Parts::new(dtype, &shape);
-        if let Err(rank) = partition::place(&mut tensor, &pieces, &parts)? {
+        if let Err(rank) = partition::place(&mut tensor, &pieces, &parts)
+            .map_err(|e| disagree(folder, "frozen_param_shapes", format!("{name:?}: {e}")))?
+        {
             let file = files.get(rank).unwrap_or(&"?");
             return Err(disagree(folder, file, format!("its fragment of {name:?} is too short: sizes disagree")));
         }

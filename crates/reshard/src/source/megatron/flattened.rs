@@ -14,7 +14,7 @@ use reshard_layout::{ByteLayout, Dims, LayoutError, flat_pieces, volume_of};
 use crate::checkpoint::{Catalog, CatalogEntry, CatalogKind, CatalogTensor, ChunkLocation, SeenLocation, StoredChunk};
 use crate::error::{Error, Result};
 use crate::layout_names::METADATA_FILE;
-use crate::source::parts::Disagrees;
+use crate::source::tensors::Disagrees;
 use crate::source::values::{field, integers};
 
 /// The field of the metadata that Megatron adds.
@@ -65,7 +65,7 @@ pub(super) fn restored(
 /// A tensor of the shape it had, made of ranges of its flattened parts.
 fn unflattened(tensor: &CatalogTensor, shape: &[u64]) -> std::result::Result<CatalogTensor, String> {
     let stored = tensor.shape.as_slice();
-    let disagree = || format!("is stored as {stored:?}, which is no flattened form of {shape:?}");
+    let disagree = || format!("is stored as {stored:?}, which is not a flattened form of {shape:?}");
     let Some((length, grid)) = stored.split_last().filter(|(_, grid)| grid.len() == shape.len()) else {
         return Err(disagree());
     };

@@ -99,7 +99,7 @@ fn add_common(folder: &Folder, prefix: &str, read: &mut dcp::Read) -> Result<()>
     match backend.as_deref() {
         Some("torch_dist") => {}
         Some(other) => {
-            return Err(Error::invalid(format!(
+            return Err(Error::unsupported(format!(
                 "{} was written by Megatron's backend {other:?}, which is not supported; of its backends torch_dist is",
                 folder.path
             )));
@@ -124,5 +124,5 @@ fn add_common(folder: &Folder, prefix: &str, read: &mut dcp::Read) -> Result<()>
 }
 
 fn invalid(folder: &Folder, file: &str, detail: String) -> Error {
-    Error::format(&folder.path, file, "file of a Megatron checkpoint", parts::Disagrees(detail))
+    Error::format(&folder.path, file, "file of a Megatron checkpoint", tensors::Disagrees(detail))
 }

@@ -14,8 +14,8 @@ use reshard_state::{Dict, Key, Tree};
 
 use self::names::{Shard, weight_file};
 use super::folder::Folder;
-use super::parts::{self, Disagrees};
-use super::tensors::{self, Parts};
+use super::parts;
+use super::tensors::{self, Disagrees, Parts};
 use super::values::from_json;
 use crate::checkpoint::{Catalog, Checkpoint, Format};
 use crate::error::{Error, Result, StorageContext};

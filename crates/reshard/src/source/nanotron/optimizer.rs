@@ -153,7 +153,7 @@ fn named(tree: &Tree<Parts>) -> std::result::Result<Vec<Named<'_>>, String> {
     let mut all = Vec::new();
     for (number, slots) in states {
         let Some(Tree::Value(name)) = names.get(number) else { return Err(format!("it does not name parameter {number}")) };
-        let name = text(name).ok_or_else(|| format!("the name of parameter {number} is no text"))?;
+        let name = text(name).ok_or_else(|| format!("the name of parameter {number} is not text"))?;
         for (slot, value) in slots.as_dict().into_iter().flatten() {
             all.push((plain(name), slot.to_string(), value));
         }
@@ -172,7 +172,6 @@ fn place(whole: &mut Parts, weight: &Weight, rank: &RankFile, tensor: &Parts) ->
     if whole.dtype != tensor.dtype {
         return Err(format!("it is {} here and {} on another rank", tensor.dtype.name(), whole.dtype.name()));
     }
-    let text = |error: Error| error.to_string();
     let elements = reshard_layout::volume_of(&local.shape).map_err(|error| error.to_string())?;
     let (start, end) = range(elements, rank);
     // A rank's own range of the flattened part, or all of it.
@@ -190,7 +189,7 @@ fn place(whole: &mut Parts, weight: &Weight, rank: &RankFile, tensor: &Parts) ->
         }
     };
     let mut part = Parts::new(tensor.dtype, &local.shape);
-    part.add_flat(start, end, &flat, 0).map_err(text)?;
+    part.add_flat(start, end, &flat, 0).map_err(|error| error.to_string())?;
     slices::place(whole, &part, &local.pairs)
 }
 
