@@ -11,6 +11,9 @@ pub(crate) const SIDE_SUFFIX: &str = ".sums";
 /// The note of an edit has a sidecar's prefix and ends so.
 pub(crate) const EDIT_SUFFIX: &str = ".edit";
 
+/// Lies in a folder of a trainer's own format until a conversion has written all of it.
+pub(crate) const UNFINISHED_FILE: &str = ".reshard-unfinished";
+
 /// What Lightning keeps beside a DCP checkpoint.
 pub(crate) const META_FILE: &str = "meta.pt";
 

@@ -39,6 +39,15 @@ pub(crate) fn scales_of<'c>(catalog: &'c Catalog, key: &str, entry: &CatalogEntr
     found(format!("{packed}_scales"))
 }
 
+/// Whether a key is one that only quantised models have: scales of weights or of inputs, under the names of the libraries that
+/// write them. `logit_scale` and the like are parameters of plain models.
+fn names_scales(key: &str) -> bool {
+    let last = key.rsplit('.').next().unwrap_or(key);
+    let whole =
+        ["weight_scale", "weight_scale_2", "scale_weight", "input_scale", "scale_input", "activation_scale", "scaled_fp8"];
+    last.ends_with("_scale_inv") || last.ends_with("_scales_inv") || whole.contains(&last)
+}
+
 impl Checkpoint {
     /// The block-scaled weights; looked for on first use.
     pub(crate) fn scaled_weights(&self) -> &Weights {
@@ -87,8 +96,11 @@ fn weights(checkpoint: &Checkpoint) -> Weights {
         let Some(name) = name.filter(|name| *name == key || !catalog.entries.contains_key(*name)) else { continue };
         found.insert(name.to_owned(), made);
     }
-    // Plain float8 tensors are numbers as they are; beside scaled ones, or by the model's settings, scales are missing.
-    let scaled = !found.is_empty() || (!bare.is_empty() && configured(checkpoint).is_ok_and(|config| config.scaled));
+    // Plain float8 tensors are numbers as they are. Beside scaled ones, beside scales of whatever else, or by the model's settings
+    // they are codes, and their scales are missing. Settings that cannot be read rule nothing out.
+    let told =
+        || catalog.entries.keys().any(|key| names_scales(key)) || configured(checkpoint).map_or(true, |config| config.scaled);
+    let scaled = !found.is_empty() || (!bare.is_empty() && told());
     for (key, packed) in bare.into_iter().filter(|(_, packed)| *packed || scaled) {
         let (name, behind) = match packed {
             true => (key.strip_suffix(BLOCKS).unwrap_or(key), "_scales"),

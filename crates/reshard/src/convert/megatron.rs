@@ -15,11 +15,11 @@ use super::output::{OutputOptions, Plan, PlanTensor, PlanValue};
 use super::torch_files::{TorchFile, write_files};
 use super::training::{Slot, Training};
 use super::universal::{global_step, others};
-use super::{Destination, Written};
+use super::{Destination, Written, unfinished};
 use crate::checkpoint::Checkpoint;
-use crate::commit::{claim, discard, settled};
+use crate::commit::{claim, settled};
 use crate::error::{Error, Result, StorageContext};
-use crate::layout_names::METADATA_FILE;
+use crate::layout_names::{METADATA_FILE, UNFINISHED_FILE};
 use crate::mesh::Layout;
 use crate::select::is_float;
 
@@ -51,31 +51,39 @@ pub(super) fn write_megatron(
     let name = format!("iter_{iteration:07}");
     let store = destination.below(&name)?;
     let there = store.list("").doing(|| format!("looking into {}", store.describe()))?;
-    if there.iter().any(|file| [METADATA_FILE, COMMON, CONFIG].contains(&file.path.as_str())) {
-        return Err(Error::AlreadyExists { path: store.describe() });
+    let is_there = |name: &str| there.iter().any(|file| file.path == name);
+    let ours = [METADATA_FILE, COMMON, CONFIG];
+    if ours.into_iter().any(is_there) {
+        // What a conversion that was stopped left; the lock says that none is at work.
+        if !is_there(UNFINISHED_FILE) || root.local_root().is_none() {
+            return Err(Error::AlreadyExists { path: store.describe() });
+        }
+        for name in ours.into_iter().filter(|name| is_there(name)) {
+            store.delete(name).doing(|| format!("removing {name} of a conversion that was stopped"))?;
+        }
     }
     store.prepare().doing(|| format!("preparing {}", store.describe()))?;
     let common = TorchFile { name: COMMON.to_owned(), content: common(&plan, training, iteration)? };
     let shared: Vec<usize> = common.content.tensors().iter().map(|tensor| tensor.storage as usize).collect();
-    let mut bytes = write_files(&plan, std::slice::from_ref(&common), store.as_ref(), options)?;
     let beside = || [COMMON, CONFIG].into_iter();
+    let give_up = |error| {
+        unfinished::discard_marked(beside(), store.as_ref(), "");
+        error
+    };
+    unfinished::mark(store.as_ref(), "").map_err(give_up)?;
+    let mut bytes = write_files(&plan, std::slice::from_ref(&common), store.as_ref(), options).map_err(give_up)?;
     let config = store.publish(CONFIG, CONFIG_TEXT, Publish::Create).doing(|| format!("writing {CONFIG}"));
     let folder = config.and_then(|()| {
         let plan = flat(plan, training, &shared)?;
         let pieces = plan.pieces(&Layout::rows(ranks.max(1) as u64)?)?;
         write_dcp(&plan, &pieces, ranks.max(1), false, &store, options)
     });
-    let folder = match folder {
-        Ok(folder) => folder,
-        Err(error) => {
-            discard(beside(), store.as_ref());
-            return Err(error);
-        }
-    };
+    let folder = folder.map_err(give_up)?;
     bytes += folder.bytes;
+    // From here on the iteration is whole and stays, whatever becomes of the rest.
+    unfinished::unmark(store.as_ref(), "")?;
     let text = iteration.to_string();
     let mode = seen.map_or(Publish::Create, Publish::Update);
-    // The iteration is whole whatever becomes of this: it stays, and can be named.
     settled(root, LATEST, text.as_bytes(), root.publish(LATEST, text.as_bytes(), mode)).map_err(|failed| failed.error)?;
     let files = folder.files.iter().map(String::as_str).chain(beside()).chain([METADATA_FILE]);
     let files = files.map(|file| format!("{name}/{file}")).chain([LATEST.to_owned()]).collect();

@@ -23,6 +23,7 @@ mod target;
 mod torch;
 mod torch_files;
 mod training;
+mod unfinished;
 mod universal;
 
 use std::sync::Arc;
@@ -292,7 +293,7 @@ fn for_trainer(
     let Planned { plan, casts, skipped } = planned;
     let written = match target {
         Target::Megatron { ranks } => write_megatron(plan, &training, source, ranks, options.overwrite, destination, output)?,
-        _ => write_universal(plan, &training, source, options.overwrite, destination.store.as_ref(), output)?,
+        _ => write_universal(plan, &training, source, options.overwrite, destination, output)?,
     };
     let (from, to, format) = (source.path().to_owned(), destination.describe(), target.format());
     let Written { files, bytes, warnings } = written;

@@ -12,12 +12,12 @@ use reshard_formats::{DType, FileTensor, Value};
 use reshard_state::{Dict, Key, Tree, unflatten_entries};
 use reshard_storage::{Publish, Store};
 
-use super::Written;
 use super::output::{OutputOptions, Plan};
 use super::torch_files::{TorchFile, file_tensor, write_files};
 use super::training::{Slot, Training};
+use super::{Destination, Written, unfinished};
 use crate::checkpoint::{Checkpoint, LoadedValue};
-use crate::commit::{claim, discard, new_save_id, settled};
+use crate::commit::{claim, new_save_id, settled};
 use crate::error::{Error, Result, StorageContext, chain};
 use crate::health::small_integer;
 use crate::select::is_float;
@@ -29,7 +29,7 @@ const PARAM: &str = "param";
 /// The release whose files these are like, where the source names none.
 const VERSION: &str = "0.19.8";
 /// The same model file, as ZeRO-1 and 2 look for it and as ZeRO-3 does.
-const MODEL_FILES: [&str; 2] = ["mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"];
+pub(super) const MODEL_FILES: [&str; 2] = ["mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"];
 
 /// Writes and publishes.
 pub(super) fn write_universal(
@@ -37,9 +37,10 @@ pub(super) fn write_universal(
     training: &Training,
     source: &Checkpoint,
     overwrite: bool,
-    store: &dyn Store,
+    destination: &Destination,
     options: &OutputOptions,
 ) -> Result<Written> {
+    let store = destination.store.as_ref();
     training.check_names(source)?;
     if training.groups.is_empty() || training.state.is_empty() {
         return Err(Error::unsupported(format!(
@@ -54,6 +55,7 @@ pub(super) fn write_universal(
     if seen.is_some() && !overwrite {
         return Err(Error::AlreadyExists { path: format!("{}/{LATEST}", store.describe()) });
     }
+    unfinished::sweep(destination);
     let step = global_step(&plan, training, source);
     let tag = free_tag(store, &format!("global_step{step}_universal"))?;
     let plan = as_float32(plan, training)?;
@@ -67,16 +69,20 @@ pub(super) fn write_universal(
         None => (plan, None),
     };
     let (files, mut warnings) = files(&plan, training, group_step.as_ref(), &tag, step)?;
-    let bytes = write_files(&plan, &files, store, options)?;
     let names = || files.iter().map(|file| file.name.as_str());
-    let published = options.control.check("publishing").and_then(|()| match options.sync {
+    let folder = format!("{tag}/");
+    let give_up = |error| {
+        unfinished::discard_marked(names(), store, &folder);
+        error
+    };
+    unfinished::mark(store, &folder).map_err(give_up)?;
+    let bytes = write_files(&plan, &files, store, options).map_err(give_up)?;
+    let whole = options.control.check("publishing").and_then(|()| unfinished::unmark(store, &folder));
+    let whole = whole.and_then(|()| match options.sync {
         true => store.sync().doing(|| "syncing the folder".into()),
         false => Ok(()),
     });
-    if let Err(error) = published {
-        discard(names(), store);
-        return Err(error);
-    }
+    whole.map_err(give_up)?;
     let mode = seen.clone().map_or(Publish::Create, Publish::Update);
     let done = store.publish(LATEST, tag.as_bytes(), mode);
     settled(store, LATEST, tag.as_bytes(), done).map_err(|failed| failed.discarding(names(), store))?;

@@ -7,6 +7,8 @@ use crate::checkpoint::Checkpoint;
 
 /// The file beside a model that says how it is quantised.
 const CONFIG: &str = "config.json";
+/// What ModelOpt puts beside it, instead of an entry in it.
+const QUANTISED: &str = "hf_quant_config.json";
 /// No such file is larger.
 const MOST_BYTES: u64 = 16 << 20;
 /// The size that nearly all models have.
@@ -23,15 +25,19 @@ pub(super) struct Configured {
 
 /// Reads `quantization_config` of `config.json`, where there is one.
 pub(super) fn configured(checkpoint: &Checkpoint) -> Result<Configured, String> {
+    let beside = || {
+        let there = checkpoint.store().exists(QUANTISED).map_err(|error| format!("{QUANTISED} cannot be looked for: {error}"))?;
+        Ok(Configured { scaled: there, block: None })
+    };
     let bytes = match checkpoint.store().read(CONFIG, MOST_BYTES) {
         Ok(bytes) => bytes,
-        Err(StorageError::NotFound { .. }) => return Ok(Configured::default()),
+        Err(StorageError::NotFound { .. }) => return beside(),
         Err(error) => return Err(format!("{CONFIG}, which says how weights are scaled, cannot be read: {error}")),
     };
     let config: serde_json::Value =
         serde_json::from_slice(&bytes).map_err(|error| format!("{CONFIG}, which says how weights are scaled: {error}"))?;
     let Some(quantisation) = config.get("quantization_config").filter(|found| found.is_object()) else {
-        return Ok(Configured::default());
+        return beside();
     };
     let block = match quantisation.get("weight_block_size") {
         None | Some(serde_json::Value::Null) => None,

@@ -91,6 +91,32 @@ fn a_universal_checkpoint_of_deepspeed_holds_what_its_source_holds() {
     }
 }
 
+/// A conversion that was stopped before its last step leaves a folder with a marker; it is no checkpoint, and running it again ends
+/// as if nothing had been there.
+#[test]
+fn a_conversion_that_was_stopped_can_be_run_again() {
+    let source = open(&foreign("deepspeed-0.19/zero1_w2"));
+    let files = |folder: &Path| local(folder).list("").unwrap().into_iter().map(|file| file.path).collect::<Vec<_>>();
+    let cases = [
+        (ConvertTarget::Universal, "latest_universal", "global_step2_universal"),
+        (ConvertTarget::Megatron { ranks: 2 }, "latest_checkpointed_iteration.txt", "iter_0000002"),
+    ];
+    for (target, latest, below) in cases {
+        let folder = written(&source, target);
+        let (whole, digest) = (files(folder.path()), corpus::digest_of(&open(folder.path())));
+        assert!(!whole.iter().any(|file| file.contains("unfinished")), "{whole:?}");
+        std::fs::remove_file(folder.path().join(latest)).unwrap();
+        std::fs::write(folder.path().join(below).join(".reshard-unfinished"), "").unwrap();
+        assert!(Checkpoint::open(folder.path().to_str().unwrap()).is_err());
+        let destination = Destination::parse(folder.path().to_str().unwrap(), target, &Default::default()).unwrap();
+        convert(&source, &destination, target, &options()).unwrap();
+        let again = files(folder.path());
+        assert_eq!(again.len(), whole.len(), "{again:?}");
+        assert!(!again.iter().any(|file| file.contains("unfinished")), "{again:?}");
+        assert_eq!(corpus::digest_of(&open(folder.path())).entries, digest.entries);
+    }
+}
+
 #[test]
 fn weights_are_written_in_the_precision_of_the_optimizer() {
     let folder = tempfile::tempdir().unwrap();

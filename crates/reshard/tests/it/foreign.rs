@@ -148,6 +148,31 @@ fn deepspeed_files_that_do_not_belong_together_are_refused() {
 }
 
 #[test]
+fn parts_of_deepspeed_in_files_of_their_own_are_named() {
+    for file in ["layer_00-model_states.pt", "layer_00-model_01-model_states.pt", "layer_1_expert_0_mp_rank_00_model_states.pt"] {
+        let copy = copied(&root().join("deepspeed-0.19/zero2_w3/checkpoint"));
+        let tag = copy.path().join("global_step2");
+        std::fs::copy(tag.join("mp_rank_00_model_states.pt"), tag.join(file)).unwrap();
+        let error = refused(copy.path()).full_text();
+        assert!(error.contains(file) && error.contains("ds_to_universal"), "{error}");
+    }
+}
+
+#[test]
+fn a_universal_checkpoint_without_a_weight_is_refused() {
+    for gone in ["fp32.pt", ""] {
+        let copy = copied(&root().join("deepspeed-0.19/zero3_w3_sub_universal/checkpoint"));
+        let parameter = copy.path().join("global_step2_universal/zero/up.weight");
+        match gone {
+            "" => std::fs::remove_dir_all(&parameter).unwrap(),
+            file => std::fs::remove_file(parameter.join(file)).unwrap(),
+        }
+        let error = refused(copy.path()).full_text();
+        assert!(error.contains("zero/up.weight/fp32.pt"), "{error}");
+    }
+}
+
+#[test]
 fn what_cannot_be_edited_says_so() {
     let checkpoint = open(&root().join("deepspeed-0.19/zero1_w2/checkpoint"));
     let folder = tempfile::tempdir().unwrap();
@@ -157,7 +182,7 @@ fn what_cannot_be_edited_says_so() {
 
 #[test]
 fn megatron_folders_open_with_their_plans_and_common_state() {
-    for (name, path, expected) in cases("megatron-0.16") {
+    for (name, path, expected) in ["megatron-0.14", "megatron-0.16", "megatron-0.19"].into_iter().flat_map(cases) {
         let checkpoint = is_equal(&name, &path, &expected);
         assert_eq!(checkpoint.catalog().format, Format::Megatron);
         assert_eq!(checkpoint.catalog().writer, "Megatron core");

@@ -170,3 +170,31 @@ fn damage_of_codes_or_scales_is_found_by_whoever_reads_the_weight() {
         assert_eq!(error.kind(), reshard::ErrorKind::Corrupt, "{suffix}");
     }
 }
+
+/// Float8 that nothing calls quantised is numbers; where anything does, its scales are missing.
+#[test]
+fn codes_are_told_from_plain_float8() {
+    let hints: [(&str, Option<&str>, bool); 6] = [
+        ("logit_scale", None, true),
+        ("other.weight_scale", None, false),
+        ("head.input_scale", None, false),
+        ("gone.weight_scale_inv", None, false),
+        ("logit_scale", Some("config.json"), false),
+        ("logit_scale", Some("hf_quant_config.json"), false),
+    ];
+    for (key, file, plain) in hints {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        let wholes = [Whole::new("a.weight", DType::Float8E4M3Fn, &[4, 4], 1), floats(key, &[1], 2).0];
+        corpus::save_state(&wholes, &[], &corpus::solo(), &corpus::local(path), &SaveOptions::default());
+        if let Some(file) = file {
+            std::fs::write(path.join(file), r#"{"quantization_config": {"quant_method": "fp8"}}"#).unwrap();
+        }
+        let target = tempfile::tempdir().unwrap();
+        let mut options = ConvertOptions::default();
+        options.casts.parse("bfloat16").unwrap();
+        let destination = Destination::folder(corpus::local(target.path()));
+        let done = convert(&corpus::open(path), &destination, ConvertTarget::Dcp { ranks: 1 }, &options);
+        assert_eq!(done.is_ok(), plain, "{key} {file:?}: {done:?}");
+    }
+}

@@ -25,11 +25,13 @@ const OPTIMIZER: &str = "_optim_states.pt";
 
 /// Whether a file, without its folder, is one of a tag.
 pub(super) fn is_state_file(name: &str) -> bool {
-    (name.ends_with(MODEL) || name.ends_with(OPTIMIZER)) && (grid(name).is_some() || is_other(name))
+    ((name.ends_with(MODEL) || name.ends_with(OPTIMIZER)) && grid(name).is_some()) || is_other(name)
 }
 
+/// A pipeline's layer (`layer_00-model_states.pt`, `layer_00-model_00-model_states.pt`) or an expert, in a file of its own.
 fn is_other(name: &str) -> bool {
-    name.starts_with("layer_") || name.starts_with("expp_rank_")
+    let layer = name.starts_with("layer_") && name.ends_with("model_states.pt");
+    layer || (name.starts_with("expp_rank_") && name.ends_with(OPTIMIZER))
 }
 
 /// `[bf16_|fp16_]zero_pp_rank_D_mp_rank_M_…` or `mp_rank_M_…`.
@@ -73,6 +75,13 @@ mod tests {
         for name in ["mp_rank__model_states.pt", "mp_rank_+1_model_states.pt", "model_states.pt", "mp_rank_00_model_states.txt"] {
             assert_eq!(grid(name), None, "{name}");
         }
-        assert!(is_state_file("layer_00-model_00-model_states.pt") || is_state_file("layer_00-model_00_model_states.pt"));
+        for name in [
+            "layer_00-model_states.pt",
+            "layer_00-model_00-model_states.pt",
+            "layer_0_expert_3_mp_rank_00_model_states.pt",
+            "expp_rank_1_mp_rank_00_optim_states.pt",
+        ] {
+            assert!(is_state_file(name) && tag_files([name].into_iter(), "").other.is_some(), "{name}");
+        }
     }
 }

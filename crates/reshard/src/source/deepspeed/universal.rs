@@ -9,6 +9,7 @@ use super::zero::{dims, frozen_weights};
 use super::{add_rest, disagree, latest, text};
 use crate::checkpoint::{Catalog, Checkpoint, Format};
 use crate::error::{Error, Result};
+use crate::layout_names::UNFINISHED_FILE;
 use crate::source::folder::Folder;
 use crate::source::tensors::{self, Parts};
 use crate::workers::Workers;
@@ -45,6 +46,12 @@ fn parameter_file<'p>(path: &'p str, prefix: &str) -> Option<(&'p str, &'p str)>
 
 fn open(folder: &Folder, prefix: &str) -> Result<Checkpoint> {
     let all = folder.files()?;
+    if folder.has(&format!("{prefix}{UNFINISHED_FILE}"))? {
+        let detail = format!(
+            "{prefix}{UNFINISHED_FILE} is there: the conversion that wrote it was stopped, or has not ended; run it again"
+        );
+        return Err(Error::Incomplete { path: folder.path.clone(), detail });
+    }
     let parameters: Vec<&String> = all.iter().filter(|path| parameter_file(path, prefix).is_some()).collect();
     let models = tag_files(all.iter().map(String::as_str), prefix).model;
     let optimizer = format!("{prefix}{OPTIMIZER}");
@@ -82,6 +89,17 @@ fn open(folder: &Folder, prefix: &str) -> Result<Checkpoint> {
         if let Tree::Dict(slots) = slots {
             slots.insert(Key::from(slot), value);
         }
+    }
+    // A parameter that is trained has its weight in a file; the model file's copy is of another precision.
+    let named = shapes.keys().chain(state.keys()).filter_map(|key| match key {
+        Key::Str(name) if !weights.contains_key(key) => Some(name.as_str()),
+        _ => None,
+    });
+    if let Some(name) = named.min() {
+        let detail = format!(
+            "{prefix}{ZERO}{name}/fp32.pt, the weight of a parameter, is missing; copy it, or convert the checkpoint again"
+        );
+        return Err(Error::Incomplete { path: folder.path.clone(), detail });
     }
     weights.extend(frozen.into_iter().map(|(name, weight)| (Key::from(name.as_str()), Tree::Tensor(weight))));
     // Buffers, and whatever no optimizer held, as the model has them.
