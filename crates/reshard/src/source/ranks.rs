@@ -89,6 +89,14 @@ pub(super) fn open_folder(folder: &Folder) -> Result<Option<Checkpoint>> {
             for (rank, other) in ranks.enumerate() {
                 join(&mut joined, other).map_err(|what| invalid(folder, names[rank + 1], what))?;
             }
+            if let Some(key) = partial(&joined, key) {
+                let last = names.last().map_or("", |name| name.as_str());
+                let detail = format!(
+                    "the files of {part} up to {last} hold only parts of {key:?}: the file of a rank is missing, or has another's \
+                     content; all files of the save are needed"
+                );
+                return Err(Error::Incomplete { path: folder.path.clone(), detail });
+            }
             joined
         } else {
             Tree::Dict(
@@ -110,6 +118,20 @@ pub(super) fn has_parts(tree: &Tree<Parts>) -> bool {
         Tree::Dict(dict) => dict.values().any(has_parts),
         Tree::List(items) | Tree::Tuple(items) => items.iter().any(has_parts),
         _ => false,
+    }
+}
+
+/// The key of a tensor of which not all parts are there.
+pub(super) fn partial(tree: &Tree<Parts>, key: &str) -> Option<String> {
+    let below = |name: &dyn std::fmt::Display, tree: &Tree<Parts>| partial(tree, &format!("{key}.{name}"));
+    match tree {
+        Tree::Tensor(tensor) => (tensor.part && !tensor.is_whole()).then(|| key.to_owned()),
+        Tree::Dict(dict) => dict.iter().find_map(|(name, tree)| match name {
+            Key::Str(name) => below(name, tree),
+            other => below(&format_args!("{other:?}"), tree),
+        }),
+        Tree::List(items) | Tree::Tuple(items) => items.iter().enumerate().find_map(|(i, tree)| below(&i, tree)),
+        _ => None,
     }
 }
 

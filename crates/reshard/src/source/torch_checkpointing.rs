@@ -10,7 +10,7 @@ use reshard_layout::{Mesh, Placement};
 use reshard_state::{Dict, Key, Opaque, Tree};
 
 use super::folder::Folder;
-use super::ranks::{has_parts, join};
+use super::ranks::{has_parts, join, partial};
 use super::tensors::{self, Disagrees, Parts};
 use super::values::{field, from_json, integer, integers, text};
 use crate::checkpoint::{Catalog, Checkpoint, Format, MAX_METADATA_BYTES};
@@ -283,6 +283,14 @@ fn read_item(folder: &Folder, name: &str, item: &Item, world: u64, files: &mut V
     let mut whole = trees.pop().unwrap_or_else(Tree::dict);
     for (i, other) in rest.into_iter().enumerate() {
         join(&mut whole, other).map_err(|what| invalid(folder, &each[i + 1].1.path, what))?;
+    }
+    if let Some(key) = partial(&whole, name) {
+        let last = each.last().map_or("", |(_, file)| file.path.as_str());
+        let detail = format!(
+            "the files of {name:?} up to {last} hold only parts of {key:?}: one of them has another rank's content; all files of the \
+             save are needed"
+        );
+        return Err(Error::Incomplete { path: folder.path.clone(), detail });
     }
     Ok(whole)
 }

@@ -159,6 +159,38 @@ fn parts_of_deepspeed_in_files_of_their_own_are_named() {
 }
 
 #[test]
+fn a_rank_whose_file_is_gone_or_of_another_is_told_by_what_is_missing() {
+    let cases = [
+        ("ranks-torch-2.13/accelerate_w2", None, "pytorch_model_fsdp_0_rank1.bin"),
+        ("ranks-torch-2.13/accelerate_w2", Some("pytorch_model_fsdp_0_rank0.bin"), "pytorch_model_fsdp_0_rank1.bin"),
+        ("ranks-torch-2.13/verl_w4", Some("model_world_size_4_rank_0.pt"), "model_world_size_4_rank_1.pt"),
+        ("torch_checkpointing-0.1/fsdp2_w2", Some("model_0.pt"), "model_1.pt"),
+    ];
+    for (case, source, file) in cases {
+        let copy = copied(&root().join(case).join("checkpoint"));
+        match source {
+            Some(source) => drop(std::fs::copy(copy.path().join(source), copy.path().join(file)).unwrap()),
+            None => {
+                std::fs::remove_file(copy.path().join(file)).unwrap();
+                std::fs::remove_file(copy.path().join("optimizer_0_rank1.bin")).unwrap();
+            }
+        }
+        let error = refused(copy.path()).full_text();
+        assert!(error.contains("hold only parts of"), "{case}: {error}");
+    }
+}
+
+#[test]
+fn what_lies_beside_a_lost_file_is_no_checkpoint_of_its_own() {
+    let copy = copied(&root().join("lightning-2.6/fsdp2_w2/checkpoint"));
+    std::fs::remove_file(copy.path().join(".metadata")).unwrap();
+    assert!(refused(copy.path()).full_text().contains("no .metadata"));
+    let copy = copied(&root().join("megatron-0.16/tp2_dp2/checkpoint"));
+    std::fs::remove_file(copy.path().join("iter_0000007/common.pt")).unwrap();
+    assert!(refused(copy.path()).full_text().contains("iter_0000007/common.pt"));
+}
+
+#[test]
 fn a_universal_checkpoint_without_a_weight_is_refused() {
     for gone in ["fp32.pt", ""] {
         let copy = copied(&root().join("deepspeed-0.19/zero3_w3_sub_universal/checkpoint"));

@@ -92,11 +92,9 @@ fn add_common(folder: &Folder, prefix: &str, read: &mut dcp::Read) -> Result<()>
         Err(StorageError::NotFound { .. }) => return Ok(()),
         Err(source) => return Err(Error::Storage { doing: format!("reading {name}"), source }),
     };
-    let backend = serde_json::from_slice::<serde_json::Value>(&config).ok().and_then(|config| {
-        let backend = config.get("sharded_backend")?.as_str()?.to_owned();
-        Some(backend)
-    });
-    match backend.as_deref() {
+    let config = serde_json::from_slice::<serde_json::Value>(&config).unwrap_or_default();
+    let said = |name: &str| config.get(name).and_then(serde_json::Value::as_str);
+    match said("sharded_backend") {
         Some("torch_dist") => {}
         Some(other) => {
             return Err(Error::unsupported(format!(
@@ -119,6 +117,12 @@ fn add_common(folder: &Folder, prefix: &str, read: &mut dcp::Read) -> Result<()>
         for (key, entry) in tensors::entries(Tree::Dict(tree), &folder.path, &common)? {
             catalog.entries.entry(key).or_insert(entry);
         }
+    } else if said("common_backend").is_some() && !catalog.entries.contains_key(objects::COMMON) {
+        let detail = format!(
+            "{common}, which {name} promises and which has the state that all ranks share, is missing; copy it from where the \
+             checkpoint was written"
+        );
+        return Err(Error::Incomplete { path: folder.path.clone(), detail });
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::source::tensors::{self, Parts};
 
 /// What is the same on all ranks.
-const COMMON: &str = "common_state/shard_0_1";
+pub(super) const COMMON: &str = "common_state/shard_0_1";
 /// The optimizer's buffers, gathered.
 const GATHERED: &str = ".param_state/shard_0_1";
 
