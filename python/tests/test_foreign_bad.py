@@ -128,6 +128,40 @@ BROKEN = {
     "verl, a rank is missing": ("ranks-torch-2.13/verl_w4", gone("optim_world_size_4_rank_2.pt")),
     "accelerate, a rank is missing": ("ranks-torch-2.13/accelerate_w2", gone("pytorch_model_fsdp_0_rank0.bin")),
     "torch_checkpointing, a rank is missing": ("torch_checkpointing-0.1/fsdp2_w2", gone("model_1.pt")),
+    "verl, a file of another rank": (
+        "ranks-torch-2.13/verl_w4",
+        taken(
+            "model_world_size_4_rank_1.pt",
+            "ranks-torch-2.13/verl_w4/checkpoint/model_world_size_4_rank_0.pt",
+            "hold only parts of",
+        ),
+    ),
+    "accelerate, a file of another rank": (
+        "ranks-torch-2.13/accelerate_w2",
+        taken(
+            "pytorch_model_fsdp_0_rank1.bin",
+            "ranks-torch-2.13/accelerate_w2/checkpoint/pytorch_model_fsdp_0_rank0.bin",
+            "hold only parts of",
+        ),
+    ),
+    "torch_checkpointing, a file of another rank": (
+        "torch_checkpointing-0.1/fsdp2_w2",
+        taken("model_1.pt", "torch_checkpointing-0.1/fsdp2_w2/checkpoint/model_0.pt", "hold only parts of"),
+    ),
+    "deepspeed, a pipeline's layers": (
+        "deepspeed-0.19/zero2_w3",
+        taken(
+            "global_step2/layer_00-model_states.pt",
+            "deepspeed-0.19/zero2_w3/checkpoint/global_step2/mp_rank_00_model_states.pt",
+            "layer_00-model_states.pt&ds_to_universal",
+        ),
+    ),
+    "universal, a weight is missing": (
+        "deepspeed-0.19/zero3_w3_sub_universal",
+        gone("global_step2_universal/zero/up.weight/fp32.pt"),
+    ),
+    "megatron, the common state is missing": ("megatron-0.16/tp2_dp2", gone("iter_0000007/common.pt")),
+    "lightning, the metadata is missing": ("lightning-2.6/fsdp2_w2", gone(".metadata")),
     "nanotron, a rank is missing": ("nanotron-0.4/zero1_dp2_tp2", gone(NANO)),
     "nanotron, an optimizer's file is missing": ("nanotron-0.4/zero1_dp2_tp2", gone(NANO_OPTIMIZER)),
     "nanotron, sizes": (
@@ -186,3 +220,27 @@ def test_latest_of_nanotron_names_a_step_that_is_there(tmp_path):
     metadata.write_text(json.dumps({"version": "1.5"}))
     with pytest.raises(reshard.ReshardError, match="checkpoint_metadata.json"):
         reshard.open(str(folder / "3"))
+
+
+@pytest.mark.parametrize(
+    ("target", "latest", "below"),
+    [
+        ("deepspeed-universal", "latest_universal", "global_step2_universal"),
+        ("megatron", "latest_checkpointed_iteration.txt", "iter_0000002"),
+    ],
+)
+def test_a_conversion_that_was_stopped_is_run_again(target, latest, below, tmp_path):
+    """What it left has a marker, is no checkpoint, and is gone when it was run again."""
+    source, out = FOREIGN / "deepspeed-0.19/zero1_w2/checkpoint", tmp_path / "out"
+    convert = lambda: reshard.convert(str(source), str(out), to=target, skip_opaque=True)
+    convert()
+    files = [path for path in out.rglob("*") if path.is_file()]
+    assert not list(out.rglob(".reshard-unfinished"))
+    (out / latest).unlink()
+    (out / below / ".reshard-unfinished").touch()
+    with pytest.raises(reshard.ReshardError):
+        reshard.open(str(out))
+    convert()
+    assert len([path for path in out.rglob("*") if path.is_file()]) == len(files)
+    assert not list(out.rglob(".reshard-unfinished"))
+    assert reshard.verify(str(out)).sound

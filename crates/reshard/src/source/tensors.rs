@@ -116,7 +116,7 @@ impl Parts {
     }
 
     /// Whether its chunks are all of it.
-    fn is_whole(&self) -> bool {
+    pub(super) fn is_whole(&self) -> bool {
         let held: u64 = self.chunks.iter().map(|chunk| chunk.region.volume()).fold(0, u64::saturating_add);
         !self.part || held == self.elements()
     }
