@@ -169,7 +169,9 @@ fn a_rank_whose_file_is_gone_or_of_another_is_told_by_what_is_missing() {
     for (case, source, file) in cases {
         let copy = copied(&root().join(case).join("checkpoint"));
         match source {
-            Some(source) => drop(std::fs::copy(copy.path().join(source), copy.path().join(file)).unwrap()),
+            Some(source) => {
+                std::fs::copy(copy.path().join(source), copy.path().join(file)).unwrap();
+            }
             None => {
                 std::fs::remove_file(copy.path().join(file)).unwrap();
                 std::fs::remove_file(copy.path().join("optimizer_0_rank1.bin")).unwrap();
