@@ -81,7 +81,9 @@ def test_the_drop_in_calls_write_through_the_engine(tmp_path):
     expected = small()
     drop_in.save(small(), storage_writer=drop_in.FileSystemWriter(tmp_path, _extensions=[Turned()]), **ALONE)
     # Its sidecar: published by the engine, with checksums.
-    assert reshard.verify(tmp_path).checked > 0
+    report = reshard.verify(tmp_path)
+    assert report.sound and report.checked > 0 and report.unchecked > 0
+    assert all("stream.turned" in finding.what and "not checked" in finding.what for finding in report.findings)
     loaded = blank(expected)
     drop_in.load(loaded, storage_reader=drop_in.FileSystemReader(tmp_path, _extension_registry=registry()), **ALONE)
     same(loaded, expected)

@@ -103,7 +103,7 @@ def test_what_cannot_be_merged_is_named(tmp_path):
                 reshard.open(tmp_path / "base.safetensors", view=folder)
     for change, text in [
         ({"base_model.model.layers.7.q.lora_A.weight": torch.ones(4, 9)}, "only one of its factors"),
-        ({"base_model.model.layers.0.q.lora_magnitude_vector": torch.ones(17)}, "no factor A or B"),
+        ({"base_model.model.layers.0.q.lora_magnitude_vector": torch.ones(17)}, "not a factor A or B"),
         ({"base_model.model.layers.0.q.lora_B.weight": torch.ones(16, 4)}, "do not fit each other"),
         ({"base_model.model.tail.weight": torch.ones(3)}, "nothing of the base"),
     ]:

@@ -118,7 +118,8 @@ def test_a_manager_keeps_the_newest(path, server):
     assert manager.steps() == [3, 4]
     state = {"x": torch.zeros(3, dtype=torch.int64)}
     assert manager.restore(state).step == 4 and state["x"].tolist() == [4, 4, 4]
-    left = {path.parent.name for path in pathlib.Path(bucket).rglob(".metadata") if path.rsplit("/", 1)[1] in path.parts}
+    root = path.rsplit("/", 1)[1]
+    left = {found.parent.name for found in pathlib.Path(bucket).rglob(".metadata") if root in found.parts}
     assert left == {"step-3", "step-4"}
 
 

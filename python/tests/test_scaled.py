@@ -264,5 +264,5 @@ def test_codes_that_stay_codes_keep_their_scales(tmp_path):
     state = {key: torch.empty_like(tensor) for key, tensor in expected.items()}
     rt.load(state, tmp_path / "b")
     same(state, expected)
-    with pytest.raises(reshard.InvalidInput, match="mean is no weight"):
+    with pytest.raises(reshard.InvalidInput, match="mean is not a weight"):
         reshard.merge([tmp_path / "model", tmp_path / "model"], tmp_path / "c", to="dcp")

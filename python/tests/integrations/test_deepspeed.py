@@ -21,8 +21,8 @@ class Parts:
     def __init__(self, rank, size, parts):
         self.rank, self.size, self.parts = rank, size, parts
         models = [torch.distributed.new_group(range(first, first + parts)) for first in range(0, size, parts)]
-        datas = [torch.distributed.new_group(range(part, size, parts)) for part in range(parts)]
-        self.model, self.data = models[rank // parts], datas[rank % parts]
+        groups = [torch.distributed.new_group(range(part, size, parts)) for part in range(parts)]
+        self.model, self.data = models[rank // parts], groups[rank % parts]
 
     def get_model_parallel_rank(self):
         return self.rank % self.parts

@@ -44,11 +44,29 @@ impl Compression {
         let version = descriptors.strip_prefix("stream.zstd/")?;
         (version.split('.').next() == Some("1") && !version.contains(',')).then_some(Compression::Zstd)
     }
+
+    /// The compression whose descriptor this is, but for a letter or two: what damage makes of it, and nobody calls a transform of
+    /// their own.
+    pub(crate) fn garbled(descriptors: &str) -> Option<Compression> {
+        let known = Compression::Zstd.descriptor();
+        let differing = known.bytes().zip(descriptors.bytes()).filter(|(a, b)| a != b).count();
+        (known.len() == descriptors.len() && (1..=2).contains(&differing)).then_some(Compression::Zstd)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::Compression;
+
+    #[test]
+    fn a_name_that_damage_made_is_told_from_one_of_somebody_else() {
+        for garbled in ["stream.zstd/2", "streal.zstd/1", "stream.zstd,1"] {
+            assert_eq!(Compression::garbled(garbled), Some(Compression::Zstd), "{garbled}");
+        }
+        for other in ["stream.zstd/1", "stream.turned/3", "stream.lzma/1", "stream.zlib/1", ""] {
+            assert_eq!(Compression::garbled(other), None, "{other}");
+        }
+    }
 
     #[test]
     fn only_what_is_known_is_undone() {

@@ -12,7 +12,10 @@ use crate::workers::Workers;
 /// Records that went through what only its own library can undo.
 pub(super) fn unknown(checkpoint: &Checkpoint, gathered: &mut Gathered) {
     let mut found = |key: &str, file: u32, offset: u64, name: &str| {
-        if Compression::of(name).is_none() {
+        if let Some(meant) = Compression::garbled(name) {
+            let what = format!("stored through {name:?}, which is not known and nearly {:?}", meant.descriptor());
+            gathered.error(Some(key), checkpoint.file_name(file), Some(offset), what);
+        } else if Compression::of(name).is_none() {
             let what = format!("stored through {name}, which cannot be undone here; its content was not checked");
             gathered.warning(Some(key), checkpoint.file_name(file), Some(offset), what);
             gathered.unchecked += 1;

@@ -208,7 +208,7 @@ fn blocks_of(region: &Region, block: &[u64]) -> Result<Region> {
             _ => region.end(dim).div_ceil(block[dim]) - offsets[dim],
         })
         .collect();
-    Ok(Region::new(&offsets, &sizes).proven()?)
+    Region::new(&offsets, &sizes).proven()
 }
 
 /// The elements of blocks.
@@ -217,7 +217,7 @@ fn unblocked(blocks: &Region, block: &[u64], shape: &[u64]) -> Result<Region> {
     let sizes: Dims = (0..blocks.ndim())
         .map(|dim| blocks.end(dim).saturating_mul(block[dim]).min(shape[dim]).saturating_sub(offsets[dim]))
         .collect();
-    Ok(Region::new(&offsets, &sizes).proven()?)
+    Region::new(&offsets, &sizes).proven()
 }
 
 fn bytes(values: impl Iterator<Item = f32>) -> Vec<u8> {
