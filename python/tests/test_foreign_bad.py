@@ -148,6 +148,14 @@ BROKEN = {
         "torch_checkpointing-0.1/fsdp2_w2",
         taken("model_1.pt", "torch_checkpointing-0.1/fsdp2_w2/checkpoint/model_0.pt", "hold only parts of"),
     ),
+    "deepspeed, a file of another rank": (
+        "deepspeed-0.19/zero2_w3",
+        taken(
+            ZERO + "optim_states.pt",
+            "deepspeed-0.19/zero2_w3/checkpoint/global_step2/zero_pp_rank_0_mp_rank_00_optim_states.pt",
+            "another rank's file",
+        ),
+    ),
     "deepspeed, a pipeline's layers": (
         "deepspeed-0.19/zero2_w3",
         taken(

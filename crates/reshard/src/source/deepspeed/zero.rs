@@ -273,7 +273,26 @@ impl Rank<'_> {
             // Only now: numbers that do not fit together may be of any size.
             let cut = |(name, shape, at, elements)| (name, shape, partition::of_group(at, elements, partition));
             let planned: Vec<_> = planned.into_iter().map(cut).collect();
+            self.check_parts(g, &planned)?;
             self.place_group(&planned, g, &parts, all)?;
+        }
+        Ok(())
+    }
+
+    /// A rank's file names the parameters of which it has a part: another rank's file in its place is known by them. All but those
+    /// without elements, which count as a part of wherever they begin.
+    fn check_parts(&self, group: usize, planned: &[(&String, &Vec<u64>, Vec<Piece>)]) -> Result<()> {
+        for (rank, optimizer) in self.optimizers.iter().enumerate() {
+            let mappings = optimizer.get("optimizer_state_dict").and_then(|state| state.get("param_slice_mappings"));
+            let Some(Tree::List(mappings)) = mappings else { continue };
+            let Some(mapping) = mappings.get(group) else { continue };
+            for (name, _, pieces) in planned.iter().filter(|(_, _, pieces)| !pieces.is_empty()) {
+                let (has, should) = (mapping.get(name.as_str()).is_some(), pieces.iter().any(|piece| piece.rank == rank));
+                if has && !should {
+                    let detail = format!("it has a part of {name:?}, of which rank {rank} has none: it is another rank's file");
+                    return Err(disagree(self.folder, self.file(rank), detail));
+                }
+            }
         }
         Ok(())
     }
