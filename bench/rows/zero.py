@@ -208,7 +208,9 @@ def converting(bench: Bench, tool: Path) -> Iterator[Row]:
     source, target = bench.place("zero-source"), bench.place("zero-model")
     remove(source)
     total = make(source, QUICK if bench.quick else SMALL, 4, sparsely=False)
-    python = os.environ.get("RESHARD_DEEPSPEED_PYTHON", sys.executable)
+    # The trainers' own environment, where `make test-integrations` has made it.
+    trainers = Path(__file__).parents[2] / ".venv-integrations/bin/python"
+    python = os.environ.get("RESHARD_DEEPSPEED_PYTHON") or str(trainers if trainers.exists() else sys.executable)
     found = subprocess.run([python, "-c", "import deepspeed"], capture_output=True, check=False).returncode == 0
     peaks: list[float] = []
 
@@ -241,7 +243,7 @@ def converting(bench: Bench, tool: Path) -> Iterator[Row]:
     seconds = take_turns(min(bench.rounds, 3), sides)
     note = "ours: a whole process; DeepSpeed without its import"
     if not found:
-        note += "; DeepSpeed is not installed (RESHARD_DEEPSPEED_PYTHON names a Python that has it)"
+        note += "; DeepSpeed is not installed (`make test-integrations` installs it, or RESHARD_DEEPSPEED_PYTHON names a Python that has it)"
     yield Row(
         "zero/safetensors",
         f"{total / 1e9:.1f} GB of ZeRO-3 weights to safetensors, not synced",

@@ -6,15 +6,24 @@ import sys
 import threading
 import time
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ._reports import human_bytes
+
+if TYPE_CHECKING:
+    from ._reshard import Progress as Far
+
+
+class Watched(Protocol):
+    """Work that tells how far it is."""
+
+    def progress(self) -> Far: ...
 
 
 class Progress:
     """Watches a control from a thread of its own. Quiet on other ranks and where there is neither a terminal nor a notebook."""
 
-    def __init__(self, control: Any, what: str, *, enabled: bool, rank: int) -> None:
+    def __init__(self, control: Watched, what: str, *, enabled: bool, rank: int) -> None:
         self._control = control
         self._what = what
         wanted = enabled and rank == 0
@@ -38,7 +47,9 @@ class Progress:
     def _watch(self) -> None:
         start = time.monotonic()
         while self._show is not None and not self._stop.wait(0.1):
-            self._show.line(bar(self._what, self._control.done, self._control.total, time.monotonic() - start))
+            now = self._control.progress()
+            what = self._what if now.phase == "moving" else f"{self._what}: {now.phase}"
+            self._show.line(bar(what, now.done, now.total, time.monotonic() - start))
 
 
 class _Terminal:

@@ -78,8 +78,27 @@ class Control:
     def done(self) -> int:
         """Bytes moved so far."""
 
+    def progress(self) -> Progress:
+        """How far the whole job is, the final sync included."""
+
     def cancel(self) -> None:
         """Asks the work to stop at its next step."""
+
+@final
+class Progress:
+    """How far a whole job is: bytes that are moved, and again those that are made durable."""
+
+    @property
+    def phase(self) -> Literal["moving", "syncing", "finishing"]:
+        """What the work is at."""
+
+    @property
+    def done(self) -> int:
+        """Bytes moved and synced so far."""
+
+    @property
+    def total(self) -> int:
+        """Bytes to move and to sync, as far as known; never less than `done`."""
 
 @final
 class PlanCache:
@@ -780,7 +799,7 @@ def digest(
     """What a checkpoint holds, independent of how."""
 
 def stats(
-    path: str, key: str, bins: int, storage_options: StorageOptions | None = None, views: list[View] | None = None
+    path: str, key: str, selecting: Selecting, bins: int, storage_options: StorageOptions | None = None
 ) -> TensorStats:
     """Numbers about a tensor."""
 

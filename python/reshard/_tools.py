@@ -94,6 +94,13 @@ def _file(path: StrPath | None) -> str | None:
     return None if path is None else path_text(path)
 
 
+def _selecting(
+    include: _Texts | None, exclude: _Texts | None, view: Views | None, parameter_map: StrPath | None
+) -> Selecting:
+    """What most tools can be told about what they look at."""
+    return {"include": include, "exclude": exclude, "view": inner_views(view), "parameter_map": _file(parameter_map)}
+
+
 def convert(
     source: StrPath,
     destination: StrPath,
@@ -144,17 +151,8 @@ def convert(
             ``docs/other-formats.md``.
         storage_options: settings of the stores by name.
     """
-    selecting: Selecting = {
-        "include": include,
-        "exclude": exclude,
-        "keys": keys,
-        "part": part,
-        "prefix": prefix,
-        "add_prefix": add_prefix,
-        "rename": rename,
-        "view": inner_views(view),
-        "parameter_map": _file(parameter_map),
-    }
+    selecting = _selecting(include, exclude, view, parameter_map)
+    selecting.update(keys=keys, part=part, prefix=prefix, add_prefix=add_prefix, rename=rename)
     writing: Writing = {
         "to": to,
         "ranks": ranks,
@@ -195,12 +193,7 @@ def relayout(
         rules: placements by pattern, such as "*.weight=S(0)", one for each dimension of the mesh; the first that matches counts.
         include, exclude, cast, overwrite, verify, sync, view, parameter_map, storage_options: see :func:`convert`.
     """
-    selecting: Selecting = {
-        "include": include,
-        "exclude": exclude,
-        "view": inner_views(view),
-        "parameter_map": _file(parameter_map),
-    }
+    selecting = _selecting(include, exclude, view, parameter_map)
     writing: Writing = {"cast": cast, "overwrite": overwrite, "verify": verify, "sync": sync}
     with as_raised():
         layout = (mesh, list(rules))
@@ -219,6 +212,7 @@ def merge(
     overwrite: bool = False,
     verify: bool = True,
     sync: bool = True,
+    parameter_map: StrPath | None = None,
     storage_options: _Storage = None,
 ) -> MergeReport:
     """Averages checkpoints. Keys that have no average are the first one's.
@@ -228,9 +222,9 @@ def merge(
         destination: where to; see :func:`convert`.
         weights: one for each; all the same when empty.
         to: the format; the first one's by default.
-        include, exclude, ranks, overwrite, verify, sync, storage_options: see :func:`convert`.
+        include, exclude, ranks, overwrite, verify, sync, parameter_map, storage_options: see :func:`convert`.
     """
-    selecting: Selecting = {"include": include, "exclude": exclude}
+    selecting = _selecting(include, exclude, None, parameter_map)
     writing: Writing = {"to": to, "ranks": ranks, "overwrite": overwrite, "verify": verify, "sync": sync}
     paths = [path_text(source) for source in sources]
     with as_raised():
@@ -288,13 +282,8 @@ def diff(
         parameter_map: see :func:`convert`.
         storage_options: settings of the stores by name.
     """
-    selecting: Selecting = {
-        "include": include,
-        "exclude": exclude,
-        "rename": rename,
-        "view": inner_views(view),
-        "parameter_map": _file(parameter_map),
-    }
+    selecting = _selecting(include, exclude, view, parameter_map)
+    selecting["rename"] = rename
     within = (tolerance if absolute is None else absolute, tolerance if relative is None else relative)
     with as_raised():
         return _reshard.diff(path_text(first), path_text(second), selecting, within if elements else None, storage_options)
@@ -311,17 +300,18 @@ def digest(
 ) -> dict[str, DigestEntry]:
     """What each key holds, independent of format and layout: two checkpoints hold the same where digests are equal."""
     with as_raised():
-        return _reshard.digest(
-            path_text(path),
-            {"include": include, "view": inner_views(view), "parameter_map": _file(parameter_map)},
-            verify,
-            storage_options,
-        )
+        return _reshard.digest(path_text(path), _selecting(include, None, view, parameter_map), verify, storage_options)
 
 
 @overload
 def stats(
-    path: StrPath, key: str, *, bins: int = 0, view: Views | None = None, storage_options: _Storage = None
+    path: StrPath,
+    key: str,
+    *,
+    bins: int = 0,
+    view: Views | None = None,
+    parameter_map: StrPath | None = None,
+    storage_options: _Storage = None,
 ) -> TensorStats: ...
 @overload
 def stats(
@@ -333,6 +323,7 @@ def stats(
     bins: int = 0,
     verify: bool = False,
     view: Views | None = None,
+    parameter_map: StrPath | None = None,
     storage_options: _Storage = None,
 ) -> dict[str, TensorStats]: ...
 def stats(
@@ -344,6 +335,7 @@ def stats(
     bins: int = 0,
     verify: bool = False,
     view: Views | None = None,
+    parameter_map: StrPath | None = None,
     storage_options: _Storage = None,
 ) -> TensorStats | dict[str, TensorStats]:
     """Numbers about one tensor, or about every tensor by key, in one pass and bounded memory.
@@ -355,13 +347,13 @@ def stats(
         bins: a histogram of so many equal steps between the extremes.
         verify: compare stored checksums on the way; those of one tensor always are.
         view: rules through which to see it.
+        parameter_map: see :func:`convert`.
         storage_options: settings of the store by name.
     """
-    views = inner_views(view)
+    options = _selecting(include, exclude, view, parameter_map)
     with as_raised():
         if key is not None:
-            return _reshard.stats(path_text(path), key, bins, storage_options, views)
-        options: Selecting = {"include": include, "exclude": exclude, "view": views}
+            return _reshard.stats(path_text(path), key, options, bins, storage_options)
         return _reshard.scan(path_text(path), options, bins, verify, storage_options)
 
 
@@ -373,6 +365,7 @@ def health(
     limits: Mapping[str, float | None] | None = None,
     verify: bool = False,
     view: Views | None = None,
+    parameter_map: StrPath | None = None,
     storage_options: _Storage = None,
 ) -> HealthReport:
     """What is wrong with a checkpoint's numbers: NaN, dead layers, exploding weights, the optimizer's moments.
@@ -383,9 +376,10 @@ def health(
         limits: limits of rules by name; None turns a rule off. ``reshard stats --rules`` lists them.
         verify: compare stored checksums on the way.
         view: rules through which to see it.
+        parameter_map: see :func:`convert`.
         storage_options: settings of the store by name.
     """
-    options: Selecting = {"include": include, "exclude": exclude, "view": inner_views(view)}
+    options = _selecting(include, exclude, view, parameter_map)
     texts = [f"{name}={'off' if limit is None else repr(float(limit))}" for name, limit in (limits or {}).items()]
     with as_raised():
         return _reshard.health(path_text(path), options, texts, verify, storage_options)

@@ -46,7 +46,7 @@ mod _reshard {
     #[pymodule_export]
     use crate::load::{Loaded, load};
     #[pymodule_export]
-    use crate::options::{Control, LoadOptions, PlanCache, SaveOptions};
+    use crate::options::{Control, LoadOptions, PlanCache, Progress, SaveOptions};
     #[pymodule_export]
     use crate::records::{BegunSave, WrittenRecords, begin_records, publish_records, write_records};
     #[pymodule_export]

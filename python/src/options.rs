@@ -6,6 +6,7 @@ use std::sync::Arc;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyMapping;
+use reshard::control::Phase;
 use reshard::load::{CastPolicy, Strictness, Verify};
 use reshard::storage::{Address, StorageError, Store, StoreOptions, open};
 
@@ -37,10 +38,29 @@ impl Control {
         self.inner.done()
     }
 
+    /// How far the whole job is, the final sync included.
+    fn progress(&self) -> Progress {
+        let found = self.inner.progress();
+        let phase = match found.phase {
+            Phase::Syncing => "syncing",
+            Phase::Finishing => "finishing",
+            _ => "moving",
+        };
+        Progress { phase, done: found.done, total: found.total }
+    }
+
     /// Asks the work to stop at its next step.
     fn cancel(&self) {
         self.inner.cancel();
     }
+}
+
+/// How far a whole job is: bytes that are moved, and again those that are made durable.
+#[pyclass(module = "reshard._reshard", frozen, get_all)]
+pub(crate) struct Progress {
+    phase: &'static str,
+    done: u64,
+    total: u64,
 }
 
 /// The plan of the last save of some ranks, kept for the next one of the same layout.

@@ -80,6 +80,20 @@ def test_state_by_parameter_needs_a_map_where_it_lies_in_flat_buffers():
     assert "parameter_map=FILE" in "".join(raised.value.__notes__) + str(raised.value)
 
 
+def test_every_tool_takes_a_map_of_parameters(tmp_path):
+    case = "megatron-optimizer/dp_reshardable"
+    folder, key = str(FOREIGN / case / "checkpoint"), "optimizer.state.exp_avg.up.weight"
+    assert reshard.stats(folder, key, **given(case)).elements == 60
+    assert key in reshard.stats(folder, **given(case))
+    assert key in reshard.health(folder, **given(case)).tensors
+    assert key in reshard.digest(folder, **given(case))
+    assert reshard.diff(folder, folder, **given(case)).same > 1
+    out = str(tmp_path / "merged.safetensors")
+    reshard.merge([folder, folder], out, include=["optimizer.state.*"], **given(case))
+    with reshard.open(out) as merged, reshard.open(folder, **given(case)) as first:
+        assert (merged[key].numpy() == first[key].numpy()).all()
+
+
 def test_a_part_of_a_partitioned_weight_is_loaded_by_itself():
     folder = str(FOREIGN / "deepspeed-0.19/zero3_w3_sub/checkpoint")
     whole = {"model": {"embedding.weight": torch.empty(11, 6)}}

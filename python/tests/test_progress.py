@@ -19,16 +19,18 @@ SAVE = """
 import sys, time
 from reshard import _progress
 class Slow:
-    total, done = 1000, 500
+    phase, done, total = sys.argv[2], 500, 1000
+    def progress(self):
+        return self
 with _progress.Progress(Slow(), "saving", enabled=True, rank=int(sys.argv[1])):
     time.sleep(0.4)
 """
 
 
-def run_on_terminal(rank):
+def run_on_terminal(rank, phase="moving"):
     """What lands on a terminal."""
     ours, theirs = pty.openpty()
-    process = subprocess.Popen([sys.executable, "-c", SAVE, str(rank)], stderr=theirs, cwd=Path(__file__).parents[1])
+    process = subprocess.Popen([sys.executable, "-c", SAVE, str(rank), phase], stderr=theirs, cwd=Path(__file__).parents[1])
     os.close(theirs)
     seen = b""
     while True:
@@ -49,6 +51,20 @@ def test_a_bar_on_the_terminal_of_rank_0_alone():
     assert "saving" not in run_on_terminal(1)
 
 
+def test_the_bar_says_when_bytes_are_only_being_made_durable():
+    assert "saving: syncing" in run_on_terminal(0, "syncing")
+    assert "saving: finishing" in run_on_terminal(0, "finishing")
+
+
+def test_a_save_counts_its_sync_and_ends_at_the_whole(path):
+    """Bytes that were written are not safe before they are synced: a bar that counts writes alone stands at 100 % and waits."""
+    handle = rt.async_save({"x": torch.ones(1_000_000)}, path)
+    handle.result()
+    far = handle._control.progress()
+    assert (far.phase, far.done) == ("finishing", far.total)
+    assert far.total >= 2 * 4_000_000
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_bar_in_the_notebook_of_rank_0_alone(monkeypatch, rank):
     """A stand-in for IPython's two functions: nothing else of a notebook is used."""
@@ -65,7 +81,8 @@ def test_a_bar_in_the_notebook_of_rank_0_alone(monkeypatch, rank):
     shell = types.SimpleNamespace(kernel=object())
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
     monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=display))
-    with Progress(types.SimpleNamespace(total=1000, done=500), "saving", enabled=True, rank=rank):
+    far = types.SimpleNamespace(phase="moving", total=1000, done=500)
+    with Progress(types.SimpleNamespace(progress=lambda: far), "saving", enabled=True, rank=rank):
         time.sleep(0.4)
     if rank:
         assert not shown

@@ -119,6 +119,9 @@ pub(crate) struct LsArgs {
     /// Sort keys
     #[arg(long, value_enum, default_value_t, value_name = "BY")]
     pub(crate) sort: SortBy,
+    /// List every key on a terminal too
+    #[arg(long)]
+    pub(crate) all: bool,
     #[command(flatten)]
     pub(crate) view: ViewArgs,
     #[command(flatten)]

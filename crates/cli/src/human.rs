@@ -3,6 +3,8 @@
 use std::cmp::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use unicode_width::UnicodeWidthChar;
+
 /// `17.9 kB`: three digits and a decimal unit; exact below 1000.
 pub(crate) fn bytes(count: u64) -> String {
     scaled(count, &["B", "kB", "MB", "GB", "TB", "PB", "EB"])
@@ -202,32 +204,7 @@ pub(crate) fn natural(a: &str, b: &str) -> Ordering {
 
 /// Cells of a terminal that a character takes: wide East Asian ones and emoji two, marks that are put on the one before none.
 pub(crate) fn cells(c: char) -> usize {
-    match u32::from(c) {
-        0x0300..=0x036f
-        | 0x0483..=0x0489
-        | 0x0591..=0x05bd
-        | 0x0610..=0x061a
-        | 0x064b..=0x065f
-        | 0x1ab0..=0x1aff
-        | 0x1dc0..=0x1dff
-        | 0x200b..=0x200d
-        | 0x20d0..=0x20f0
-        | 0x3099..=0x309a
-        | 0xfe00..=0xfe0f
-        | 0xfe20..=0xfe2f => 0,
-        0x1100..=0x115f
-        | 0x2e80..=0xa4cf
-        | 0xac00..=0xd7a3
-        | 0xf900..=0xfaff
-        | 0xfe30..=0xfe6f
-        | 0xff00..=0xff60
-        | 0xffe0..=0xffe6
-        | 0x1f300..=0x1f64f
-        | 0x1f680..=0x1f6ff
-        | 0x1f900..=0x1faff
-        | 0x20000..=0x3fffd => 2,
-        _ => 1,
-    }
+    c.width().unwrap_or(1)
 }
 
 #[cfg(test)]

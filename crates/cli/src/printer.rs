@@ -60,6 +60,8 @@ pub(crate) struct Printer {
     pub(crate) error_color: bool,
     /// Whether people watch stderr, so that bars make sense.
     pub(crate) watched: bool,
+    /// Whether people read stdout, who have no use for thousands of lines; programs get them all.
+    pub(crate) read: bool,
     /// Only data and errors.
     pub(crate) quiet: bool,
     /// Columns of the terminal; a good width where there is none.
@@ -99,6 +101,7 @@ impl Printer {
             color: allowed(out),
             error_color: allowed(err),
             watched: err && !quiet,
+            read: out,
             quiet,
             width: columns.unwrap_or(PLAIN_WIDTH),
             columns,

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use reshard::Control;
+use reshard::control::Phase;
 
 use crate::printer::Printer;
 
@@ -53,16 +54,16 @@ fn show(control: &Control, what: String, stopped: &Receiver<()>) {
     bar.set_style(style(phase));
     let start = Instant::now();
     loop {
-        let now = Phase::of(control);
+        let now = control.progress();
         bar.set_length(now.total);
         bar.set_position(now.done);
         if now.phase != phase {
             phase = now.phase;
             bar.set_style(style(phase));
             bar.set_message(match phase {
-                Phase::Moving => what.clone(),
                 Phase::Syncing => format!("{what}: syncing"),
-                Phase::Ending => format!("{what}: finishing"),
+                Phase::Finishing => format!("{what}: finishing"),
+                _ => what.clone(),
             });
         }
         if control.total() == 0 && start.elapsed() > PATIENCE {
@@ -75,45 +76,13 @@ fn show(control: &Control, what: String, stopped: &Receiver<()>) {
     bar.finish_and_clear();
 }
 
-/// What the work is at. What was moved is not yet safe: files are synced and published after the last byte.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    /// Bytes are read or written.
-    Moving,
-    /// Bytes are being made durable.
-    Syncing,
-    /// All bytes are where they belong: names are published.
-    Ending,
-}
-
-/// How far the whole job is: bytes that are moved, and again those that are synced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Far {
-    phase: Phase,
-    done: u64,
-    total: u64,
-}
-
-impl Phase {
-    fn of(control: &Control) -> Far {
-        let (moved, synced) = (control.done(), control.synced());
-        let (total, done) = (control.total() + control.to_sync(), moved + synced);
-        let phase = match () {
-            () if total == 0 || moved < control.total() => Phase::Moving,
-            () if synced < control.to_sync() => Phase::Syncing,
-            () => Phase::Ending,
-        };
-        Far { phase, done, total: total.max(done) }
-    }
-}
-
 /// Sizes as everywhere else: in units of 1000.
 fn style(phase: Phase) -> ProgressStyle {
     let template = match phase {
-        Phase::Moving | Phase::Syncing => {
+        Phase::Finishing => "{msg} {spinner}  {decimal_total_bytes}  {elapsed}",
+        _ => {
             "{msg} {wide_bar:.cyan/dim} {percent:>3}%  {decimal_bytes}/{decimal_total_bytes}  {decimal_bytes_per_sec}  {eta} left"
         }
-        Phase::Ending => "{msg} {spinner}  {decimal_total_bytes}  {elapsed}",
     };
     let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
     style.progress_chars("█▉▊▋▌▍▎▏ ")

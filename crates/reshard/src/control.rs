@@ -20,6 +20,30 @@ struct Inner {
     cancelled: AtomicBool,
 }
 
+/// What work is at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Phase {
+    /// Bytes are read or written.
+    Moving,
+    /// Bytes are made durable.
+    Syncing,
+    /// All bytes are where they belong: names are published.
+    Finishing,
+}
+
+/// How far a whole job is: bytes that are moved, and again those that are synced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Progress {
+    /// What the work is at.
+    pub phase: Phase,
+    /// Bytes moved and synced so far.
+    pub done: u64,
+    /// Bytes to move and to sync, as far as known; never less than `done`.
+    pub total: u64,
+}
+
 impl Control {
     /// Nothing done, nothing to do.
     pub fn new() -> Control {
@@ -44,6 +68,18 @@ impl Control {
     /// Bytes made durable so far.
     pub fn synced(&self) -> u64 {
         self.inner.synced.load(Ordering::Relaxed)
+    }
+
+    /// How far the whole job is. Bytes that have to be made durable count twice: what was moved is not yet safe.
+    pub fn progress(&self) -> Progress {
+        let (moved, synced) = (self.done(), self.synced());
+        let (total, done) = (self.total() + self.to_sync(), moved + synced);
+        let phase = match () {
+            () if total == 0 || moved < self.total() => Phase::Moving,
+            () if synced < self.to_sync() => Phase::Syncing,
+            () => Phase::Finishing,
+        };
+        Progress { phase, done, total: total.max(done) }
     }
 
     /// Asks the work to stop at its next step.

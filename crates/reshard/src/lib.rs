@@ -41,6 +41,7 @@
 //! | is it sound, what differs, what do the numbers look like | [`mod@verify`], [`mod@digest`], [`mod@diff`], [`numbers`], [`mod@health`] |
 //! | folders of steps: the newest, what may go, trends; a lost `.metadata` | [`mod@steps`], [`mod@recover`] |
 //! | which keys, under which names; a checkpoint seen through rules | [`select`], [`view`] |
+//! | watching and stopping what runs for a while | [`control`] |
 //! | errors, by what a caller would do about them | [`error`] |
 //!
 //! Below them are the crates that this one is made of: [`layout`] (regions, meshes, placements), [`formats`] (files),
@@ -50,7 +51,7 @@
 mod cast;
 pub mod checkpoint;
 mod commit;
-mod control;
+pub mod control;
 pub mod convert;
 pub mod diff;
 pub mod digest;

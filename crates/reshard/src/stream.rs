@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use rayon::prelude::*;
 use reshard_formats::DType;
 use reshard_layout::{ByteLayout, Dims, Region, copy_runs, coverage, flat_pieces, runs};
+use reshard_storage::Reader;
 
 use self::slab::{Slab, read_runs};
 
@@ -24,6 +25,11 @@ use crate::workers::Workers;
 
 /// Streams are read in blocks of this many bytes: a multiple of every element's size, and still in the cache when used.
 pub(crate) const BLOCK: usize = 1 << 20;
+
+/// A disk is told so many bytes before they are read what will be.
+const AHEAD: u64 = 4 << 20;
+/// As much at a time: kernels take no more from one announcement than a device reads at once.
+const ANNOUNCED: u64 = 1 << 20;
 
 /// Bytes of one tensor, or of a region of one, in row-major order.
 pub(crate) trait Stream: Send {
@@ -57,6 +63,8 @@ struct OpenChunk {
     checker: Option<Checker>,
     /// Bytes that have not passed yet.
     left: u64,
+    /// Where in the file the announced bytes end.
+    announced: u64,
     /// Whether its elements lie in row-major order.
     in_order: bool,
     /// The part at hand, where they do not.
@@ -134,6 +142,9 @@ impl<'c> TensorStream<'c> {
         let bytes: &mut [u8] = if straight { target } else { &mut self.scratch };
         if open.in_order {
             let reader = checkpoint.reader(located.file)?;
+            let (start, end) = (stretches.clone().next().map_or(0, |run| run.src), stretches.ends().0);
+            let last = layout.end().min(start.saturating_add(open.left));
+            announce(reader.as_ref(), &mut open.announced, (start, end), last);
             read_runs(reader.as_ref(), stretches, bytes).doing(|| format!("reading {key:?} from {}", reader.path()))?;
         } else {
             let slab = match open.slab.take().filter(|slab| slab.contains(&from)) {
@@ -185,7 +196,7 @@ impl<'c> TensorStream<'c> {
         let located = self.checkpoint.locate(self.key, self.tensor, chunk)?;
         let region = &self.tensor.chunks[chunk].region;
         if located.fill.is_some() {
-            return Ok(OpenChunk { located, checker: None, left: u64::MAX, in_order: true, slab: None });
+            return Ok(OpenChunk { located, checker: None, left: u64::MAX, announced: 0, in_order: true, slab: None });
         }
         let element = located.dtype.size();
         let wanted = self.region.intersection(region).map_or(0, |r| r.volume());
@@ -194,7 +205,7 @@ impl<'c> TensorStream<'c> {
                 computed.check_inputs(self.checkpoint, &Control::new())?;
             }
             let left = wanted.saturating_mul(element);
-            return Ok(OpenChunk { located, checker: None, left, in_order: false, slab: None });
+            return Ok(OpenChunk { located, checker: None, left, announced: 0, in_order: false, slab: None });
         }
         let layout = &located.layout;
         let (base, extent) = (layout.base(), layout.end() - layout.base());
@@ -210,7 +221,7 @@ impl<'c> TensorStream<'c> {
         if self.verify && checker.is_none() && self.region.contains(region) && is_most(&located, region, element) {
             self.checkpoint.check_stretch(self.key, located.file, located.check, &Control::new())?;
         }
-        Ok(OpenChunk { located, checker, left: wanted.saturating_mul(element), in_order, slab: None })
+        Ok(OpenChunk { located, checker, left: wanted.saturating_mul(element), announced: 0, in_order, slab: None })
     }
 }
 
@@ -243,6 +254,21 @@ impl Stream for TensorStream<'_> {
         self.position += count;
         Ok(())
     }
+}
+
+/// Tells a disk what is read after a stretch of a file, up to `last`, unless it was told.
+fn announce(reader: &dyn Reader, announced: &mut u64, (start, end): (u64, u64), last: u64) {
+    let mut from = start.max(*announced);
+    let goal = last.min(end.saturating_add(AHEAD));
+    if last <= end || goal <= from || (goal - from < ANNOUNCED && goal < last) {
+        return;
+    }
+    while from < goal {
+        let length = ANNOUNCED.min(goal - from);
+        reader.will_read(from, length);
+        from += length;
+    }
+    *announced = goal;
 }
 
 /// A stream of another element type.

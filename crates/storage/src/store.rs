@@ -289,6 +289,12 @@ pub trait Reader: Send + Sync + Debug {
         }
         Ok(())
     }
+
+    /// Says that a stretch will be read soon, so that a disk can bring it while something else is done. Reads nothing, cannot
+    /// fail, and costs little where there is nothing to bring.
+    fn will_read(&self, offset: u64, length: u64) {
+        let _ = (offset, length);
+    }
 }
 
 /// A new file being written.

@@ -22,7 +22,8 @@ from ._staging import DeviceMemory, is_cpu
 from ._tensor import CODES, layout_of
 from ._unsharded import LoadedShards
 
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
+#: Tensors that are nothing else.
+PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
 _STRIDED = torch.strided
 _NUMBERS = (float, int, bool, complex)
 _COMPLEX = frozenset(dtype for dtype in CODES if dtype.is_complex)
@@ -110,7 +111,7 @@ class Description:
             if tensor.is_meta:
                 tensor = self._materialised_shards(key, tensor, place)
             self._add_chunked(key, path, per_rank, shards_of(key, tensor), tensor.requires_grad)
-        elif cls in _PLAIN:
+        elif cls in PLAIN:
             self._add_plain(key, path, per_rank, tensor, place)
         elif isinstance(tensor, DTensor):
             self._add_dtensor(key, path, per_rank, tensor, place)
@@ -183,7 +184,7 @@ class Description:
             self._add_pieces(key, path, per_rank, tensor.dtype, tensor.requires_grad, shape, [])
             return
         local = tensor._local_tensor
-        if type(local) not in _PLAIN:
+        if type(local) not in PLAIN:
             if lists_chunks(local):
                 self._add_chunked(key, path, per_rank, chunks_of(key, local, tensor), tensor.requires_grad)
                 return
@@ -312,7 +313,7 @@ def flatten(state: Mapping[Any, Any], description: Description, stored: Any = No
 
 def is_stateful(value: Any) -> bool:
     """Whether an object is PyTorch's Stateful. Asking the protocol itself takes as long as saving a small tensor."""
-    return type(value) not in _PLAIN and hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+    return type(value) not in PLAIN and hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
 def _open(
@@ -325,7 +326,7 @@ def _open(
         text = name if type(name) is str else str(name)
         key = prefix + text
         # Nearly all leaves are plain contiguous tensors on the CPU: described here, with as few calls as there can be.
-        if type(below) in _PLAIN and below.is_cpu and below.layout is _STRIDED and below.is_contiguous() and not below.is_neg():
+        if type(below) in PLAIN and below.is_cpu and below.layout is _STRIDED and below.is_contiguous() and not below.is_neg():
             dtype = below.dtype
             code = code_of(dtype)
             conjugated = dtype in _COMPLEX and below.is_conj()
@@ -405,14 +406,14 @@ def _is_wrapper(tensor: torch.Tensor) -> bool:
     """Whether a tensor subclass keeps its content in other tensors."""
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-    if type(tensor) in _PLAIN or tensor.is_meta or tensor.layout is not _STRIDED:
+    if type(tensor) in PLAIN or tensor.is_meta or tensor.layout is not _STRIDED:
         return False
     return is_traceable_wrapper_subclass(tensor) or (tensor.numel() > 0 and tensor.data_ptr() == 0)
 
 
 def _check_memory(key: str, local: torch.Tensor) -> None:
     """A part of a tensor is a stretch of memory; a wrapper has none, and its own tensors need not be cut where it is."""
-    if type(local) not in _PLAIN and _is_wrapper(local):
+    if type(local) not in PLAIN and _is_wrapper(local):
         name = f"{type(local).__module__}.{type(local).__qualname__}"
         raise InvalidInput(
             f"{key!r} is sharded, and this rank's part is a {name}, which keeps its content in other tensors",

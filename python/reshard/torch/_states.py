@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ._describe import is_stateful
+from ._describe import PLAIN, is_stateful
 from .state import (
     StateDictOptions,
     get_model_state_dict,
@@ -46,10 +46,12 @@ def state_of(value: Any, modules: Iterable[nn.Module], options: StateDictOptions
 def states_of(state: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Any, Give]]:
     """A state dict whose top-level objects were asked for their state, and what takes each back. They may talk to other ranks when
     they are asked: all ranks ask them in one order, whatever the order of their dicts."""
-    modules = [value for value in state.values() if isinstance(value, nn.Module)]
+    # Nearly all leaves are plain tensors, which are their own state: not even asked.
+    objects = {key: value for key, value in state.items() if type(value) not in PLAIN}
+    modules = [value for value in objects.values() if isinstance(value, nn.Module)]
     states = dict(state)
     takers: dict[Any, Give] = {}
-    for key in in_one_order(state):
+    for key in in_one_order(objects):
         states[key], take = state_of(state[key], modules)
         if take is not None:
             takers[key] = take

@@ -10,12 +10,11 @@ use reshard::numbers::{ScanOptions, StatsOptions};
 use reshard::recover::RecoverOptions;
 use reshard::steps::{StepsOptions, TrendOptions};
 
-use super::options::{Keeping, Recovering, Selecting, open_options};
+use super::options::{Keeping, Recovering, Selecting};
 use crate::errors::{Raise, invalid};
 use crate::options::{Storage, store_with};
 use crate::reports::{report, reports};
 use crate::run::run;
-use crate::view::{View, views_of};
 
 /// What differs between two checkpoints. `tolerance` is an absolute and a relative distance; `None` compares no elements.
 #[pyfunction]
@@ -71,19 +70,18 @@ pub(crate) fn digest<'py>(
 
 /// Numbers about a tensor.
 #[pyfunction]
-#[pyo3(signature = (path, key, bins, storage_options=None, views=None))]
+#[pyo3(signature = (path, key, selecting, bins, storage_options=None))]
 pub(crate) fn stats<'py>(
     py: Python<'py>,
     path: String,
     key: String,
+    mut selecting: Selecting,
     bins: usize,
     storage_options: Option<Storage>,
-    views: Option<Vec<Py<View>>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let mut chosen = StatsOptions::default();
     chosen.bins = bins;
-    let mut open = open_options(storage_options);
-    open.views = views_of(views);
+    let open = selecting.open(py, storage_options)?;
     let found =
         run(py, &chosen.control.clone(), move || reshard::numbers::stats(&Checkpoint::open_with(&path, &open)?, &key, &chosen))?;
     report(py, "TensorStats", &found.or_raise(py)?)

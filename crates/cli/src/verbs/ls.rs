@@ -80,9 +80,27 @@ pub(crate) fn run(context: &mut Context, args: &LsArgs) -> Result<Outcome> {
     } else if args.tree {
         tree::print(context, &checkpoint, &rows, args)?;
     } else {
-        print(context, &rows)?;
+        print(context, &rows, args)?;
     }
     Ok(Outcome::Fine)
+}
+
+/// More lines than this are a screen that nobody reads.
+const MOST_LINES: usize = 500;
+
+/// Prints lines: all of them into files and pipes, which are read by programs, and a screenful or so on a terminal.
+fn print_lines(context: &mut Context, lines: Vec<String>, args: &LsArgs) -> Result<()> {
+    let most = if args.all || !context.printer.read { usize::MAX } else { MOST_LINES };
+    let more = lines.len().saturating_sub(most) as u64;
+    for line in lines.into_iter().take(most) {
+        context.printer.line(line)?;
+    }
+    if more > 0 {
+        let shorter = if args.tree { "--depth LEVELS shortens it" } else { "--tree shows modules, a GLOB chooses" };
+        let text = format!("and {}; --all lists them, {shorter}", human::count(more, "more line"));
+        context.printer.line(context.printer.paint(Paint::Dim, text))?;
+    }
+    Ok(())
 }
 
 fn row<'a>(key: &'a str, entry: &'a CatalogEntry) -> Option<Row<'a>> {
@@ -112,7 +130,7 @@ fn tensor_row<'a>(key: &'a str, tensor: &'a CatalogTensor) -> Row<'a> {
     }
 }
 
-fn print(context: &mut Context, rows: &[Row<'_>]) -> Result<()> {
+fn print(context: &mut Context, rows: &[Row<'_>], args: &LsArgs) -> Result<()> {
     let mut table = Table::new(&[Side::Left, Side::Left, Side::Left, Side::Right, Side::Left, Side::Right])
         .head(&["KEY", "DTYPE", "SHAPE", "CHUNKS", "GRID", "BYTES"])
         .fit(0);
@@ -139,9 +157,7 @@ fn print(context: &mut Context, rows: &[Row<'_>]) -> Result<()> {
     if table.is_empty() {
         return Ok(());
     }
-    for line in table.lines(&context.printer) {
-        context.printer.line(line)?;
-    }
+    print_lines(context, table.lines(&context.printer), args)?;
     let tensors = rows.iter().filter(|row| matches!(row, Row::Tensor { .. }));
     let bytes = tensors.clone().map(Row::bytes).fold(0, u64::saturating_add);
     let (tensors, keys) = (tensors.count() as u64, rows.len() as u64);

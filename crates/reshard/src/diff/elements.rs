@@ -5,7 +5,7 @@ use reshard_layout::{Region, flat_pieces};
 use serde::Serialize;
 
 use super::DiffOptions;
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{CatalogTensor, Checkpoint};
 use crate::error::{Geometry, Result};
 use crate::numbers::{StatsOptions, numbers, real_part, stats};
 use crate::stream::{BLOCK, Stream, TensorStream};
@@ -121,6 +121,21 @@ impl Norms {
     }
 }
 
+/// What is compared: the numbers that both stand for.
+pub(super) fn sides<'c>(
+    first: &'c Checkpoint,
+    first_key: &str,
+    second: &'c Checkpoint,
+    second_key: &str,
+) -> Result<(&'c CatalogTensor, &'c CatalogTensor)> {
+    let (a, b) = (first.values(first_key)?, second.values(second_key)?);
+    if a.shape == b.shape {
+        return Ok((a, b));
+    }
+    // Packed codes, whose scales only one has.
+    Ok((first.tensor(first_key)?, second.tensor(second_key)?))
+}
+
 pub(super) fn compare(
     first: &Checkpoint,
     first_key: &str,
@@ -128,11 +143,7 @@ pub(super) fn compare(
     second_key: &str,
     options: &DiffOptions,
 ) -> Result<Option<ValueDifference>> {
-    let (mut a, mut b) = (first.values(first_key)?, second.values(second_key)?);
-    if a.shape != b.shape {
-        // Packed codes, whose scales only one has.
-        (a, b) = (first.tensor(first_key)?, second.tensor(second_key)?);
-    }
+    let (a, b) = sides(first, first_key, second, second_key)?;
     let elements = a.elements();
     let mut streams = (
         TensorStream::of(first, first_key, a, Region::whole(&a.shape)?, true)?,
@@ -162,7 +173,7 @@ pub(super) fn compare(
     }
     if tally.first.is_some() && tally.passed && real_part(a.dtype).is_some() {
         // Few tensors change in part; the rest of such a one counts as well.
-        let wanted = StatsOptions { no_verify: true, ..StatsOptions::default() };
+        let wanted = StatsOptions { no_verify: true, control: options.control.clone(), ..StatsOptions::default() };
         let whole = stats(first, first_key, &wanted)?;
         tally.norms.complete(whole.l2.map_or(0.0, |norm| norm * norm));
     }

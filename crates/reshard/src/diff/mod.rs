@@ -206,7 +206,7 @@ pub fn diff(first: &Checkpoint, second: &Checkpoint, options: &DiffOptions) -> R
             && a.shape == b.shape
             && options.elements
         {
-            options.control.expect(a.bytes());
+            options.control.expect(elements::sides(first, pair.first.stored, second, pair.second.stored)?.0.bytes());
         }
     }
     let found: Mutex<Vec<(usize, KeyDifference)>> = Mutex::new(Vec::new());

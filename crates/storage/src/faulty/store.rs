@@ -257,6 +257,10 @@ impl Reader for FaultyReader {
         }
         self.faults.settle(&decision, Operation::Read, &self.relative)
     }
+
+    fn will_read(&self, offset: u64, length: u64) {
+        self.inner.will_read(offset, length);
+    }
 }
 
 #[derive(Debug)]

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::IoSliceMut;
 
 use super::direct;
+use super::system;
 use super::transfer::{MAX_PARTS, read_full, read_vectored};
 use crate::store::check_range;
 use crate::{RangeRead, Reader, Result};
@@ -70,5 +71,12 @@ impl Reader for LocalReader {
             }
         }
         Ok(())
+    }
+
+    fn will_read(&self, offset: u64, length: u64) {
+        // What goes around the page cache finds nothing there.
+        if self.direct.is_none() {
+            system::start_reading(&self.file, offset, length);
+        }
     }
 }

@@ -9,5 +9,5 @@ mod calls;
 mod calls;
 
 pub(super) use calls::{
-    DIRECT, PATH, clone, open_beneath, read_parts, reserve, start_writeback, sync_all, sync_data, write_parts,
+    DIRECT, PATH, clone, open_beneath, read_parts, reserve, start_reading, start_writeback, sync_all, sync_data, write_parts,
 };

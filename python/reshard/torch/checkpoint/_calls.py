@@ -13,13 +13,13 @@ from typing import Any, cast
 from torch.distributed.checkpoint import default_planner
 from torch.distributed.checkpoint import state_dict_saver as _saver
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.utils import _api_bc_check
 from typing_extensions import deprecated
 
 from ..._errors import ReshardError
 from ..._types import StrPath
 from .. import _load, _save
+from .._describe import is_stateful
 from .._group import group_for
 from . import _torch
 from ._failures import as_torch, checkpoint_exception
@@ -40,7 +40,7 @@ def _given(**arguments: Any) -> dict[str, Any]:
 
 def _states(state_dict: Any) -> dict[str, Any]:
     """Objects that have a state dict are asked for it, as PyTorch does."""
-    return {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state_dict.items()}
+    return {key: value.state_dict() if is_stateful(value) else value for key, value in state_dict.items()}
 
 
 def _save_options(path: str, choices: dict[str, Any], process_group: Any, no_dist: bool) -> Any:
@@ -178,7 +178,7 @@ def load(
             verify=options.verify,
         )
     for key, value in state_dict.items():
-        if isinstance(value, Stateful):
+        if is_stateful(value):
             value.load_state_dict(wanted[key])
         else:
             state_dict[key] = wanted[key]

@@ -3,6 +3,7 @@
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 
+use indexmap::IndexMap;
 use reshard::Checkpoint;
 
 use super::Row;
@@ -16,7 +17,7 @@ use crate::verbs::Context;
 #[derive(Debug, Default)]
 struct Node<'a> {
     name: &'a str,
-    children: Vec<Node<'a>>,
+    children: IndexMap<&'a str, Node<'a>>,
     row: Option<&'a Row<'a>>,
     tensors: u64,
     values: u64,
@@ -28,10 +29,13 @@ struct Node<'a> {
 /// So many alike in a row are worth folding.
 const FOLD: usize = 3;
 
+/// No module is nested deeper. What a key has below is one name, so that no key of a file exhausts the stack.
+const DEEPEST: usize = 128;
+
 pub(super) fn print(context: &mut Context, checkpoint: &Checkpoint, rows: &[Row<'_>], args: &LsArgs) -> Result<()> {
     let mut root = Node::default();
     for row in rows {
-        root.insert(row.key().split('.'), row);
+        root.insert(row.key().splitn(DEEPEST, '.'), row);
     }
     root.finish(args.sort);
     let mut table = Table::new(&[Side::Left, Side::Left, Side::Left, Side::Right, Side::Left]);
@@ -39,27 +43,16 @@ pub(super) fn print(context: &mut Context, checkpoint: &Checkpoint, rows: &[Row<
     let title = context.printer.paint(Paint::Bold, human::printable(checkpoint.path()));
     context.printer.line(format!("{title}  {}, {}", root.holds(), human::bytes(total)))?;
     root.lines("", args.depth.unwrap_or(usize::MAX), total, &mut table);
-    for line in table.lines(&context.printer) {
-        context.printer.line(line)?;
-    }
-    Ok(())
+    super::print_lines(context, table.lines(&context.printer), args)
 }
 
 impl<'a> Node<'a> {
-    fn insert(&mut self, mut parts: std::str::Split<'a, char>, row: &'a Row<'a>) {
+    fn insert(&mut self, mut parts: std::str::SplitN<'a, char>, row: &'a Row<'a>) {
         let Some(name) = parts.next() else {
             self.row = Some(row);
             return;
         };
-        // Keys come in order, so a module's keys mostly stand together: look at the last child first.
-        let at = match self.children.iter().rposition(|child| child.name == name) {
-            Some(at) => at,
-            None => {
-                self.children.push(Node { name, ..Node::default() });
-                self.children.len() - 1
-            }
-        };
-        self.children[at].insert(parts, row);
+        self.children.entry(name).or_insert_with(|| Node { name, ..Node::default() }).insert(parts, row);
     }
 
     /// Sums and likenesses, from the leaves up.
@@ -79,18 +72,20 @@ impl<'a> Node<'a> {
                 }
             }
         }
-        for child in &mut self.children {
+        for child in self.children.values_mut() {
             child.finish(sort);
             self.tensors += child.tensors;
             self.values += child.values;
             self.bytes = self.bytes.saturating_add(child.bytes);
         }
         match sort {
-            SortBy::Size => self.children.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| human::natural(a.name, b.name))),
-            SortBy::Name => self.children.sort_by(|a, b| human::natural(a.name, b.name)),
+            SortBy::Size => {
+                self.children.sort_by(|_, a, _, b| b.bytes.cmp(&a.bytes).then_with(|| human::natural(a.name, b.name)))
+            }
+            SortBy::Name => self.children.sort_by(|a, _, b, _| human::natural(a, b)),
             SortBy::None => {}
         }
-        for child in &self.children {
+        for child in self.children.values() {
             (child.name, child.likeness).hash(&mut hasher);
         }
         self.likeness = hasher.finish();
@@ -108,27 +103,28 @@ impl<'a> Node<'a> {
         if depth == 0 {
             return;
         }
+        let children: Vec<&Node<'_>> = self.children.values().collect();
         let mut at = 0;
-        while let Some(child) = self.children.get(at) {
+        while let Some(&child) = children.get(at) {
             let is_number = |node: &Node<'_>| node.name.bytes().all(|c| c.is_ascii_digit()) && !node.name.is_empty();
-            let alike = self.children[at..]
+            let alike = children[at..]
                 .iter()
                 .take_while(|other| is_number(other) && other.likeness == child.likeness && !other.children.is_empty())
                 .count();
             let run = if alike >= FOLD { alike } else { 1 };
-            let last = at + run >= self.children.len();
+            let last = at + run >= children.len();
             let (branch, below) = if last { ("└─ ", "   ") } else { ("├─ ", "│  ") };
             // A module with a single child shares its line.
             let (mut name, mut node) = (child.name.to_owned(), child);
-            while let ([only], None) = (&node.children[..], node.row) {
+            while let (1, Some((_, only)), None) = (node.children.len(), node.children.first(), node.row) {
                 name = format!("{name}.{}", only.name);
                 node = only;
             }
             if run > 1 {
                 let rest = name.strip_prefix(child.name).unwrap_or("").to_owned();
-                name = format!("[{}–{}]{rest}", child.name, self.children[at + run - 1].name);
+                name = format!("[{}–{}]{rest}", child.name, children[at + run - 1].name);
             }
-            let bytes = self.children[at..at + run].iter().map(|n| n.bytes).fold(0, u64::saturating_add);
+            let bytes = children[at..at + run].iter().map(|n| n.bytes).fold(0, u64::saturating_add);
             let (kind, shape) = match node.row {
                 Some(Row::Tensor { dtype, shape, .. }) => ((*dtype).to_owned(), human::shape(shape)),
                 Some(Row::Value { .. }) => ("value".to_owned(), String::new()),

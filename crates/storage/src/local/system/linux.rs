@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut};
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::OnceLock;
 
@@ -72,6 +73,13 @@ pub(in super::super) fn clone(source: &File, target: &File) -> Result<bool> {
 pub(in super::super) fn start_writeback(file: &File) {
     // SAFETY: the call takes integers only and touches no memory of this process; `file` keeps the descriptor open.
     let _ = unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
+}
+
+/// Starts bringing a stretch of a file into the page cache, and does not wait for it. The kernel does so by itself for one
+/// reader of a file that goes on where it was; several threads that share a descriptor look like random reads to it. A file
+/// system that cannot do this loses nothing but time.
+pub(in super::super) fn start_reading(file: &File, offset: u64, length: u64) {
+    let _ = rustix::fs::fadvise(file, offset, NonZeroU64::new(length), rustix::fs::Advice::WillNeed);
 }
 
 /// Fills buffers one after the other; may fill less than all.
