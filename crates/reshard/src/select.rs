@@ -140,7 +140,7 @@ pub(crate) struct Selected<'c> {
 
 pub(crate) const MODEL_PARTS: &[&str] =
     &["model", "models", "module", "state_dict", "model_state_dict", "model_state", "net", "network"];
-pub(crate) const OPTIMIZER_PARTS: &[&str] =
+const OPTIMIZER_PARTS: &[&str] =
     &["optim", "optimizer", "optimizers", "optim_state", "optimizer_state", "optim_state_dict", "optimizer_state_dict"];
 
 impl Selection {
@@ -233,12 +233,28 @@ impl Selection {
 fn part_of(word: &str) -> Option<Part> {
     if MODEL_PARTS.contains(&word) {
         Some(Part::Model)
-    } else if OPTIMIZER_PARTS.contains(&word) {
+    } else if is_optimizer(word) {
         Some(Part::Optimizer)
     } else {
         None
     }
 }
+
+/// Whether a word is one for an optimizer; where there are several, as in Lightning's checkpoints, each has a number.
+fn is_optimizer(word: &str) -> bool {
+    let number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let numbered = word.rsplit_once('_').filter(|(_, last)| number(last));
+    OPTIMIZER_PARTS.contains(&numbered.map_or(word, |(word, _)| word))
+}
+
+/// The word for an optimizer that a key begins with, and what follows it and a dot.
+pub(crate) fn below_optimizer(key: &str) -> Option<(&str, &str)> {
+    key.split_once('.').filter(|(word, _)| is_optimizer(word))
+}
+
+/// Slots that Megatron names before the parameter: `optimizer.state.exp_avg.<parameter>`.
+pub(crate) const LEADING_SLOTS: &[&str] =
+    &["param", "fp32_param", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step", "momentum_buffer"];
 
 /// The part in which a key sits, by the first two segments above it: `model`, or `app.model` as in PyTorch's recipes.
 pub(crate) fn part_by_path(entry: &CatalogEntry) -> Option<Part> {

@@ -37,12 +37,16 @@ def without_devices():
     attention.DotProductAttention.__init__ = init
 
 
-def gpt(kind):
+def gpt(kind, grouped=False, second_token=False):
     """Megatron core's model of the same sizes, of the local layer spec."""
     import torch.nn.functional as functional
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_layer_specs import (
+        get_gpt_decoder_block_spec,
+        get_gpt_layer_local_spec,
+        get_gpt_mtp_block_spec,
+    )
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.transformer_config import MLATransformerConfig
 
@@ -68,6 +72,8 @@ def gpt(kind):
         attention_dropout=0.0,
     )
     experts = dict(num_moe_experts=4, moe_ffn_hidden_size=16, moe_router_topk=2, moe_token_dispatcher_type="allgather")
+    experts |= dict(moe_grouped_gemm=True) if grouped else {}
+    common |= dict(mtp_num_layers=1) if second_token else {}
     if kind == "deepseek_v3":
         config = MLATransformerConfig(
             **common,
@@ -97,7 +103,7 @@ def gpt(kind):
         normed = kind.startswith("qwen3")
         config = TransformerConfig(**common, **moe, num_query_groups=2, kv_channels=8, qk_layernorm=normed)
         spec = get_gpt_layer_local_spec(
-            num_experts=moe.get("num_moe_experts"), moe_grouped_gemm=False, qk_layernorm=normed, normalization="RMSNorm"
+            num_experts=moe.get("num_moe_experts"), moe_grouped_gemm=grouped, qk_layernorm=normed, normalization="RMSNorm"
         )
     return GPTModel(
         config,
@@ -107,6 +113,7 @@ def gpt(kind):
         position_embedding_type="rope",
         rotary_base=10000,
         share_embeddings_and_output_weights=False,
+        mtp_block_spec=get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False) if second_token else None,
     )
 
 
@@ -230,3 +237,104 @@ def test_block_scaled_weights_come_into_megatrons_own_model(ranks, tmp_path):
     save_file(stored, tmp_path / "codes.safetensors")
     save_file(plain, tmp_path / "plain.safetensors")
     ranks(1, load_codes, str(tmp_path))
+
+
+def without_kernels():
+    """What the grouped kernels compute, expert by expert: they need CUDA."""
+    import types
+
+    import megatron.core.transformer.moe.experts as experts
+
+    def gmm(rows, weights, counts, trans_b):
+        assert not trans_b
+        parts = zip(rows.split(counts.tolist()), weights)
+        return torch.cat([part @ weight for part, weight in parts])
+
+    experts.gg.assert_grouped_gemm_is_available = lambda: None
+    experts.gg.ops = types.SimpleNamespace(gmm=gmm)
+
+
+def load_grouped(rank, size, kind, folder):
+    without_devices()
+    without_kernels()
+    model = gpt(kind, grouped=True).eval()
+    for layer in model.decoder.layers:
+        if hasattr(layer.mlp, "experts"):
+            # Its own kernels know no other type.
+            layer.mlp.experts.config.bf16 = True
+    state = tensors_of(model)
+    assert any(key.endswith("mlp.experts.weight1") for key in state)
+    together = reshard.View("megatron-grouped-gemm", experts=4, hidden=SMALL["hidden_size"])
+    # Without it, what is missing is named.
+    with pytest.raises(reshard.Mismatch, match="mlp.experts.weight1"):
+        rt.load(dict(state), f"{folder}/hf", view=recipe(kind))
+    rt.load(state, f"{folder}/hf", view=[recipe(kind), together])
+    tokens = torch.arange(12)[None] * 5 % 64
+    mask = torch.triu(torch.ones(12, 12, dtype=torch.bool), 1)[None, None]
+    with torch.no_grad():
+        found = model(tokens, torch.arange(12)[None], mask)
+    torch.testing.assert_close(found, torch.load(f"{folder}/logits.pt"), rtol=1e-4, atol=1e-5)
+    stored = load_file(f"{folder}/hf/model.safetensors")
+    rt.save(state, f"{folder}/grouped")
+    back = {key: torch.zeros_like(tensor) for key, tensor in stored.items()}
+    rt.load(back, f"{folder}/grouped", view=[together.reversed(), recipe(kind, reverse=True)])
+    assert all(torch.equal(back[key], tensor) for key, tensor in stored.items())
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "deepseek_v3"])
+def test_experts_come_into_megatrons_grouped_layers(ranks, tmp_path, kind):
+    torch.manual_seed(0)
+    model = hugging_face(kind).eval()
+    model.save_pretrained(tmp_path / "hf")
+    with torch.no_grad():
+        torch.save(model(torch.arange(12)[None] * 5 % 64).logits, tmp_path / "logits.pt")
+    ranks(1, load_grouped, kind, str(tmp_path))
+
+
+def load_second_token(rank, size, folder):
+    without_devices()
+    model = gpt("deepseek_v3", second_token=True)
+    state = {key: tensor for key, tensor in tensors_of(model).items() if tensor.is_floating_point()}
+    first = reshard.View("deepseek-v3-mtp-hf-to-megatron", layers=2)
+    rest = reshard.View("deepseek-v3-hf-to-megatron", layers=2)
+    # Strict: all tensors of the model are there, and nothing else.
+    rt.load(state, f"{folder}/hub.safetensors", view=[first, rest])
+    stored = load_file(f"{folder}/hub.safetensors")
+    layer, above = "model.layers.2", "mtp.layers.0"
+    same = {
+        f"{layer}.enorm.weight": f"{above}.enorm.weight",
+        f"{layer}.hnorm.weight": f"{above}.hnorm.weight",
+        f"{layer}.eh_proj.weight": f"{above}.eh_proj.weight",
+        f"{layer}.shared_head.norm.weight": f"{above}.final_layernorm.weight",
+        f"{layer}.self_attn.o_proj.weight": f"{above}.transformer_layer.self_attention.linear_proj.weight",
+        f"{layer}.mlp.gate.weight": f"{above}.transformer_layer.mlp.router.weight",
+        f"{layer}.mlp.experts.3.down_proj.weight": f"{above}.transformer_layer.mlp.experts.local_experts.3.linear_fc2.weight",
+        "model.layers.1.self_attn.o_proj.weight": "decoder.layers.1.self_attention.linear_proj.weight",
+    }
+    for old, new in same.items():
+        assert torch.equal(state[new], stored[old]), new
+    joined = torch.cat([stored[f"{layer}.mlp.experts.1.{part}_proj.weight"] for part in ("gate", "up")])
+    assert torch.equal(state[f"{above}.transformer_layer.mlp.experts.local_experts.1.linear_fc1.weight"], joined)
+    # Backwards, all but the copies of embeddings and head.
+    rt.save(state, f"{folder}/state")
+    kept = {key: tensor for key, tensor in stored.items() if not key.startswith((f"{layer}.embed", f"{layer}.shared_head.head"))}
+    back = {key: torch.zeros_like(tensor) for key, tensor in kept.items()}
+    rt.load(back, f"{folder}/state", view=[rest.reversed(), first.reversed()])
+    assert all(torch.equal(back[key], tensor) for key, tensor in kept.items())
+
+
+def test_the_layer_that_predicts_a_second_token_comes_into_megatrons_own(ranks, tmp_path):
+    """The hub's files have it behind the last layer; transformers makes none, so it is written here in its shapes."""
+    torch.manual_seed(0)
+    hugging_face("deepseek_v3").save_pretrained(tmp_path / "hf")
+    stored = load_file(tmp_path / "hf" / "model.safetensors")
+    hidden = SMALL["hidden_size"]
+    last = {key: tensor for key, tensor in stored.items() if key.startswith("model.layers.1.")}
+    stored |= {key.replace("layers.1.", "layers.2."): torch.randn_like(tensor) for key, tensor in last.items()}
+    norms = ("enorm", "hnorm", "shared_head.norm")
+    stored |= {f"model.layers.2.{name}.weight": torch.randn(hidden) for name in norms}
+    stored["model.layers.2.eh_proj.weight"] = torch.randn(hidden, 2 * hidden)
+    stored["model.layers.2.embed_tokens.weight"] = stored["model.embed_tokens.weight"].clone()
+    stored["model.layers.2.shared_head.head.weight"] = stored["lm_head.weight"].clone()
+    save_file(stored, tmp_path / "hub.safetensors")
+    ranks(1, load_second_token, str(tmp_path))

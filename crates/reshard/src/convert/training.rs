@@ -9,12 +9,10 @@ use reshard_formats::{PathSegment, Value};
 use super::output::Plan;
 use crate::checkpoint::{Checkpoint, LoadedValue};
 use crate::error::{Error, Result};
-use crate::select::{OPTIMIZER_PARTS, Part, Selection};
+use crate::select::{LEADING_SLOTS, Part, Selection, below_optimizer};
 
 /// Slots that are the parameter itself in the optimizer's precision.
 const MASTERS: &[&str] = &["fp32", "fp32_param", "master_param", "param"];
-/// Slots that Megatron names before the parameter: `optimizer.state.exp_avg.<parameter>`.
-const LEADING: &[&str] = &["param", "fp32_param", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step", "momentum_buffer"];
 
 /// What a slot is.
 #[derive(Debug, Clone, PartialEq)]
@@ -63,6 +61,7 @@ impl Training {
         let mut training = Training::default();
         let mut settings: IndexMap<String, IndexMap<String, Value>> = IndexMap::new();
         let weights: HashSet<&str> = names.values().map(String::as_str).collect();
+        check_optimizers(plan, source)?;
         let optimizer = |key: &str, path: &[PathSegment]| optimizer_key(key, path, |name| weights.contains(name));
         for (i, tensor) in plan.tensors.iter().enumerate() {
             match optimizer(&tensor.key, &tensor.path) {
@@ -143,10 +142,22 @@ impl Training {
     }
 }
 
+/// There is one optimizer: the folders of trainers have no place for a second one's groups.
+fn check_optimizers(plan: &Plan<'_>, source: &Checkpoint) -> Result<()> {
+    let keys = plan.tensors.iter().map(|tensor| &tensor.key).chain(plan.values.iter().map(|value| &value.key));
+    let mut words = keys.filter_map(|key| below_optimizer(key)).map(|(word, _)| word);
+    let Some(first) = words.next() else { return Ok(()) };
+    let Some(other) = words.find(|word| *word != first) else { return Ok(()) };
+    Err(Error::unsupported(format!(
+        "{} has two optimizers, {first:?} and {other:?}, and what is written has one: select the keys of one of them, and of the model",
+        source.path()
+    )))
+}
+
 fn optimizer_key(key: &str, path: &[PathSegment], is_weight: impl Fn(&str) -> bool) -> Option<OptimizerKey> {
-    let below = below_optimizer(key)?;
+    let (_, below) = below_optimizer(key)?;
     // Megatron has an optimizer in its optimizer.
-    let below = below_optimizer(below).unwrap_or(below);
+    let below = below_optimizer(below).map_or(below, |(_, below)| below);
     if below == "param_groups" {
         return Some(OptimizerKey::Groups);
     }
@@ -157,7 +168,7 @@ fn optimizer_key(key: &str, path: &[PathSegment], is_weight: impl Fn(&str) -> bo
     };
     if let Some(rest) = below.strip_prefix("state.") {
         if let Some((slot, name)) = rest.split_once('.')
-            && LEADING.contains(&slot)
+            && LEADING_SLOTS.contains(&slot)
             && is_weight(name)
         {
             return Some(OptimizerKey::Slot { param: name.to_owned(), slot: slot.to_owned() });
@@ -167,11 +178,6 @@ fn optimizer_key(key: &str, path: &[PathSegment], is_weight: impl Fn(&str) -> bo
     }
     let (group, option) = below.strip_prefix("param_groups.")?.rsplit_once('.')?;
     Some(OptimizerKey::Setting { group: group.to_owned(), option: option.to_owned() })
-}
-
-/// What follows the word for an optimizer, and a dot.
-fn below_optimizer(key: &str) -> Option<&str> {
-    OPTIMIZER_PARTS.iter().find_map(|word| key.strip_prefix(word)?.strip_prefix('.'))
 }
 
 /// Groups by number as they are; settings by parameter are put together where they are alike.

@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::family::{Families, Family, FamilyKind};
 use super::pattern::Captures;
 use super::rules::{Action, Rest, Rule, Rules, SlotRule, Step};
+use super::slots::{Kind, Slots};
 use super::steps::{Piece, run};
 use crate::checkpoint::{Catalog, CatalogEntry, CatalogKind};
 use crate::scaled::scales_of;
@@ -117,12 +118,14 @@ pub(super) fn applied(catalog: &Catalog, rules: &Rules) -> Result<Applied, Strin
         let more = if untaken.len() > 5 { format!(" and {} more", untaken.len() - 5) } else { String::new() };
         return Err(format!("no rule takes {}{more}", shown.join(", ")));
     }
+    let slots = Slots::new(catalog, &families, rules);
     let mut same = Vec::new();
     let mut names: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (number, found) in groups.into_iter().enumerate() {
         let rule = &rules.rules[number];
         for group in found.into_values() {
-            let mut maker = Maker { catalog, rules, rule, made: &mut made, report: &mut report.rules[number], same: &mut same };
+            let report = &mut report.rules[number];
+            let mut maker = Maker { catalog, rules, rule, slots: &slots, made: &mut made, report, same: &mut same };
             let renamed = maker.group(&group).map_err(|why| format!("{}: {why}", rule.describe()))?;
             for (old, new) in renamed {
                 names.entry(old).or_default().insert(new);
@@ -203,6 +206,7 @@ struct Maker<'m> {
     catalog: &'m Catalog,
     rules: &'m Rules,
     rule: &'m Rule,
+    slots: &'m Slots<'m>,
     made: &'m mut Vec<(usize, String, CatalogEntry)>,
     report: &'m mut RuleReport,
     same: &'m mut Vec<Vec<String>>,
@@ -233,7 +237,7 @@ impl Maker<'_> {
                 continue;
             }
             self.check_parts(family, all)?;
-            match self.follows(group, family, all)? {
+            match self.follows(family, all)? {
                 Follows::Steps => {
                     self.check_casts(all)?;
                     let pieces = self.pieces(family, all, true)?;
@@ -313,7 +317,7 @@ impl Maker<'_> {
     }
 
     /// How a family follows the rule: a parameter by its steps, a slot by them where it has its parameter's shape.
-    fn follows(&self, group: &Group, family: &Family, all: &[Taken]) -> Result<Follows, String> {
+    fn follows(&self, family: &Family, all: &[Taken]) -> Result<Follows, String> {
         let FamilyKind::Slot(slot) = &family.kind else {
             let steps = family.kind == FamilyKind::Parameter && all.iter().any(|taken| self.tensor_shape(taken).is_some());
             return match (steps, all.iter().find(|taken| self.tensor_shape(taken).is_none())) {
@@ -325,35 +329,33 @@ impl Maker<'_> {
                 (false, _) => Ok(Follows::Names),
             };
         };
-        if self.rules.slots.contains_key(slot) {
-            return Ok(Follows::Names);
-        }
-        let parameters: HashMap<&str, &Taken> = group
-            .iter()
-            .filter(|(family, _)| family.kind == FamilyKind::Parameter)
-            .flat_map(|(_, all)| all.iter().map(|taken| (taken.name.as_str(), taken)))
-            .collect();
-        let mut steps = 0;
-        for taken in all {
-            let own = self.tensor_shape(taken);
-            let parameter = parameters.get(taken.name.as_str()).and_then(|parameter| self.tensor_shape(parameter));
-            match (own, parameter) {
-                (None, _) => {}
-                (Some(own), Some(parameter)) if own == parameter => steps += 1,
-                (Some(own), _) if own.iter().all(|&size| size == 1) => {}
-                (Some(_), None) => steps += 1,
-                (Some(_), Some(_)) if self.rule.steps.is_empty() => {}
-                (Some(own), Some(parameter)) => {
-                    let key = family.key(&taken.name);
-                    let what = format!("{key:?} has shape {own:?}, its parameter {parameter:?}");
-                    return Err(format!("{what}: say what becomes of it, [slots] {slot} = \"drop\" or \"same\""));
-                }
+        match self.rules.slots.get(slot) {
+            Some(SlotRule::Steps) => {
+                return match all.iter().find(|taken| self.tensor_shape(taken).is_none()) {
+                    Some(value) => Err(format!("{:?} is a plain value, which no step can change", family.key(&value.name))),
+                    None => Ok(Follows::Steps),
+                };
             }
+            Some(SlotRule::Drop | SlotRule::Same) => return Ok(Follows::Names),
+            // Names change, and nothing else: whatever its shape is, it stays.
+            None if self.rule.steps.is_empty() => return Ok(Follows::Steps),
+            None => {}
         }
-        match steps {
-            0 => Ok(Follows::Names),
-            n if n == all.len() => Ok(Follows::Steps),
-            _ => Err(format!("some of the slots {slot:?} have their parameter's shape and some have not")),
+        let mut seen: [Option<&Taken>; 2] = [None, None];
+        for taken in all {
+            let number = match self.tensor_shape(taken) {
+                Some(own) => self.slots.kind(family, slot, &taken.name, own)? == Kind::Number,
+                None => true,
+            };
+            seen[usize::from(number)].get_or_insert(taken);
+        }
+        match seen {
+            [Some(like), Some(number)] => {
+                let (like, number) = (family.key(&like.name), family.key(&number.name));
+                Err(format!("{like:?} has its parameter's shape, and {number:?} has not"))
+            }
+            [Some(_), None] => Ok(Follows::Steps),
+            [None, _] => Ok(Follows::Names),
         }
     }
 

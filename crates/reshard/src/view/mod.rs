@@ -22,6 +22,7 @@ mod parse;
 mod pattern;
 mod recipes;
 mod rules;
+mod slots;
 mod steps;
 
 use std::collections::{BTreeMap, BTreeSet};

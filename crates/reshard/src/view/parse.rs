@@ -126,7 +126,8 @@ impl Reader<'_> {
                 let rule = match item.as_str() {
                     Some("drop") => SlotRule::Drop,
                     Some("same") => SlotRule::Same,
-                    _ => return wrong(item.span(), format!("slot {name:?} must be \"drop\" or \"same\"")),
+                    Some("steps") => SlotRule::Steps,
+                    _ => return wrong(item.span(), format!("slot {name:?} must be \"drop\", \"same\" or \"steps\"")),
                 };
                 slots.insert(name.to_owned(), rule);
             }

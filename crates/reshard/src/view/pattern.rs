@@ -1,7 +1,7 @@
 //! Names with captures: `model.layers.{layer}.mlp.{part:gate|up}_proj.weight`.
 //!
 //! `{name}` is a stretch without a dot, `{name:int}` a whole number, `{name:0..61}` one below 61, `{name:a|b}` one of these words,
-//! `{name...}` anything, dots too. `{stage*8+layer}` and `{layer+4}` are numbers that others make; read backwards, they give those others.
+//! `{name...}` anything, dots too, or nothing. `{stage*8+layer}` and `{layer+4}` are numbers that others make; read backwards, they give those others.
 
 use std::collections::BTreeMap;
 
@@ -197,7 +197,10 @@ impl Pattern {
                 }
             }
         }
-        Ok(name)
+        match name.is_empty() {
+            true => Err(format!("{:?} makes an empty name", self.text)),
+            false => Ok(name),
+        }
     }
 }
 
@@ -218,7 +221,7 @@ fn expression(pieces: &[Piece]) -> Result<Regex, regex::Error> {
         match piece {
             Piece::Text(text) => expression.push_str(&regex::escape(text)),
             Piece::Capture { kind: Kind::Segment, .. } => expression.push_str("([^.]+)"),
-            Piece::Capture { kind: Kind::Rest, .. } => expression.push_str("(.+)"),
+            Piece::Capture { kind: Kind::Rest, .. } => expression.push_str("(.*)"),
             Piece::Capture { kind: Kind::Int | Kind::Range(..), .. } | Piece::Number { .. } => {
                 expression.push_str(&format!("({INT})"));
             }
@@ -294,6 +297,7 @@ mod tests {
         for (text, name, captures) in [
             ("layers.{layer}.w{p:q|k}.weight", "layers.3.wk.weight", vec![("layer", "3"), ("p", "k")]),
             ("{all...}", "a.b.c", vec![("all", "a.b.c")]),
+            ("{above...}embed.weight", "embed.weight", vec![("above", "")]),
             ("l.{layer:int}.{x}.{layer}", "l.10.y.10", vec![("layer", "10"), ("x", "y")]),
             ("l.{stage*per_stage+layer}", "l.19", vec![("layer", "3"), ("stage", "2")]),
             ("l.{layer+4}.w", "l.6.w", vec![("layer", "2")]),
@@ -345,6 +349,7 @@ mod tests {
         assert!(wrong("{a:3..2}").contains("invalid range"));
         assert!(wrong("{a:0..layers}").contains("invalid range"));
         assert!(wrong(&"{a}".repeat(100_000)).contains("size limit"));
+        assert!(pattern("{a...}").name(&Captures::from([("a".into(), String::new())])).unwrap_err().contains("empty name"));
         assert!(pattern("{a}").name(&Captures::new()).unwrap_err().contains("{a}"));
         let too_far = Captures::from([("stage".into(), "0".into()), ("layer".into(), "9".into())]);
         assert!(pattern("{stage*per_stage+layer}").name(&too_far).unwrap_err().contains("not below 8"));

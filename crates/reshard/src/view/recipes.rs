@@ -29,12 +29,15 @@ const RECIPES: &[Recipe] = recipes! {
     "block-scaled-float8", "Linear layers of a Hugging Face model, bfloat16 to block-scaled float8", [];
     "deepseek-v3-hf-to-megatron", "DeepSeek V3, Hugging Face to Megatron core", [];
     "deepseek-v3-hf-to-torchtitan", "DeepSeek V3, Hugging Face to torchtitan", [];
+    "deepseek-v3-mtp-hf-to-megatron", "DeepSeek V3, its layer that predicts a second token, Hugging Face to Megatron core", [];
     "dequantise", "Block-scaled weights (float8, MXFP4) as bfloat16", [];
     "llama3-hf-to-megatron", "Llama 3, Hugging Face to Megatron core", ["heads", "kv_heads"];
     "llama3-hf-to-torchtitan", "Llama 3, Hugging Face to torchtitan", ["heads", "kv_heads"];
     "lora-merge", "A model saved inside PEFT's wrapper, to the model with its LoRA updates added", ["alpha", "rank"];
     "lora-split", "A model saved inside PEFT's wrapper, to its LoRA adapter alone", [];
     "megatron-fuse-norms", "Megatron core, names of the local layer spec to those of Transformer Engine", [];
+    "megatron-group-experts", "Megatron core, experts under the names of Transformer Engine's grouped layers", [];
+    "megatron-grouped-gemm", "Megatron core, experts as its GroupedMLP has them", ["experts", "hidden"];
     "megatron-stack-experts", "Megatron core, all experts of a layer in one tensor", [];
     "megatron-stack-layers", "Megatron core, all layers of a kind in one tensor", [];
     "pipeline-stages-merge", "Pipeline stages with layers numbered from 0 in each, to one model", ["per_stage"];

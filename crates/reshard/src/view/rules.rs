@@ -103,13 +103,15 @@ pub(super) enum Rest {
     Error,
 }
 
-/// What becomes of an optimizer's slot that has not the shape of its parameter.
+/// What becomes of an optimizer's slot whose shape does not tell it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SlotRule {
     /// It is left out.
     Drop,
     /// It is the same for all of a rule's tensors, which is checked, and for all that they become.
     Same,
+    /// It goes through the steps as its parameter does.
+    Steps,
 }
 
 /// Everything a text of rules says.

@@ -30,7 +30,7 @@ impl Array {
     }
 
     /// An array whose elements are picked from others by their indices.
-    fn pick(shape: Vec<u64>, mut at: impl FnMut(&[u64]) -> [u8; 2]) -> Array {
+    pub(crate) fn pick(shape: Vec<u64>, mut at: impl FnMut(&[u64]) -> [u8; 2]) -> Array {
         let count: u64 = shape.iter().product();
         let mut data = Vec::with_capacity(count as usize);
         for flat in 0..count {
@@ -44,7 +44,7 @@ impl Array {
         Array { shape, data }
     }
 
-    fn get(&self, index: &[u64]) -> [u8; 2] {
+    pub(crate) fn get(&self, index: &[u64]) -> [u8; 2] {
         self.data[index.iter().zip(&self.shape).fold(0, |flat, (at, size)| flat * size + at) as usize]
     }
 
@@ -452,6 +452,48 @@ fn slots_of_another_shape_follow_a_stated_rule_or_are_named() {
     let (_folder, found) = saved(&factored, &[]);
     let seen = found.through(&view(&format!("[slots]\nrow = \"drop\"\n{rules}"))).unwrap();
     assert!(seen.keys().all(|key| !key.contains("row")));
+}
+
+#[test]
+fn slots_of_one_element_are_told_by_others_or_by_their_name() {
+    let float = |key: &str, shape: &[u64]| Whole::new(key, DType::Float32, shape, 3);
+    let slot = |parameter: &str, slot: &str, shape: &[u64]| float(&format!("optim.state.{parameter}.{slot}"), shape);
+    let rules = "[[rule]]\nfrom = [\"a\", \"b\"]\nto = \"ab\"\nsteps = [{ concat = 0 }]\n";
+    let shapes = |tensors: &[Whole], rules: &str| -> Vec<(String, Vec<u64>)> {
+        let (_folder, found) = saved(tensors, &[]);
+        let seen = found.through(&view(rules)).unwrap();
+        let shape = |key: &str| seen.tensor(key).unwrap().shape.to_vec();
+        seen.keys().filter(|key| key.contains("ab")).map(|key| (key.to_owned(), shape(key))).collect()
+    };
+    let key = |slot: &str, shape: &[u64]| (format!("optim.state.ab.{slot}"), shape.to_vec());
+    // An optimizer's state by itself, one parameter of a single element.
+    let mut tensors =
+        vec![slot("a", "exp_avg", &[1]), slot("a", "step", &[]), slot("b", "exp_avg", &[3]), slot("b", "step", &[])];
+    assert_eq!(shapes(&tensors, rules), [key("exp_avg", &[4]), key("step", &[])]);
+    // And both: the names that PyTorch has.
+    tensors[2] = slot("b", "exp_avg", &[1]);
+    assert_eq!(shapes(&tensors, rules), [key("exp_avg", &[2]), key("step", &[])]);
+    // A counter of the shape that its parameter happens to have.
+    let counted = [float("a", &[1]), slot("a", "step", &[1]), float("b", &[2]), slot("b", "step", &[1])];
+    assert_eq!(shapes(&counted, rules), [("ab".to_owned(), vec![3]), key("step", &[1])]);
+    // Other names: nothing tells, another parameter tells, the rules tell.
+    let mut other = vec![slot("a", "moment", &[1]), slot("b", "moment", &[1])];
+    let (_folder, found) = saved(&other, &[]);
+    let text = refused(found, rules);
+    assert!(text.contains("\"optim.state.a.moment\" has one element") && text.contains("[slots] moment = "), "{text}");
+    assert_eq!(shapes(&other, &format!("[slots]\nmoment = \"steps\"\n{rules}")), [key("moment", &[2])]);
+    assert_eq!(shapes(&other, &format!("[slots]\nmoment = \"same\"\n{rules}")), [key("moment", &[1])]);
+    other.push(slot("c", "moment", &[5]));
+    assert_eq!(shapes(&other, rules), [key("moment", &[2])]);
+    other.push(float("c", &[5, 2]));
+    other[2] = slot("c", "moment", &[1]);
+    assert_eq!(shapes(&other, rules), [key("moment", &[1])]);
+    // Slots of two shapes, and no parameter that says which is its own.
+    let factored = ["a", "b"].map(|name| [slot(name, "exp_avg", &[4, 2]), slot(name, "row", &[4])]).concat();
+    let (_folder, found) = saved(&factored, &[]);
+    let text = refused(found, rules);
+    assert!(text.contains("the slots of \"a\" have several shapes") && text.contains("[slots] row = "), "{text}");
+    assert_eq!(shapes(&factored, &format!("[slots]\nrow = \"drop\"\n{rules}")), [key("exp_avg", &[8, 2])]);
 }
 
 #[test]
