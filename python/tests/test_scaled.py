@@ -266,3 +266,159 @@ def test_codes_that_stay_codes_keep_their_scales(tmp_path):
     same(state, expected)
     with pytest.raises(reshard.InvalidInput, match="mean is not a weight"):
         reshard.merge([tmp_path / "model", tmp_path / "model"], tmp_path / "c", to="dcp")
+
+
+def exponents(shape, seed):
+    """Powers of two as bytes: the exponents of numbers from 1/1024 to 8."""
+    return torch.randint(117, 131, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_scales_that_are_powers_of_two(tmp_path, dtype):
+    """In blocks, as newer models of DeepSeek have them (ue8m0), and in stretches of 32 (MXFP8), there as plain bytes, too."""
+    codes = codes_of((40, 96), torch.float8_e4m3fn, 1)
+    powers, stretches = exponents((3, 6), 2), exponents((40, 3), 3)
+    tensors = {
+        "blocks.weight": codes,
+        "blocks.weight_scale_inv": powers.view(torch.float8_e8m0fnu),
+        "mx.weight": codes.clone(),
+        "mx.weight_scale": stretches.view(torch.float8_e8m0fnu),
+        "bytes.weight": codes.clone(),
+        "bytes.weight_scale": stretches.clone(),
+    }
+    torch.save(tensors, tmp_path / "m.pt")
+    wide = lambda scales: torch.ldexp(torch.tensor([1.0]), scales.int() - 127)
+    mx = dequantised(codes, wide(stretches), (1, 32), dtype)
+    expected = {"blocks.weight": dequantised(codes, wide(powers), (16, 16), dtype), "mx.weight": mx, "bytes.weight": mx}
+    state = {key: torch.empty_like(tensor) for key, tensor in expected.items()}
+    rt.load(state, tmp_path / "m.pt")
+    same(state, expected)
+    for key, tensor in expected.items():
+        part = torch.zeros(7, 40, dtype=dtype)
+        rt.load({key: rt.ShardView(dtype, (40, 96), [((30, 50), part)])}, tmp_path / "m.pt", strict=False)
+        assert torch.equal(part, tensor[30:37, 50:90]), key
+    # Bytes in any other form are not known to be exponents.
+    torch.save({"w": codes, "w_scale": powers.view(torch.uint8).clone()}, tmp_path / "n.pt")
+    with pytest.raises(reshard.Mismatch, match="scales of type uint8, of which it is not known"):
+        rt.load({"w": torch.empty(40, 96)}, tmp_path / "n.pt")
+
+
+@pytest.mark.parametrize("config", [True, False])
+def test_experts_in_one_tensor_have_scales_of_their_own(tmp_path, config):
+    """`[expert, rows, columns]`, with blocks of rows and columns of each expert; edges are cut."""
+    block = (16, 16)
+    folder = tmp_path / "m"
+    folder.mkdir()
+    codes, scales = codes_of((3, 40, 50), torch.float8_e4m3fn, 1), scales_of((3, 3, 4), 2)
+    rows, for_rows = codes_of((3, 40, 50), torch.float8_e4m3fn, 3), scales_of((3, 40, 1), 4)
+    tensors = {"up": codes, "up_scale_inv": scales, "down": rows, "down_scale": for_rows}
+    save_file(tensors, folder / "model.safetensors")
+    if config:
+        settings = {"quantization_config": {"quant_method": "fp8", "weight_block_size": list(block)}}
+        (folder / "config.json").write_text(json.dumps(settings))
+    expected = {
+        "up": dequantised(codes, scales, (1, *block), torch.bfloat16),
+        "down": (rows.float() * for_rows).to(torch.bfloat16),
+    }
+    state = {key: torch.empty_like(tensor) for key, tensor in expected.items()}
+    rt.load(state, folder)
+    same(state, expected)
+    # One expert of its own, turned, reads that expert's codes and scales.
+    view = reshard.View.parse(
+        'dequantise = "bfloat16"\n[[rule]]\nfrom = "up"\nto = "up.{expert}"\n'
+        'steps = [{ unstack = "expert" }, { transpose = [0, 1] }]\n[[rule]]\ndrop = "down"\n'
+    )
+    own = torch.empty(50, 40, dtype=torch.bfloat16)
+    report = rt.load({"up.1": own}, folder, view=view, strict=False)
+    assert torch.equal(own, expected["up"][1].T)
+    assert report.bytes_read == 40 * 50 + 4 * 3 * 4
+    wrong = {**tensors, "up_scale_inv": scales_of((2, 3, 4), 2)}
+    save_file(wrong, tmp_path / "wrong.safetensors")
+    with pytest.raises(reshard.Mismatch, match='"up_scale_inv" of shape .2, 3, 4. are not scales of "up"'):
+        rt.load({"up": torch.empty(3, 40, 50)}, tmp_path / "wrong.safetensors")
+
+
+@pytest.mark.parametrize("shape", [(12, 1), (12,), (1,), ()])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_scales_of_channels_and_of_whole_weights(tmp_path, dtype, shape):
+    """As compressed-tensors writes them: `weight` and `weight_scale`, floats and integers of eight bits."""
+    if dtype == torch.int8:
+        codes = torch.arange(-96, 96, dtype=torch.int8).reshape(12, 16)
+    else:
+        codes = codes_of((12, 16), dtype, 1)
+    scales = (scales_of(shape or (1,), 2).reshape(shape)).to(torch.bfloat16)
+    tensors = {
+        "a.weight": codes,
+        "a.weight_scale": scales,
+        "a.input_scale": torch.ones(1),
+        "count": torch.ones(3, dtype=torch.int8),
+    }
+    save_file(tensors, tmp_path / "m.safetensors")
+    wide = scales.float().reshape(12, 1) if scales.numel() == 12 else scales.float().reshape(())
+    expected = {"a.weight": (codes.float() * wide).to(torch.bfloat16)}
+    state = {"a.weight": torch.empty(12, 16, dtype=torch.bfloat16)}
+    rt.load(state, tmp_path / "m.safetensors", strict=False)
+    same(state, expected)
+    reshard.convert(tmp_path / "m.safetensors", tmp_path / "wide.safetensors", cast="bfloat16")
+    found = load_file(tmp_path / "wide.safetensors")
+    same({"a.weight": found.pop("a.weight")}, expected)
+    assert "a.weight_scale" not in found and found["count"].dtype == torch.int8
+    # As they are where they are wanted as they are.
+    kept = {"a.weight": torch.empty_like(codes), "a.weight_scale": torch.empty_like(scales)}
+    rt.load(kept, tmp_path / "m.safetensors", strict=False)
+    assert torch.equal(kept["a.weight"].view(torch.uint8), codes.view(torch.uint8)) and torch.equal(
+        kept["a.weight_scale"], scales
+    )
+
+
+@pytest.mark.parametrize(
+    ("beside", "said"),
+    [
+        ({"a.weight_scale": torch.ones(12, 1), "a.weight_zero_point": torch.ones(12, 1, dtype=torch.int8)}, "zero points"),
+        ({"a.SCB": torch.ones(12)}, "bitsandbytes"),
+        ({"a.weight_scale": torch.ones(5, 1)}, "are not scales of"),
+        ({"a.weight_scale": torch.ones(12, 1, dtype=torch.int32)}, "scales of type int32"),
+    ],
+)
+def test_codes_that_cannot_be_weights_are_never_numbers(tmp_path, beside, said):
+    save_file({"a.weight": torch.arange(-96, 96, dtype=torch.int8).reshape(12, 16), **beside}, tmp_path / "m.safetensors")
+    for cast in ("never", "widening", "any"):
+        with pytest.raises(reshard.Mismatch, match=said):
+            rt.load({"a.weight": torch.empty(12, 16, dtype=torch.bfloat16)}, tmp_path / "m.safetensors", cast=cast)
+    for asked in ("bfloat16", "a.weight=float32"):
+        with pytest.raises(reshard.InvalidInput, match=said):
+            reshard.convert(tmp_path / "m.safetensors", tmp_path / "out.safetensors", cast=asked)
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_four_bit_codes_in_plain_rows(tmp_path):
+    """Two codes a byte and an exponent for each 32 of a row, as integers of eight bits, whose shape is not that of the weight."""
+    generator = torch.Generator().manual_seed(0)
+    bytes_ = torch.randint(0, 256, (3, 10, 48), dtype=torch.uint8, generator=generator)
+    powers = exponents((3, 10, 3), 1)
+    tensors = {"up.weight": bytes_.view(torch.int8), "up.weight_scale_inv": powers.view(torch.float8_e8m0fnu)}
+    torch.save(tensors, tmp_path / "m.pt")
+    table = torch.tensor(FP4)
+    values = torch.stack([table[(bytes_ & 15).long()], table[(bytes_ >> 4).long()]], dim=-1).flatten(-2)
+    wide = torch.ldexp(torch.tensor([1.0]), powers.int() - 127).repeat_interleave(32, dim=-1)
+    expected = (values * wide).to(torch.bfloat16)
+    state = {"up.weight": torch.empty(3, 10, 96, dtype=torch.bfloat16)}
+    rt.load(state, tmp_path / "m.pt", strict=False)
+    same(state, {"up.weight": expected})
+    part = torch.empty(1, 4, 41, dtype=torch.bfloat16)
+    report = rt.load(
+        {"up.weight": rt.ShardView(torch.bfloat16, (3, 10, 96), [((2, 5, 40), part)])}, tmp_path / "m.pt", strict=False
+    )
+    assert torch.equal(part, expected[2:, 5:9, 40:81])
+    assert report.bytes_read == 4 * (2 * 16 + 2)
+    torch.save({**tensors, "up.weight_scale_inv": exponents((3, 10, 4), 1).view(torch.float8_e8m0fnu)}, tmp_path / "n.pt")
+    with pytest.raises(reshard.Mismatch, match="four-bit codes"):
+        rt.load({"up.weight": torch.empty(3, 10, 96)}, tmp_path / "n.pt")
+
+
+def test_scales_beside_a_weight_as_deepseek_names_them(tmp_path):
+    codes, scales = codes_of((40, 50), torch.float8_e4m3fn, 1), scales_of((1, 1), 2)
+    save_file({"wq.weight": codes, "wq.scale": scales}, tmp_path / "m.safetensors")
+    state = {"wq.weight": torch.empty(40, 50)}
+    rt.load(state, tmp_path / "m.safetensors", strict=False)
+    assert torch.equal(state["wq.weight"], codes.float() * scales)

@@ -18,6 +18,10 @@ use crate::seen;
 const BEHIND: [&str; 4] = ["_scale_inv", "_scales_inv", "_scale", "_scales"];
 /// What is behind the name of a weight for that of its packed codes.
 const BLOCKS: &str = "_blocks";
+/// The scales of a weight that bitsandbytes made eight-bit integers.
+const BITSANDBYTES: &str = "SCB";
+/// Elements that share one exponent in the MX formats.
+const SHARED: u64 = 32;
 /// Bytes of a row of four-bit codes that has one scale (MXFP4).
 const PACKED: u64 = 16;
 
@@ -25,7 +29,12 @@ pub(crate) fn is_float8(dtype: DType) -> bool {
     matches!(dtype, DType::Float8E4M3Fn | DType::Float8E5M2 | DType::Float8E4M3Fnuz | DType::Float8E5M2Fnuz)
 }
 
-/// The key of a stored tensor's scales, if it is one of codes: a float8 tensor with scales beside it, or packed blocks.
+/// Whether elements of a type may be codes of eight bits: float8, or integers (`weight` with `weight_scale`).
+pub(crate) fn may_be_codes(dtype: DType) -> bool {
+    is_float8(dtype) || dtype == DType::Int8
+}
+
+/// The key of a stored tensor's scales, if it is one of codes: a tensor of eight bits with scales beside it, or packed blocks.
 pub(crate) fn scales_of<'c>(catalog: &'c Catalog, key: &str, entry: &CatalogEntry) -> Option<&'c str> {
     let CatalogKind::Tensor(tensor) = &entry.kind else { return None };
     let found = |name: String| {
@@ -33,7 +42,16 @@ pub(crate) fn scales_of<'c>(catalog: &'c Catalog, key: &str, entry: &CatalogEntr
         matches!(beside.kind, CatalogKind::Tensor(_)).then_some(name.as_str())
     };
     if is_float8(tensor.dtype) {
-        return BEHIND.iter().find_map(|behind| found(format!("{key}{behind}")));
+        // DeepSeek's own files have `scale` beside `weight`.
+        let beside = key.strip_suffix("weight").filter(|_| tensor.shape.len() >= 2);
+        let behind = BEHIND.iter().find_map(|behind| found(format!("{key}{behind}")));
+        return behind.or_else(|| found(format!("{}scale", beside?)));
+    }
+    // Integers are what they are, unless they are a weight.
+    if let (DType::Int8, Some(above)) = (tensor.dtype, key.strip_suffix("weight")) {
+        return [format!("{key}_scale"), format!("{key}_scale_inv"), format!("{above}{BITSANDBYTES}")]
+            .into_iter()
+            .find_map(found);
     }
     let packed = key.strip_suffix(BLOCKS).filter(|_| tensor.dtype == DType::UInt8)?;
     found(format!("{packed}_scales"))
@@ -58,7 +76,7 @@ impl Checkpoint {
     pub(crate) fn values(&self, key: &str) -> Result<&CatalogTensor> {
         let stored = self.tensor(key)?;
         let name = match stored.dtype {
-            dtype if is_float8(dtype) => Some(key),
+            dtype if may_be_codes(dtype) => Some(key),
             DType::UInt8 => key.strip_suffix(BLOCKS),
             _ => None,
         };
@@ -70,7 +88,7 @@ impl Checkpoint {
 
 fn weights(checkpoint: &Checkpoint) -> Weights {
     let catalog = checkpoint.catalog();
-    let small = |tensor: &CatalogTensor| is_float8(tensor.dtype) || tensor.dtype == DType::UInt8;
+    let small = |tensor: &CatalogTensor| may_be_codes(tensor.dtype) || tensor.dtype == DType::UInt8;
     let mut found = Weights::new();
     let mut bare = Vec::new();
     let mut config = None;
@@ -91,7 +109,7 @@ fn weights(checkpoint: &Checkpoint) -> Weights {
             Ok(config) => weight(catalog, key, entry, scales, config.block.as_deref()),
             Err(why) => Err(why.clone()),
         };
-        let name = if is_float8(tensor.dtype) { Some(key.as_str()) } else { key.strip_suffix(BLOCKS) };
+        let name = if may_be_codes(tensor.dtype) { Some(key.as_str()) } else { key.strip_suffix(BLOCKS) };
         // Bytes that only look like packed codes.
         let Some(name) = name.filter(|name| *name == key || !catalog.entries.contains_key(*name)) else { continue };
         found.insert(name.to_owned(), made);
@@ -123,6 +141,17 @@ fn weight(
         return Err(format!("{scales_key:?} is not a tensor"));
     };
     let CatalogKind::Tensor(codes) = &entry.kind else { return Err(format!("{key:?} is not a tensor")) };
+    if scales_key.ends_with(BITSANDBYTES) {
+        return Err(format!(
+            "{key:?} is codes of bitsandbytes, scaled by {scales_key:?}, which are not computed here; dequantise them there"
+        ));
+    }
+    let zero = format!("{key}_zero_point");
+    if catalog.entries.contains_key(&zero) {
+        return Err(format!(
+            "{key:?} is codes with zero points, {zero:?}, which are not computed here; dequantise them where they were made"
+        ));
+    }
     let input = |key: &str, tensor: &CatalogTensor| Input { key: key.to_owned(), tensor: tensor.copied() };
     let made = dequantised(input(key, codes), input(scales_key, scales), block)?;
     // As the models have them: experts' packed codes are stored row by row, and used as [expert, columns, rows].
@@ -145,8 +174,16 @@ pub(crate) fn dequantised(codes: Input, scales: Input, block: Option<&[u64]>) ->
     if codes.tensor.dtype == DType::UInt8 {
         return Computed::new(Formula::Packed, vec![codes, scales])?.into_tensor();
     }
-    if !is_float8(codes.tensor.dtype) {
-        return Err(format!("{:?} is {}; float8 and uint8 (MXFP4) codes have scales", codes.key, codes.tensor.dtype.name()));
+    if codes.tensor.dtype == DType::Int8 && matches!(scales.tensor.dtype, DType::Float8E8M0Fnu | DType::UInt8) {
+        return packed_in_rows(codes, scales);
+    }
+    if codes.tensor.dtype == DType::Int8 && scales.key.ends_with("_inv") {
+        let (codes, scales) = (codes.key, scales.key);
+        return Err(format!("{codes:?} with {scales:?} may be integers or four-bit codes, and nothing says which"));
+    }
+    if !may_be_codes(codes.tensor.dtype) {
+        let dtype = codes.tensor.dtype.name();
+        return Err(format!("{:?} is {dtype}; float8, int8 and uint8 (MXFP4) codes have scales", codes.key));
     }
     let shape = codes.tensor.shape.clone();
     let fitted = match fitted(&shape, &scales.tensor.shape) {
@@ -155,7 +192,38 @@ pub(crate) fn dequantised(codes: Input, scales: Input, block: Option<&[u64]>) ->
     };
     let scales = Input { tensor: fitted, ..scales };
     let block = block_of(&codes.key, &shape, &scales.key, &scales.tensor.shape, block)?;
+    // Bytes are exponents in the MX formats, which share one among the elements of a row's stretch; elsewhere nothing says what they are.
+    let shared = || shape.last().map(|size| size.div_ceil(SHARED)) == scales.tensor.shape.last().copied();
+    if !(holds_values(scales.tensor.dtype)
+        || scales.tensor.dtype == DType::Float8E8M0Fnu
+        || (scales.tensor.dtype == DType::UInt8 && shared()))
+    {
+        let dtype = scales.tensor.dtype.name();
+        return Err(format!("{:?} are scales of type {dtype}, of which it is not known what they stand for", scales.key));
+    }
     Computed::new(Formula::Scaled { block }, vec![codes, scales])?.into_tensor()
+}
+
+/// Four-bit codes, two in a byte, whose rows are not cut into blocks: each sixteen bytes of a row share an exponent.
+fn packed_in_rows(codes: Input, scales: Input) -> std::result::Result<CatalogTensor, String> {
+    let (shape, groups) = (codes.tensor.shape.clone(), scales.tensor.shape.clone());
+    let fits = match (shape.split_last(), groups.split_last()) {
+        (Some((bytes, rows)), Some((count, same))) => rows == same && count.checked_mul(PACKED) == Some(*bytes),
+        _ => false,
+    };
+    if !fits {
+        return Err(format!(
+            "{:?} of shape {:?} and {:?} of shape {:?} are not rows of four-bit codes and an exponent for each 32 of them",
+            codes.key,
+            &shape[..],
+            scales.key,
+            &groups[..]
+        ));
+    }
+    let mut blocks = groups.to_vec();
+    blocks.push(PACKED);
+    let codes = Input { tensor: seen::reshaped(&codes.tensor, &blocks)?, ..codes };
+    Computed::new(Formula::Packed, vec![codes, scales])?.into_tensor()
 }
 
 /// Scales of fewer dimensions, as of as many: one for all, or one for each row.

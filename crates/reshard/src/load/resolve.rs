@@ -15,7 +15,7 @@ use crate::error::Result;
 use crate::group::{Group, agree, decode, encode};
 use crate::leaf::{LoadEntry, LoadLeaf, LoadState, LoadTensor, Scope, per_rank_key};
 use crate::mismatch::{Difference, is_narrowing, near_names};
-use crate::scaled::is_float8;
+use crate::scaled::may_be_codes;
 
 /// A wanted leaf that can be loaded.
 pub(super) struct Resolved<'c> {
@@ -107,7 +107,7 @@ fn scaled_weight<'c>(
     let LoadLeaf::Tensor(wanted) = &entry.leaf else { return None };
     if let Some(stored) = stored {
         let CatalogKind::Tensor(stored) = &stored.kind else { return None };
-        if stored.dtype == wanted.dtype || !is_float8(stored.dtype) {
+        if stored.dtype == wanted.dtype || !may_be_codes(stored.dtype) {
             return None;
         }
     }

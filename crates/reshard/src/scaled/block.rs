@@ -79,6 +79,8 @@ pub(super) fn block_of(
         };
         let found = match found {
             Some(found) => found,
+            // Blocks are of rows and columns: no scale is that of several experts.
+            None if told.is_none() && dim + 2 < shape.len() => return Err(what()),
             None if told.is_none() => guessed(size, count).ok_or_else(|| {
                 format!("{}; if they are, weight_block_size in {CONFIG}, or a step that says block, tells how", what())
             })?,
@@ -117,6 +119,7 @@ mod tests {
         assert_eq!(found(&[300, 256], &[3, 2], None).unwrap()[..], [128, 128]);
         assert_eq!(found(&[300, 256], &[3, 2], Some(&[128, 128])).unwrap()[..], [128, 128]);
         assert_eq!(found(&[8, 300, 256], &[8, 3, 2], Some(&[128, 128])).unwrap()[..], [1, 128, 128]);
+        assert!(found(&[3, 40, 50], &[2, 3, 4], Some(&[16, 16])).unwrap_err().contains("are not scales of"));
         assert_eq!(found(&[300, 256], &[300, 1], Some(&[128, 128])).unwrap()[..], [1, 256]);
         assert_eq!(found(&[64, 60], &[4, 15], None).unwrap()[..], [16, 4]);
         // Blocks of 34 to 49 rows make three.

@@ -2,17 +2,23 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use half::bf16;
 use proptest::prelude::*;
 use reshard::convert::{ConvertOptions, Destination, Target as ConvertTarget, convert};
 use reshard::digest::{DigestOptions, digest};
+use reshard::layout::Region;
+use reshard::leaf::{LoadLeaf, LoadPiece, LoadTensor, Scope};
 use reshard::load::Verify;
 use reshard::mesh::Layout;
 use reshard::relayout::estimate_load;
 use reshard::select::Selection;
+use reshard::storage::faulty::Faults;
+use reshard::storage::memory::MemoryStore;
+use reshard::storage::{Operation, Store};
 use reshard::verify::{VerifyOptions, verify};
-use reshard::{DType, LoadOptions, SaveOptions};
+use reshard::{Checkpoint, DType, LoadOptions, LoadState, SaveOptions, load_with};
 
 use crate::corpus;
 use crate::layouts::Whole;
@@ -196,5 +202,36 @@ fn codes_are_told_from_plain_float8() {
         let destination = Destination::folder(corpus::local(target.path()));
         let done = convert(&corpus::open(path), &destination, ConvertTarget::Dcp { ranks: 1 }, &options);
         assert_eq!(done.is_ok(), plain, "{key} {file:?}: {done:?}");
+    }
+}
+
+/// Counted where they are read: by the store.
+#[test]
+fn a_slice_reads_its_codes_and_their_scales_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let (wholes, array) = scaled("w", [512, 512], [128, 128], 3, DType::Float8E4M3Fn);
+    corpus::save_state(&wholes, &[], &corpus::solo(), &corpus::local(folder.path()), &SaveOptions::default());
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let target = ConvertTarget::Safetensors { max_shard_size: None };
+    convert(&corpus::open(folder.path()), &Destination::folder(Arc::clone(&store)), target, &ConvertOptions::default()).unwrap();
+    let counted = Faults::new();
+    let checkpoint = Checkpoint::open_store(counted.wrap(store)).unwrap();
+    // Three whole rows of the second row of blocks: four scales. A part of rows at an edge between blocks: two of one row's.
+    for (offsets, sizes, codes, scales) in [([130, 0], [3, 512], 3 * 512, 4), ([0, 100], [1, 60], 60, 2), ([5, 7], [0, 3], 0, 0)]
+    {
+        let region = Region::new(&offsets, &sizes).unwrap();
+        let mut memory = vec![0; region.volume() as usize * 2];
+        let before = counted.log().len();
+        let mut state = LoadState::new();
+        let piece = LoadPiece::contiguous(region.clone(), DType::BFloat16, &mut memory).unwrap();
+        let wanted = LoadTensor { dtype: DType::BFloat16, shape: [512, 512].as_slice().into(), pieces: vec![piece] };
+        state.insert("w", Scope::Shared, LoadLeaf::Tensor(wanted)).unwrap();
+        load_with(&reshard::Solo, &checkpoint, &mut state, &LoadOptions::default()).unwrap();
+        drop(state);
+        let expected = Array::pick(sizes.to_vec(), |index| array.get(&[offsets[0] + index[0], offsets[1] + index[1]]));
+        assert_eq!(memory, expected.bytes(), "{region}");
+        let log = counted.log();
+        let read: u64 = log[before..].iter().filter(|step| step.operation == Operation::Read).map(|step| step.bytes).sum();
+        assert_eq!(read, codes + 4 * scales, "{region}: {:?}", &log[before..]);
     }
 }

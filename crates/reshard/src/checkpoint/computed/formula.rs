@@ -56,8 +56,8 @@ impl Formula {
             (Formula::Packed, [blocks, scales]) => {
                 let (shape, small) = (&blocks.tensor.shape, &scales.tensor.shape);
                 let fits = shape.len() >= 2 && shape[..shape.len() - 1] == small[..];
-                let types =
-                    blocks.tensor.dtype == DType::UInt8 && matches!(scales.tensor.dtype, DType::UInt8 | DType::Float8E8M0Fnu);
+                let types = matches!(blocks.tensor.dtype, DType::UInt8 | DType::Int8)
+                    && matches!(scales.tensor.dtype, DType::UInt8 | DType::Float8E8M0Fnu);
                 if !fits || !types {
                     let (a, b) = (blocks.tensor.dtype.name(), scales.tensor.dtype.name());
                     return Err(format!(
@@ -145,7 +145,12 @@ impl Formula {
         Ok(match self {
             Formula::Scaled { block } => {
                 let table = table(inputs.first().map_or(DType::Float8E4M3Fn, |codes| codes.tensor.dtype))?;
-                scaled(region, &needs[1], block, bytes_of(0), &table, &floats_of(1)?)
+                let scales = match inputs.get(1).map(|scales| scales.tensor.dtype) {
+                    // Bytes that are scales are exponents.
+                    Some(DType::UInt8) => floats(DType::Float8E8M0Fnu, bytes_of(1))?,
+                    _ => floats_of(1)?,
+                };
+                scaled(region, &needs[1], block, bytes_of(0), &table, &scales)
             }
             Formula::Packed => packed(region, &needs[1], needs[0].sizes().last().copied().unwrap_or(1), bytes_of(0), bytes_of(1)),
             Formula::Codes { block, dtype } => {
