@@ -3,11 +3,13 @@ written."""
 
 import json
 import shutil
+import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 import reshard
 
@@ -70,6 +72,33 @@ def taken(name: str, source: str, words: str) -> Callable[[Path], str]:
     return damage
 
 
+def stored(name: str, old: bytes, new: bytes, words: str) -> Callable[[Path], str]:
+    """Other bytes in a tensor of a `torch.save` file."""
+
+    def damage(folder: Path) -> str:
+        with zipfile.ZipFile(folder / name) as archive:
+            entries = [(entry.filename, archive.read(entry)) for entry in archive.infolist()]
+        assert any(data == old for _, data in entries), [entry for entry, _ in entries]
+        with zipfile.ZipFile(folder / name, "w", zipfile.ZIP_STORED) as archive:
+            for entry, data in entries:
+                archive.writestr(entry, new if data == old else data)
+        return words
+
+    return damage
+
+
+def plain(name: str, old: bytes, new: bytes, words: str) -> Callable[[Path], str]:
+    """Other bytes in a file that is no archive."""
+
+    def damage(folder: Path) -> str:
+        data = (folder / name).read_bytes()
+        assert old in data
+        (folder / name).write_bytes(data.replace(old, new, 1))
+        return words
+
+    return damage
+
+
 def texted(name: str, old: str, new: str, words: str) -> Callable[[Path], str]:
     def damage(folder: Path) -> str:
         text = (folder / name).read_text()
@@ -81,6 +110,7 @@ def texted(name: str, old: str, new: str, words: str) -> Callable[[Path], str]:
 
 
 ZERO = "global_step2/zero_pp_rank_1_mp_rank_00_"
+UNIVERSAL = "global_step2_universal/zero/"
 NANO = "3/model/layer/down/model_weight_pp-rank-0-of-1_tp-rank-1-of-2.safetensors"
 NANO_OPTIMIZER = "3/optimizer/optimizer_pp-0-of-1_dp-1-of-2_tp-0-of-2_exp-0-of-1.pt"
 MEGATRON = "iter_0000003/mp_rank_01/"
@@ -163,6 +193,70 @@ BROKEN = {
             "deepspeed-0.19/zero2_w3/checkpoint/global_step2/mp_rank_00_model_states.pt",
             "layer_00-model_states.pt&ds_to_universal",
         ),
+    ),
+    "universal, sizes": (
+        "deepspeed-0.19/zero2_w3_universal",
+        taken(
+            UNIVERSAL + "up.weight/exp_avg.pt",
+            "deepspeed-0.19/zero2_w3_universal/checkpoint/" + UNIVERSAL + "down.weight/exp_avg.pt",
+            "up.weight/exp_avg.pt&sizes disagree",
+        ),
+    ),
+    "universal, sizes of flat slots": (
+        "deepspeed-0.19/zero3_w3_sub_universal",
+        taken(
+            UNIVERSAL + "up.weight/exp_avg.pt",
+            "deepspeed-0.19/zero3_w3_sub_universal/checkpoint/" + UNIVERSAL + "down.weight/exp_avg.pt",
+            "up.weight/exp_avg.pt&sizes disagree",
+        ),
+    ),
+    "universal, two steps": (
+        "deepspeed-0.19/zero3_w3_sub_universal",
+        edited(
+            "global_step2_universal/zero_pp_rank_1_mp_rank_00_model_states.pt",
+            number_after(b"global_steps", 9),
+            "two saves are mixed",
+        ),
+    ),
+    "universal, an unknown layout": (
+        "deepspeed-0.19/zero2_w3_universal",
+        edited(UNIVERSAL + "up.weight/fp32.pt", renamed(b"param", b"porom"), 'no "param"'),
+    ),
+    "megatron, two iterations of the common state": (
+        "megatron-0.16/tp2_dp2",
+        edited("iter_0000007/common.pt", number_after(b"iteration", 9), "two saves are mixed&iter_0000009"),
+    ),
+    "verl, two steps": (
+        "ranks-torch-2.13/verl_w4",
+        stored("optim_world_size_4_rank_2.pt", struct.pack("<f", 3.0), struct.pack("<f", 4.0), "rank_2.pt&two saves are mixed"),
+    ),
+    "verl, two numbers of ranks": (
+        "ranks-torch-2.13/verl_w4",
+        taken(
+            "model_world_size_2_rank_0.pt",
+            "ranks-torch-2.13/verl_w4/checkpoint/model_world_size_4_rank_0.pt",
+            "two saves are mixed",
+        ),
+    ),
+    "verl, sizes": (
+        "ranks-torch-2.13/verl_w4",
+        edited("model_world_size_4_rank_1.pt", lambda data: data.replace(b"K\nK\x06", b"K\x0cK\x06"), "shape [12, 6]"),
+    ),
+    "verl, an unknown layout": (
+        "ranks-torch-2.13/verl_w4",
+        edited("model_world_size_4_rank_1.pt", renamed(b"Shard", b"Shart"), "Shart"),
+    ),
+    "torch_checkpointing, another number of ranks": (
+        "torch_checkpointing-0.1/fsdp2_w2",
+        plain("metadata.pkl", b"world_size", b"world_seize", "metadata.pkl"),
+    ),
+    "torch_checkpointing, an unknown version": (
+        "torch_checkpointing-0.1/fsdp2_w2",
+        plain("metadata.pkl", b"2.0", b"9.0", "metadata.pkl&9.0"),
+    ),
+    "torch_checkpointing, sizes": (
+        "torch_checkpointing-0.1/fsdp2_w2",
+        edited("model_1.pt", lambda data: data.replace(b"K\x03K\x05", b"K\x02K\x05"), "model_1.pt"),
     ),
     "universal, a weight is missing": (
         "deepspeed-0.19/zero3_w3_sub_universal",
@@ -252,3 +346,32 @@ def test_a_conversion_that_was_stopped_is_run_again(target, latest, below, tmp_p
     assert len([path for path in out.rglob("*") if path.is_file()]) == len(files)
     assert not list(out.rglob(".reshard-unfinished"))
     assert reshard.verify(str(out)).sound
+
+
+def test_plain_tensors_that_differ_between_ranks_are_not_put_together(tmp_path):
+    """Nothing says what they are parts of: shards that a program of its own cut, without DTensors."""
+    for rank in range(2):
+        weight = torch.arange(6.0) + rank
+        torch.save({"w": weight, "same": torch.ones(3)}, tmp_path / f"model_world_size_2_rank_{rank}.pt")
+    with pytest.raises(
+        reshard.ReshardError, match=r'model_world_size_2_rank_1.pt.*another "model.w" than model_world_size_2_rank_0.pt'
+    ):
+        reshard.open(str(tmp_path))
+    torch.save({"w": torch.arange(6.0), "same": torch.ones(3)}, tmp_path / "model_world_size_2_rank_1.pt")
+    with reshard.open(str(tmp_path)) as checkpoint:
+        assert checkpoint["model.w"].numpy().tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("case", ["lightning-2.6/fsdp2_w2", "torchtitan-0.3/fsdp2_w2", "megatron-fsdp/fsdp_dtensor"])
+@pytest.mark.parametrize("how", ["gone", "cut"])
+def test_a_data_file_that_is_missing_or_shorter_is_named(case, how, tmp_path):
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(FOREIGN / case / "checkpoint", folder)
+    data = sorted(folder.rglob("*.distcp"))[1]
+    content = data.read_bytes()
+    data.unlink() if how == "gone" else data.write_bytes(content[: len(content) // 2])
+    report = reshard.verify(str(folder))
+    assert not report.sound and any(data.name in str(finding) for finding in report.findings)
+    with pytest.raises(reshard.ReshardError, match=data.name):
+        reshard.convert(str(folder), str(tmp_path / "out"), to="dcp", skip_opaque=True)
+    assert not (tmp_path / "out" / ".metadata").exists()

@@ -456,6 +456,7 @@ impl<'a> Machine<'a> {
 
     #[inline]
     pub(super) fn object(&mut self, class: Node, args: Node, made: Made) -> Result<()> {
+        let class = if made == Made::New { self.inner_class(class).unwrap_or(class) } else { class };
         if class.tag() != Tag::Global || args.tag() != Tag::Tuple {
             return Err(PickleError::Type { expected: "a class by name and a tuple of arguments", at: self.at });
         }
@@ -465,6 +466,21 @@ impl<'a> Machine<'a> {
         self.tables.objects.push(ObjectNode { args, class, extra: 0 });
         self.push(Node::index(Tag::Object, index));
         Ok(())
+    }
+
+    /// The class in which another one is defined, of which an instance is made: `getattr(Outer, "Inner")`. Where objects of unknown
+    /// classes are only carried, the outer one's name is enough; one that is known to be data has no such instances.
+    fn inner_class(&self, node: Node) -> Option<Node> {
+        if node.tag() != Tag::Object || self.policy.unknown() != Unknown::Carry {
+            return None;
+        }
+        let call = self.tables.objects.get(node.as_index())?;
+        let function = self.tables.globals.get((call.class & ((1 << CLASS_BITS) - 1)) as usize)?;
+        let (start, len) = call.args.as_range();
+        let [outer, name] = *self.tables.elements.get(start..start + len)? else { return None };
+        let unknown = || self.tables.globals.get(outer.as_index()).is_some_and(|global| !global.known);
+        let inner = function.is("builtins", "getattr") && outer.tag() == Tag::Global && self.input_str(name).is_some();
+        (inner && unknown()).then_some(outer)
     }
 
     #[inline]

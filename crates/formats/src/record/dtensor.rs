@@ -1,5 +1,5 @@
-//! DTensors: a rank's local tensor, and what its specification says of the whole. The classes are recognised by name and
-//! read as the data they are made of; none is imported.
+//! DTensors and ShardedTensors: what one rank holds, and what the rest of the object says of the whole. The classes are recognised by
+//! name and read as the data they are made of; none is imported.
 
 use reshard_layout::{Dims, Placement};
 
@@ -16,15 +16,30 @@ const MAX_MESH_RANKS: u64 = 1 << 20;
 /// What a rank's part of a tensor is a part of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct TensorSharding {
-    /// The shape of the whole.
-    pub shape: Dims,
-    /// The shape of the device mesh.
-    pub mesh: Dims,
-    /// Where on it the rank stands that wrote the part.
-    pub coordinate: Dims,
-    /// How each dimension of the mesh cuts the tensor.
-    pub placements: Vec<Placement>,
+pub enum TensorSharding {
+    /// A DTensor, of which the stored tensor is what a rank holds.
+    Mesh {
+        /// The shape of the whole.
+        shape: Dims,
+        /// The shape of the device mesh.
+        mesh: Dims,
+        /// Where on it the rank stands that wrote the part.
+        coordinate: Dims,
+        /// How each dimension of the mesh cuts the tensor.
+        placements: Vec<Placement>,
+    },
+    /// A ShardedTensor. The stored tensor is empty; what a rank holds are any number of shards.
+    Shards {
+        /// The shape of the whole.
+        shape: Dims,
+        /// Where each begins, and what it holds.
+        shards: Vec<(Dims, StoredTensor)>,
+    },
+}
+
+/// Whether this is the class of what FSDP1 saves where it has no device mesh, and of its local state dicts.
+pub(super) fn is_sharded_tensor(class: &Global<'_>) -> bool {
+    class.name() == "ShardedTensor" && class.module().starts_with("torch.distributed._shard.")
 }
 
 /// Whether this is PyTorch's class, in any of the modules it has lived in.
@@ -46,6 +61,46 @@ impl Rebuilder<'_, '_> {
         }
         tensor.sharding = Some(Box::new(sharding));
         Ok(tensor)
+    }
+
+    /// The local shards of a ShardedTensor. Its state is a tuple: the shards, what is said of all, and what only its own ranks need.
+    pub(super) fn sharded_tensor(&mut self, state: Node, fail: &Fail<'_>, depth: usize) -> Result<StoredTensor, RecordError> {
+        let document = self.document();
+        let unknown = |what: &str| fail.unsupported(format!("a ShardedTensor {what}"));
+        let Some([listed, metadata, ..]) = document.as_tuple(state) else { return Err(unknown("of unknown form")) };
+        let shape = attribute(document, *metadata, "size").and_then(|node| numbers(document, node));
+        let shape = shape.ok_or_else(|| unknown("of unknown shape"))?;
+        let properties = attribute(document, *metadata, "tensor_properties").and_then(|node| document.as_object(node)?.state);
+        let dtype = properties.and_then(|state| match items(document, state) {
+            Some(fields) => fields.first().copied(),
+            None => attribute(document, state, "dtype"),
+        });
+        let dtype = self.dtype(dtype.ok_or_else(|| unknown("of unknown element type"))?, fail)?;
+        let mut shards = Vec::new();
+        for shard in items(document, *listed).ok_or_else(|| unknown("without shards"))? {
+            let place = attribute(document, *shard, "metadata").ok_or_else(|| unknown("with a shard without a place"))?;
+            let field = |name: &str| attribute(document, place, name).and_then(|node| numbers(document, node));
+            let (Some(offsets), Some(sizes)) = (field("shard_offsets"), field("shard_sizes")) else {
+                return Err(unknown("with a shard without a place"));
+            };
+            let tensor = attribute(document, *shard, "tensor").ok_or_else(|| unknown("with a shard without a tensor"))?;
+            let tensor = self.nested(tensor, fail, depth + 1)?;
+            if tensor.sharding.is_some() || tensor.shape != sizes || tensor.dtype != dtype {
+                return Err(fail.bad(format!(
+                    "a ShardedTensor of {dtype} with a shard of sizes {:?} that holds {} of shape {:?}",
+                    sizes.as_slice(),
+                    tensor.dtype,
+                    tensor.shape.as_slice()
+                )));
+            }
+            let ends = offsets.iter().zip(&sizes).map(|(offset, size)| offset.checked_add(*size));
+            let inside = ends.zip(&shape).all(|(end, size)| end.is_some_and(|end| end <= *size));
+            if offsets.len() != shape.len() || sizes.len() != shape.len() || !inside {
+                return Err(fail.bad("a ShardedTensor with a shard outside of it"));
+            }
+            shards.push((offsets, tensor));
+        }
+        StoredTensor::empty(dtype, TensorSharding::Shards { shape, shards }, fail)
     }
 }
 
@@ -78,7 +133,7 @@ fn sharding(document: &Document<'_>, spec: Node) -> Result<TensorSharding, Strin
     if let Some(order) = attribute(document, spec, "shard_order") {
         check_order(document, order)?;
     }
-    Ok(TensorSharding { shape, mesh: sizes, coordinate, placements })
+    Ok(TensorSharding::Mesh { shape, mesh: sizes, coordinate, placements })
 }
 
 /// Mesh dimensions that cut the same tensor dimension do so from the first to the last; another order is not known here.

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use reshard_layout::{ByteLayout, Dims};
 
 use super::archive::TorchArchive;
-use super::dtensor::{TensorSharding, is_dtensor};
+use super::dtensor::{TensorSharding, is_dtensor, is_sharded_tensor};
 use super::error::RecordError;
 use crate::pickle::{Document, Global, Made, Node, View};
 use crate::{DType, ElementForm};
@@ -37,8 +37,19 @@ pub struct StoredTensor {
     pub requires_grad: bool,
     /// Whether this was a `torch.nn.Parameter`.
     pub parameter: bool,
-    /// What it is a part of, if it is one rank's part of a DTensor: shape and layout are then those of the part.
+    /// What it is a part of, if it is one rank's part of a DTensor or of a ShardedTensor: shape and layout are then those of the part.
     pub sharding: Option<Box<TensorSharding>>,
+}
+
+impl StoredTensor {
+    /// One without elements of its own.
+    pub(super) fn empty(dtype: DType, sharding: TensorSharding, fail: &Fail<'_>) -> Result<StoredTensor, RecordError> {
+        let shape = Dims::from_slice(&[0]);
+        let layout = ByteLayout::contiguous(&shape, dtype.size()).map_err(|error| fail.bad(error.to_string()))?;
+        let storage = StorageEntry { offset: 0, length: 0, crc32: None };
+        let (form, sharding) = (ElementForm::default(), Some(Box::new(sharding)));
+        Ok(StoredTensor { dtype, shape, layout, storage, form, requires_grad: false, parameter: false, sharding })
+    }
 }
 
 /// The data of a storage in the source.
@@ -167,6 +178,9 @@ impl<'r, 'a> Rebuilder<'r, 'a> {
                 let class = document.as_global(*class).ok_or_else(missing)?;
                 if is_dtensor(&class) {
                     return self.dtensor(*state, fail, depth);
+                }
+                if is_sharded_tensor(&class) {
+                    return self.sharded_tensor(*state, fail, depth);
                 }
                 let plain = class.is("torch", "Tensor")
                     || class.is("torch.nn.parameter", "Parameter")
@@ -358,7 +372,7 @@ impl<'r, 'a> Rebuilder<'r, 'a> {
         Ok(())
     }
 
-    fn dtype(&self, node: Node, fail: &Fail<'_>) -> Result<DType, RecordError> {
+    pub(super) fn dtype(&self, node: Node, fail: &Fail<'_>) -> Result<DType, RecordError> {
         let global = self.document.as_global(node).ok_or_else(|| fail.bad("a tensor without element type"))?;
         if global.module() == "torch"
             && let Some(dtype) = DType::from_name(global.name())

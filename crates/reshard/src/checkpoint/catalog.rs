@@ -131,7 +131,12 @@ impl Catalog {
             Format::TorchCheckpointing if any("optimizer.state.0.") => {
                 vec!["the optimizer's state is numbered, as it was saved, not named"]
             }
-            Format::Ranks if any("optim.state.0.") => vec!["the optimizer's state is numbered, as it was saved, not named"],
+            Format::Ranks => {
+                let flat = self.entries.keys().any(|key| key.ends_with("flat_param"));
+                let flat = flat.then_some("parameters lie end to end and without names, as in FSDP1's LOCAL_STATE_DICT");
+                let numbered = any("optim.state.0.").then_some("the optimizer's state is numbered, as it was saved, not named");
+                flat.into_iter().chain(numbered).collect()
+            }
             _ => Vec::new(),
         }
     }

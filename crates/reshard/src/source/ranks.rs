@@ -1,5 +1,5 @@
-//! One `torch.save` file for each rank, with DTensors in them: what verl (`model_world_size_4_rank_0.pt`) and accelerate
-//! without DCP (`pytorch_model_fsdp_0_rank0.bin`) write. Each DTensor says which regions its rank holds; together the files
+//! One `torch.save` file for each rank, with DTensors or ShardedTensors in them: what verl (`model_world_size_4_rank_0.pt`) and
+//! accelerate without DCP (`pytorch_model_fsdp_0_rank0.bin`) write. Each of them says which regions its rank holds; together the files
 //! are one checkpoint.
 
 use std::collections::{BTreeMap, HashSet};
@@ -82,8 +82,12 @@ pub(super) fn open_folder(folder: &Folder) -> Result<Option<Checkpoint>> {
         })??;
         check_steps(folder, &names, &trees)?;
         let key = key_of_part(part);
+        let sharded = trees.iter().any(has_parts);
+        if !sharded && key == "model" {
+            check_alike(folder, &names, &trees)?;
+        }
         // Random states and the like: each rank's own.
-        let joined = if trees.iter().any(has_parts) || key == "model" {
+        let joined = if sharded || key == "model" {
             let mut ranks = trees.into_iter();
             let mut joined = ranks.next().unwrap_or_else(Tree::dict);
             for (rank, other) in ranks.enumerate() {
@@ -165,6 +169,13 @@ pub(super) fn join(into: &mut Tree<Parts>, from: Tree<Parts>) -> std::result::Re
             }
             Ok(())
         }
+        // A part that cannot be read is no reason to do without it.
+        (Tree::Tensor(parts), Tree::Opaque(other)) if parts.part => {
+            Err(format!("it has {} where the first rank has a part of a tensor", other.class))
+        }
+        (Tree::Opaque(first), Tree::Tensor(parts)) if parts.part => {
+            Err(format!("it has a part of a tensor where the first rank has {}", first.class))
+        }
         (Tree::List(into), Tree::List(from)) => into.iter_mut().zip(from).try_for_each(|(into, from)| join(into, from)),
         _ => Ok(()),
     }
@@ -187,6 +198,38 @@ fn check_steps(folder: &Folder, names: &[&String], trees: &[Tree<Parts>]) -> Res
         }
     }
     Ok(())
+}
+
+/// A model of plain tensors is the same on all ranks: where it is not, nothing says how they make up one. Only what is known without
+/// reading is compared, shapes and checksums.
+fn check_alike(folder: &Folder, names: &[&String], trees: &[Tree<Parts>]) -> Result<()> {
+    let Some((first, others)) = trees.split_first() else { return Ok(()) };
+    for (name, other) in names.iter().skip(1).zip(others) {
+        if let Some(key) = unlike(first, other, "model") {
+            let detail = format!(
+                "it has another {key:?} than {}, and neither is a DTensor or a ShardedTensor, which would say what it is a part of: these \
+                 files cannot be put together without the program that wrote them",
+                names[0]
+            );
+            return Err(invalid(folder, name, detail));
+        }
+    }
+    Ok(())
+}
+
+/// The key of a tensor that differs.
+fn unlike(first: &Tree<Parts>, other: &Tree<Parts>, key: &str) -> Option<String> {
+    match (first, other) {
+        (Tree::Tensor(a), Tree::Tensor(b)) => {
+            let differ = a.own_checksum().zip(b.own_checksum()).is_some_and(|(a, b)| a != b);
+            (a.shape != b.shape || a.dtype != b.dtype || differ).then(|| key.to_owned())
+        }
+        (Tree::Dict(first), Tree::Dict(other)) => first.iter().find_map(|(name, tree)| match name {
+            Key::Str(text) => unlike(tree, other.get(name)?, &format!("{key}.{text}")),
+            _ => None,
+        }),
+        _ => None,
+    }
 }
 
 fn invalid(folder: &Folder, file: &str, detail: String) -> Error {

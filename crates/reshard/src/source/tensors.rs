@@ -2,7 +2,7 @@
 //! such trees.
 
 use indexmap::IndexMap;
-use reshard_formats::record::{Content, StoredTensor};
+use reshard_formats::record::{Content, StoredTensor, TensorSharding};
 use reshard_formats::{DType, ElementForm, SafetensorsFile, TorchArchive, Value};
 use reshard_layout::{ByteLayout, Dims, LayoutError, Mesh, Placement, Region, flat_pieces, local_regions, local_shape};
 use reshard_state::{Dict, Key, Tree, flatten, key_of};
@@ -33,7 +33,7 @@ pub(super) struct Parts {
     pub(super) dtype: DType,
     pub(super) shape: Dims,
     pub(super) requires_grad: bool,
-    /// Whether it is one rank's part of a DTensor, and other files may hold more of it.
+    /// Whether it is one rank's part of a DTensor or ShardedTensor, and other files may hold more of it.
     pub(super) part: bool,
     pub(super) chunks: Vec<StoredChunk>,
 }
@@ -62,12 +62,29 @@ impl Parts {
         let chunk = StoredChunk { region: Region::whole(&tensor.shape)?, file, location: ChunkLocation::Data(Box::new(data)) };
         let (dtype, requires_grad) = (tensor.dtype, tensor.requires_grad);
         let local = Parts { dtype, shape: tensor.shape, requires_grad, part: false, chunks: vec![chunk] };
-        let Some(sharding) = sharding else { return Ok(local) };
-        let mesh = Mesh::new(&sharding.mesh)?;
-        let Some(rank) = mesh.rank_at(&sharding.coordinate) else {
-            return Err(Disagrees("a rank does not stand on its mesh".to_owned()));
-        };
-        Parts::of_rank(local, &mesh, &sharding.placements, &sharding.shape, rank)
+        match sharding.map(|sharding| *sharding) {
+            None => Ok(local),
+            Some(TensorSharding::Mesh { shape, mesh, coordinate, placements }) => {
+                let mesh = Mesh::new(&mesh)?;
+                let Some(rank) = mesh.rank_at(&coordinate) else {
+                    return Err(Disagrees("a rank does not stand on its mesh".to_owned()));
+                };
+                Parts::of_rank(local, &mesh, &placements, &shape, rank)
+            }
+            Some(TensorSharding::Shards { shape, shards }) => {
+                let mut parts = Parts { part: true, ..Parts::new(dtype, &shape) };
+                for (offsets, tensor) in shards {
+                    parts.requires_grad |= tensor.requires_grad;
+                    let shard = Parts::stored(tensor, file)?;
+                    let region = Region::whole(&shard.shape)?;
+                    if !region.is_empty() {
+                        parts.add_cut(&shard, &region, &offsets)?;
+                    }
+                }
+                Ok(parts)
+            }
+            Some(_) => Err(Disagrees("a tensor is sharded in a way that this version does not know".to_owned())),
+        }
     }
 
     /// A rank's part of a DTensor of a shape, where `local` is what the rank holds.
@@ -113,6 +130,12 @@ impl Parts {
             data.form.decode(self.dtype, &mut bytes);
         }
         Ok(Some(f32::from_le_bytes(bytes).into()))
+    }
+
+    /// The checksum of its bytes, where they are one stored stretch that holds nothing else.
+    pub(super) fn own_checksum(&self) -> Option<u32> {
+        let [StoredChunk { location: ChunkLocation::Data(data), .. }] = self.chunks.as_slice() else { return None };
+        data.checksum.filter(|sum| self.elements().checked_mul(self.dtype.size()) == Some(sum.length)).map(|sum| sum.crc32)
     }
 
     /// Whether its chunks are all of it.
@@ -267,7 +290,8 @@ pub(super) fn entries(tree: Tree<Parts>, path: &str, name: &str) -> Result<Index
     for (key, leaf) in flat {
         let entry = match leaf.leaf {
             Tree::Tensor(tensor) if !tensor.is_whole() => {
-                let class = format!("DTensor of shape {:?}, of which one rank's part is here", tensor.shape.as_slice());
+                let shape = tensor.shape.as_slice();
+                let class = format!("DTensor or ShardedTensor of shape {shape:?}, of which one rank's part is here");
                 CatalogEntry::value(Some(leaf.path), ValueLocation::Opaque { class })
             }
             Tree::Tensor(tensor) => CatalogEntry::tensor(Some(leaf.path), tensor.into_catalog()),

@@ -4,6 +4,11 @@
 
 Writes OUT/verl_w4/checkpoint/{model,optim,extra_state}_world_size_4_rank_R.pt and OUT/accelerate_w2/checkpoint/…_rankR.bin,
 and beside each an expected.json: dtype, shape and sha256 of every full tensor.
+
+    python make_ranks.py OUT fsdp
+
+writes what training with FSDP itself leaves: OUT/{hsdp,tp_fsdp2}_w4 (FSDP2 on meshes of two dimensions, where this torch has it on the
+CPU), OUT/fsdp1_sharded_w3 and OUT/fsdp1_local_w3 (FSDP1 without a mesh: ShardedTensors, by name and flat).
 """
 
 import hashlib
@@ -77,6 +82,95 @@ def accelerate(out: Path) -> None:
         (out / "expected.json").write_text(json.dumps(expected, indent=1, sort_keys=True) + "\n")
 
 
+class Net(torch.nn.Module):
+    """Sizes that no number of ranks divides, a bias of one element, a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up = torch.nn.Linear(6, 10)
+        self.down = torch.nn.Linear(10, 5, bias=False)
+        self.last = torch.nn.Linear(5, 1)
+        self.register_buffer("scale", torch.tensor([0.5, 2.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.down(torch.tanh(self.up(x))))
+
+
+def trained(model: torch.nn.Module) -> torch.optim.Optimizer:
+    """The same data on all ranks, so that the whole state is that of a model that is trained alone."""
+    optim = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for step in range(2):
+        optim.zero_grad()
+        model(made(20 + step, 4, 6)).square().mean().backward()
+        optim.step()
+    return optim
+
+
+def whole(value: object) -> torch.Tensor:
+    if isinstance(value, DTensor):
+        return value.full_tensor()
+    if hasattr(value, "local_shards"):
+        # Each rank fills in its own, and the sum is the whole.
+        out = torch.zeros(value.size(), dtype=value.dtype)
+        for shard in value.local_shards():
+            places = zip(shard.metadata.shard_offsets, shard.metadata.shard_sizes)
+            out[tuple(slice(o, o + s) for o, s in places)] = shard.tensor
+        dist.all_reduce(out)
+        return out
+    return value
+
+
+def written(out: Path, model: dict[str, object], optim: dict[str, object] | None) -> None:
+    """As verl names the files; what is expected is what the ranks together say."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    parts = {"model": model} | ({"optim": optim} if optim else {})
+    for name, state in parts.items():
+        torch.save(state, out / "checkpoint" / f"{name}_world_size_{world}_rank_{rank}.pt")
+    full = {f"model.{key}": digest(whole(tensor)) for key, tensor in model.items()}
+    for key, slots in (optim or {"state": {}})["state"].items():
+        full |= {f"optim.state.{key}.{slot}": digest(whole(tensor)) for slot, tensor in slots.items()}
+    if rank == 0:
+        (out / "expected.json").write_text(json.dumps(full, indent=1, sort_keys=True) + "\n")
+
+
+def hsdp(out: Path) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    model = fully_shard(Net(), mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
+    optim = trained(model)
+    named = dict(zip(range(99), dict(model.named_parameters())))
+    state = {named[number]: slots for number, slots in optim.state_dict()["state"].items()}
+    written(out, model.state_dict(), {"state": state, "param_groups": [{"lr": 0.1}]})
+
+
+def tp_fsdp2(out: Path) -> None:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    model = parallelize_module(Net(), mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    model = fully_shard(model, mesh=mesh["dp"])
+    optim = trained(model)
+    named = dict(zip(range(99), dict(model.named_parameters())))
+    state = {named[number]: slots for number, slots in optim.state_dict()["state"].items()}
+    kinds = {type(placement).__name__ for tensor in model.parameters() for placement in tensor.placements}
+    assert "_StridedShard" in kinds, kinds
+    written(out, model.state_dict(), {"state": state, "param_groups": [{"lr": 0.1}]})
+
+
+def fsdp1(out: Path, kind: str) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+    from torch.distributed.fsdp import StateDictType
+
+    model = FSDP(Net(), device_id=torch.device("cpu"), use_orig_params=False)
+    optim = trained(model)
+    with FSDP.state_dict_type(model, StateDictType[kind]):
+        state = model.state_dict()
+        assert any(hasattr(tensor, "local_shards") for tensor in state.values()), [type(t) for t in state.values()]
+        written(out, state, FSDP.optim_state_dict(model, optim) if kind == "SHARDED_STATE_DICT" else None)
+
+
 def ranks(count: int, work, out: Path) -> None:
     (out / "checkpoint").mkdir(parents=True, exist_ok=True)
     with socket.socket() as free:
@@ -104,5 +198,12 @@ def ranks(count: int, work, out: Path) -> None:
 
 if __name__ == "__main__":
     target = Path(sys.argv[1])
-    ranks(4, verl, target / "verl_w4")
-    ranks(2, accelerate, target / "accelerate_w2")
+    if sys.argv[2:] == ["fsdp"]:
+        if not torch.__version__.startswith("2.5"):
+            ranks(4, hsdp, target / "hsdp_w4")
+            ranks(4, tp_fsdp2, target / "tp_fsdp2_w4")
+        ranks(3, lambda out: fsdp1(out, "SHARDED_STATE_DICT"), target / "fsdp1_sharded_w3")
+        ranks(3, lambda out: fsdp1(out, "LOCAL_STATE_DICT"), target / "fsdp1_local_w3")
+    else:
+        ranks(4, verl, target / "verl_w4")
+        ranks(2, accelerate, target / "accelerate_w2")

@@ -355,6 +355,34 @@ fn files_of_each_rank_are_one_checkpoint() {
     assert!(versions >= 2);
 }
 
+/// FSDP2 on meshes of two dimensions, with copies and with strided shards; FSDP1's ShardedTensors, by name and flat.
+#[test]
+fn what_fsdp_leaves_in_the_files_of_each_rank_is_one_checkpoint() {
+    let mut kinds = std::collections::BTreeSet::new();
+    for version in std::fs::read_dir(root()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()) {
+        if !version.starts_with("fsdp-ranks-torch-") {
+            continue;
+        }
+        for (name, path, expected) in cases(&version) {
+            let checkpoint = is_equal(&format!("{version}/{name}"), &path, &expected);
+            assert_eq!(checkpoint.catalog().format, Format::Ranks);
+            let flat = checkpoint.catalog().remarks().iter().any(|remark| remark.contains("LOCAL_STATE_DICT"));
+            assert_eq!(flat, name.starts_with("fsdp1_local"), "{version}/{name}");
+            let ranks = if name.ends_with("w3") { 3 } else { 4 };
+            let one = format!("model_world_size_{ranks}_rank_1.pt");
+            let alone = open(&path.join(&one));
+            let key = alone.keys().find(|key| key.ends_with("up.weight") || key.ends_with("flat_param")).unwrap();
+            assert!(alone.value(key).unwrap_err().to_string().contains("ShardedTensor"), "{version}/{name}");
+            let copy = copied(&path);
+            std::fs::remove_file(copy.path().join(&one)).unwrap();
+            let error = refused(copy.path());
+            assert!(error.kind() == ErrorKind::Incomplete && error.to_string().contains(&one), "{error}");
+            kinds.insert(name);
+        }
+    }
+    assert_eq!(kinds.into_iter().collect::<Vec<_>>(), ["fsdp1_local_w3", "fsdp1_sharded_w3", "hsdp_w4", "tp_fsdp2_w4"]);
+}
+
 #[test]
 fn a_model_and_its_optimizer_beside_each_other_are_one_checkpoint() {
     let folder = tempfile::tempdir().unwrap();

@@ -68,6 +68,7 @@ fn open(folder: &Folder, prefix: &str) -> Result<Checkpoint> {
         files.par_iter().enumerate().map(read).collect::<Result<_>>()
     })??;
     let mut copies: Vec<Tree<Parts>> = trees.iter_mut().skip(first_model).take(models.len()).filter_map(Option::take).collect();
+    check_steps(folder, &models.values().map(String::as_str).collect::<Vec<_>>(), &copies)?;
     // Of ZeRO-3 there is one of each rank.
     let cut = models.keys().all(|rank| rank.data.is_some() && rank.model == 0);
     let frozen =
@@ -90,6 +91,7 @@ fn open(folder: &Folder, prefix: &str) -> Result<Checkpoint> {
             slots.insert(Key::from(slot), value);
         }
     }
+    check_slots(folder, prefix, &weights, &state)?;
     // A parameter that is trained has its weight in a file; the model file's copy is of another precision.
     let named = shapes.keys().chain(state.keys()).filter_map(|key| match key {
         Key::Str(name) if !weights.contains_key(key) => Some(name.as_str()),
@@ -134,6 +136,39 @@ fn open(folder: &Folder, prefix: &str) -> Result<Checkpoint> {
     Ok(Checkpoint::new(folder.store.clone(), folder.path.clone(), Catalog::new(Format::Universal, files, entries, writer), None))
 }
 
+/// What the optimizer has for a parameter is as large as it, or one number.
+fn check_slots(folder: &Folder, prefix: &str, weights: &Dict<Parts>, state: &Dict<Parts>) -> Result<()> {
+    for (name, slots) in state {
+        let (Key::Str(name), Some(Tree::Tensor(weight)), Some(slots)) = (name, weights.get(name), slots.as_dict()) else {
+            continue;
+        };
+        for (slot, tensor) in slots {
+            let (Key::Str(slot), Tree::Tensor(tensor)) = (slot, tensor) else { continue };
+            if tensor.shape != weight.shape && tensor.elements() != 1 {
+                let (own, other) = (tensor.shape.as_slice(), weight.shape.as_slice());
+                let detail = format!(
+                    "it has the shape {own:?}, and fp32.pt beside it {other:?}: sizes disagree, files of two saves are mixed"
+                );
+                return Err(disagree(folder, &format!("{prefix}{ZERO}{name}/{slot}.pt"), detail));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The copies of the model files are of one step.
+fn check_steps(folder: &Folder, names: &[&str], copies: &[Tree<Parts>]) -> Result<()> {
+    let step = |copy: &Tree<Parts>| copy.get("global_steps").and_then(Tree::to_value);
+    let mut steps = names.iter().zip(copies).filter_map(|(name, copy)| Some((name, step(copy)?)));
+    let Some((first, expected)) = steps.next() else { return Ok(()) };
+    let Some((name, other)) = steps.find(|(_, step)| *step != expected) else { return Ok(()) };
+    let (step, expected) = (other.python_repr(), expected.python_repr());
+    let detail = format!(
+        "it is of step {step}, and {first} of step {expected}: files of two saves are mixed; convert the checkpoint again"
+    );
+    Err(disagree(folder, name, detail))
+}
+
 /// A file's tensor, in the shape of its parameter: ZeRO-3 leaves it flat.
 fn value(folder: &Folder, file: &str, tree: Tree<Parts>, shape: Option<&[u64]>) -> Result<Tree<Parts>> {
     let inner = match tree {
@@ -146,9 +181,16 @@ fn value(folder: &Folder, file: &str, tree: Tree<Parts>, shape: Option<&[u64]>) 
             if tensor.shape.len() == 1 && tensor.shape.as_slice() != shape && shape != [] as [u64; 0] =>
         {
             let wanted = shape.iter().fold(1u64, |product, size| product.saturating_mul(*size));
-            if wanted != tensor.elements() {
-                // A step is one number whatever the parameter's shape.
+            // A step is one number whatever the parameter's shape.
+            if tensor.elements() == 1 {
                 return Ok(inner);
+            }
+            if wanted != tensor.elements() {
+                let detail = format!(
+                    "it has {} elements, and its parameter has the shape {shape:?}: sizes disagree; convert the checkpoint again",
+                    tensor.elements()
+                );
+                return Err(disagree(folder, file, detail));
             }
             let reshaped = tensor.reshaped(shape).map_err(|error| disagree(folder, file, error.to_string()))?;
             Ok(reshaped.map_or(inner, Tree::Tensor))

@@ -17,8 +17,9 @@ use reshard_state::Tree;
 use reshard_storage::StorageError;
 
 use super::folder::Folder;
+use super::values::integer;
 use super::{dcp, parts, tensors};
-use crate::checkpoint::{Checkpoint, Format};
+use crate::checkpoint::{CatalogKind, Checkpoint, Format, ValueLocation};
 use crate::error::{Error, Result, StorageContext};
 use crate::layout_names::METADATA_FILE;
 
@@ -76,6 +77,7 @@ pub(super) fn finish(folder: &Folder, prefix: &str, mut read: dcp::Read) -> Resu
         return Ok(stored);
     }
     let objects = objects::opened(&stored)?;
+    check_iteration(folder, prefix, &stored, &objects)?;
     if shapes.is_empty() && objects.is_empty() {
         return Ok(stored);
     }
@@ -125,6 +127,26 @@ fn add_common(folder: &Folder, prefix: &str, read: &mut dcp::Read) -> Result<()>
         return Err(Error::Incomplete { path: folder.path.clone(), detail });
     }
     Ok(())
+}
+
+/// The state that all ranks share is of the iteration that its folder is named after.
+fn check_iteration(folder: &Folder, prefix: &str, stored: &Checkpoint, objects: &objects::Objects) -> Result<()> {
+    const ITERATION: &str = "iteration";
+    let path = if prefix.is_empty() { folder.path.as_str() } else { prefix };
+    let name = path.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+    let Some(expected) = name.strip_prefix("iter_").and_then(|number| number.parse::<u64>().ok()) else { return Ok(()) };
+    let entry = stored.catalog.entries.get(ITERATION).or_else(|| objects.entry(ITERATION));
+    let Some(CatalogKind::Value(ValueLocation::Inline(value))) = entry.map(|entry| &entry.kind) else { return Ok(()) };
+    match integer(value) {
+        Some(found) if found != expected => {
+            let detail = format!(
+                "it says iteration {found}, and lies in {name}: files of two saves are mixed; copy the folder again, or call it \
+                 iter_{found:07} if its files belong together"
+            );
+            Err(invalid(folder, &format!("{prefix}{COMMON}"), detail))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn invalid(folder: &Folder, file: &str, detail: String) -> Error {

@@ -25,6 +25,11 @@ impl Objects {
         self.opened.is_empty()
     }
 
+    /// What one of them holds under a key.
+    pub(super) fn entry(&self, key: &str) -> Option<&CatalogEntry> {
+        self.opened.iter().find_map(|(_, inner)| inner.get(key))
+    }
+
     /// Puts what the objects hold in their place.
     pub(super) fn put(self, entries: &mut IndexMap<String, CatalogEntry>) {
         for (key, inner) in self.opened {
