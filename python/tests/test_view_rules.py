@@ -32,7 +32,9 @@ class Plan:
         self.parts = rng.choice([1, 1, 2, 3])
         self.experts = rng.choice([0, 0, 1, 2, 3])
         ndim = rng.randint(1, 3)
-        shape = tuple(rng.choice([1, 2, 3, 4, 6, 8]) for _ in range(ndim))
+        # Parameters of one element, too: their shapes do not tell moments from counters.
+        single = rng.random() < 0.25
+        shape = tuple(1 if single else rng.choice([1, 2, 3, 4, 6, 8]) for _ in range(ndim))
         self.shapes = dict.fromkeys(range(self.parts), shape)
         if self.parts > 1 and rng.random() < 0.7:
             dim = rng.randrange(ndim)
