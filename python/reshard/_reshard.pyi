@@ -798,9 +798,7 @@ def digest(
 ) -> dict[str, DigestEntry]:
     """What a checkpoint holds, independent of how."""
 
-def stats(
-    path: str, key: str, selecting: Selecting, bins: int, storage_options: StorageOptions | None = None
-) -> TensorStats:
+def stats(path: str, key: str, selecting: Selecting, bins: int, storage_options: StorageOptions | None = None) -> TensorStats:
     """Numbers about a tensor."""
 
 def scan(

@@ -94,9 +94,7 @@ def _file(path: StrPath | None) -> str | None:
     return None if path is None else path_text(path)
 
 
-def _selecting(
-    include: _Texts | None, exclude: _Texts | None, view: Views | None, parameter_map: StrPath | None
-) -> Selecting:
+def _selecting(include: _Texts | None, exclude: _Texts | None, view: Views | None, parameter_map: StrPath | None) -> Selecting:
     """What most tools can be told about what they look at."""
     return {"include": include, "exclude": exclude, "view": inner_views(view), "parameter_map": _file(parameter_map)}
 

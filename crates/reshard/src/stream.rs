@@ -4,6 +4,7 @@
 //! row-major order restricted to a chunk is the chunk's own row-major order, the bytes of a chunk that passes whole pass in
 //! their stored order whatever the cut, so its checksum is compared on the way without a second read.
 
+mod ahead;
 mod computed;
 mod slab;
 
@@ -12,8 +13,8 @@ use std::collections::HashMap;
 use rayon::prelude::*;
 use reshard_formats::DType;
 use reshard_layout::{ByteLayout, Dims, Region, copy_runs, coverage, flat_pieces, runs};
-use reshard_storage::Reader;
 
+use self::ahead::announce;
 use self::slab::{Slab, read_runs};
 
 use crate::cast::{can_cast, cast};
@@ -25,11 +26,6 @@ use crate::workers::Workers;
 
 /// Streams are read in blocks of this many bytes: a multiple of every element's size, and still in the cache when used.
 pub(crate) const BLOCK: usize = 1 << 20;
-
-/// A disk is told so many bytes before they are read what will be.
-const AHEAD: u64 = 4 << 20;
-/// As much at a time: kernels take no more from one announcement than a device reads at once.
-const ANNOUNCED: u64 = 1 << 20;
 
 /// Bytes of one tensor, or of a region of one, in row-major order.
 pub(crate) trait Stream: Send {
@@ -254,21 +250,6 @@ impl Stream for TensorStream<'_> {
         self.position += count;
         Ok(())
     }
-}
-
-/// Tells a disk what is read after a stretch of a file, up to `last`, unless it was told.
-fn announce(reader: &dyn Reader, announced: &mut u64, (start, end): (u64, u64), last: u64) {
-    let mut from = start.max(*announced);
-    let goal = last.min(end.saturating_add(AHEAD));
-    if last <= end || goal <= from || (goal - from < ANNOUNCED && goal < last) {
-        return;
-    }
-    while from < goal {
-        let length = ANNOUNCED.min(goal - from);
-        reader.will_read(from, length);
-        from += length;
-    }
-    *announced = goal;
 }
 
 /// A stream of another element type.
