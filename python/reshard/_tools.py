@@ -150,7 +150,7 @@ def convert(
         storage_options: settings of the stores by name.
     """
     selecting = _selecting(include, exclude, view, parameter_map)
-    selecting.update(keys=keys, part=part, prefix=prefix, add_prefix=add_prefix, rename=rename)
+    selecting.update({"keys": keys, "part": part, "prefix": prefix, "add_prefix": add_prefix, "rename": rename})
     writing: Writing = {
         "to": to,
         "ranks": ranks,
