@@ -52,6 +52,7 @@ from ._tensor import CODES
 from ._transforms import RecordReader, RecordTransforms, tensor_of
 from ._unsharded import LoadedShards
 from .state._expand import complete, lacking
+from .state._planned import OwnKeys, StoredEntries, check_values, waiting_keys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,9 +67,11 @@ class _SaveId:
 
 @dataclasses.dataclass(frozen=True)
 class _WriteResult(WriteResult):
-    """A result that brings the checksums of everything its rank wrote along; one of each rank's does."""
+    """A result that brings along the checksums of everything its rank wrote, and which of it are slots that only wait for a
+    checkpoint; one of each rank's does."""
 
     checksums: bytes = b""
+    waiting: frozenset[str] = frozenset()
 
 
 class _RecordTarget(NamedTuple):
@@ -196,21 +199,27 @@ class StorageWriter(storage.StorageWriter):
             saving = dataclasses.replace(saving, save_id=uuid.uuid4().hex, named=True)
         _used_ids.add(saving.save_id)
         self._saving = saving
+        planned = getattr(planner, "state_dict", None)
+        check_values(planned)
+        waiting = waiting_keys(planned)
         description = Description(loading=False)
         paths = plan.planner_data if isinstance(plan.planner_data, dict) else {}
         objects = SavedObjects(self.strict_values)
         through: list[list[str]] = []
-        records = [self._record(item, planner, paths, description, objects, through) for item in plan.items]
+        items = [item for item in plan.items if item.index.fqn not in waiting]
+        records = [self._record(item, planner, paths, description, objects, through) for item in items]
         objects.warn()
         description.wait_for_devices()
         files = max(self.thread_count, 1) if self.single_file_per_rank else max(len(records), 1)
         target, control = self._target(files), _reshard.Control()
         written = _reshard.write_records(target, saving, records, description.owners, control)
         results: list[WriteResult] = []
-        for number, (item, place) in enumerate(zip(plan.items, written.records)):
+        for number, (item, place) in enumerate(zip(items, written.records)):
             info = _StorageInfo(place.file, place.offset, place.length, *([through[number]] if through else []))
             own = (item.index, place.length, info)
-            results.append(WriteResult(*own) if results else _WriteResult(*own, written.checksums))
+            results.append(WriteResult(*own) if results else _WriteResult(*own, written.checksums, waiting))
+        if waiting and not results:
+            results.append(_WriteResult(MetadataIndex(""), 0, None, written.checksums, waiting))
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future
@@ -269,9 +278,10 @@ class StorageWriter(storage.StorageWriter):
         saving = self._saving
         if saving is None:
             raise InvalidInput("nothing was written through this storage writer")
+        metadata, written = _without_waiting(metadata, results)
         if hasattr(metadata, "version"):
             metadata.version = getattr(filesystem, "CURRENT_DCP_VERSION", metadata.version)
-        metadata.storage_data = {result.index: result.storage_data for each in results for result in each}
+        metadata.storage_data = {result.index: result.storage_data for result in written}
         self.save_id = saving.save_id
         metadata.storage_meta = self.storage_meta()
         checksums = [result.checksums for each in results for result in each if isinstance(result, _WriteResult)]
@@ -292,6 +302,28 @@ class StorageWriter(storage.StorageWriter):
     def validate_checkpoint_id(cls, checkpoint_id: StrPath) -> bool:
         """Whether this storage can use an id: any path, and addresses of known schemes."""
         return _reshard.is_address(path_text(checkpoint_id))
+
+
+def _without_waiting(metadata: Metadata, results: list[list[WriteResult]]) -> tuple[Metadata, list[WriteResult]]:
+    """What was planned and what was written, without slots that wait: to a planner they are slots, and an optimizer that has not
+    run has none. The planner may use its metadata again, so that it is left alone."""
+    written = [result for each in results for result in each if result.storage_data is not None]
+    told = [result.waiting for each in results for result in each if isinstance(result, _WriteResult)]
+    gone = frozenset[str]().union(*told)
+    if not gone:
+        return metadata, written
+    both = sorted(gone.intersection(result.index.fqn for result in written))
+    if both:
+        raise InvalidInput(
+            f"{len(both)} slots have content on some ranks only: {', '.join(map(repr, both[:5]))}",
+            keys=both,
+            hint="get the state of optimizers anew before saving, on all ranks",
+        )
+    paths = metadata.planner_data
+    if isinstance(paths, dict):
+        paths = {key: path for key, path in paths.items() if key not in gone}
+    entries = {key: entry for key, entry in metadata.state_dict_metadata.items() if key not in gone}
+    return dataclasses.replace(metadata, state_dict_metadata=entries, planner_data=paths), written
 
 
 class _MetadataPickler(pickle.Pickler):
@@ -380,7 +412,7 @@ class StorageReader(storage.StorageReader):
             properties = TensorProperties(dtype=getattr(torch, entry.dtype), requires_grad=entry.requires_grad)
             entries[key] = TensorStorageMetadata(properties, size, stored)
         self._checkpoint = checkpoint
-        metadata = Metadata(entries, planner_data=paths, storage_data=places)
+        metadata = Metadata(StoredEntries(entries), planner_data=paths, storage_data=places)
         metadata.storage_meta = StorageMeta(checkpoint_id=self.path, save_id=checkpoint.save_id, load_id=self.load_id)
         if hasattr(metadata, "version"):
             metadata.version = checkpoint.dcp_version
@@ -448,6 +480,7 @@ class StorageReader(storage.StorageReader):
             # The engine writes behind PyTorch's back; whoever watches the memory is to see it.
             torch.autograd.graph.increment_version(target)
             planner.commit_tensor(item, target)
+        own_keys = OwnKeys(getattr(planner, "original_state_dict", None))
         values: list[ReadItem] = []
         for item in plan.items:
             if item.type != LoadItemType.BYTE_IO:
@@ -460,6 +493,7 @@ class StorageReader(storage.StorageReader):
                 planner.load_bytes(item, io.BytesIO(self._safe(key, _reshard.decode_record(stored).classes, stored)))
         for item, record in zip(values, self._values(checkpoint, [item.storage_index.fqn for item in values])):
             planner.load_bytes(item, io.BytesIO(record))
+        own_keys.restore()
         self._load_slots(checkpoint, planner)
         _free_copies(planner)
         future: Future[None] = Future()

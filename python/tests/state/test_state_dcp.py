@@ -120,13 +120,16 @@ def test_parameters_without_state_in_the_checkpoint_have_none_afterwards(path):
         other = make("single", "unused", seed=2)
         fresh = optimizer(other)
         state = {"optim": rt.get_optimizer_state_dict(other, fresh)}
-        with pytest.raises(dcp.CheckpointException, match="unused"):
-            dcp.load(state, storage_reader=reader(how, path))
-        state = {"optim": rt.get_optimizer_state_dict(other, fresh)}
-        planner = dcp.DefaultLoadPlanner(allow_partial_load=True)
-        dcp.load(state, storage_reader=reader(how, path), planner=planner)
-        rt.set_optimizer_state_dict(other, fresh, state["optim"])
-        assert_close(optim.state_dict(), fresh.state_dict(), how)
+        if how == "theirs":
+            # PyTorch's storage knows nothing of slots that wait.
+            with pytest.raises(dcp.CheckpointException, match="unused"):
+                dcp.load(state, storage_reader=reader(how, path))
+        for planner in (None, dcp.DefaultLoadPlanner(allow_partial_load=True))[how == "theirs" :]:
+            fresh = optimizer(other)
+            state = {"optim": rt.get_optimizer_state_dict(other, fresh)}
+            dcp.load(state, storage_reader=reader(how, path), planner=planner)
+            rt.set_optimizer_state_dict(other, fresh, state["optim"])
+            assert_close(optim.state_dict(), fresh.state_dict(), how)
 
 
 def test_slots_that_nothing_was_loaded_into_are_none(path):

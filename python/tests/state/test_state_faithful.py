@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 
 import pytest
@@ -12,6 +13,7 @@ from models import assert_close, everything, fully_shard, here, make, optimizer,
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp import ShardingStrategy
 
 import reshard
 import reshard.torch as rt
@@ -158,6 +160,33 @@ def gathered(value):
 
 def test_a_parameter_without_elements_keeps_its_step(ranks):
     ranks(2, without_elements)
+
+
+def loaded_without_elements(rank, size, path):
+    for orig in (True, False):
+        for strategy in (ShardingStrategy.NO_SHARD, ShardingStrategy.FULL_SHARD):
+            for kind in (functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9), torch.optim.Adam):
+                model = FSDP(Empty(), use_orig_params=orig, sharding_strategy=strategy, device_id=torch.device("cpu"))
+                optim = kind(model.parameters(), foreach=False)
+                wanted = f"{path}-{type(optim).__name__}"
+                state = {"optim": rt.get_optimizer_state_dict(model, optim)}
+                rt.load(state, wanted)
+                rt.set_optimizer_state_dict(model, optim, state["optim"])
+                full = rt.get_optimizer_state_dict(model, optim, options=rt.StateDictOptions(full_state_dict=True))["state"]
+                with reshard.open(wanted) as checkpoint:
+                    slots = {f"optim.state.{name}.{slot}" for name, below in full.items() for slot in below}
+                    assert slots == {key for key in checkpoint if key.startswith("optim.state.")}, (orig, strategy, kind)
+
+
+def test_slots_of_a_parameter_without_elements_are_loaded(ranks, path):
+    for kind in (functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9), torch.optim.Adam):
+        model = Empty()
+        optim = kind(model.parameters(), foreach=False)
+        model(torch.ones(2, 4)).sum().backward()
+        optim.step()
+        assert len(optim.state) == 3
+        rt.save({"optim": rt.get_optimizer_state_dict(model, optim)}, f"{path}-{type(optim).__name__}")
+    ranks(2, loaded_without_elements, path)
 
 
 class Nesting(torch.optim.SGD):

@@ -15,6 +15,9 @@ pub type FlattenedOptimizer<T> = IndexMap<String, Tree<T>>;
 /// The key under which the flattened form notes keys that are not text.
 const SLOT_KEYS: &str = "slot_keys";
 
+/// The key under which a saved flattened form notes what flattening takes from values of groups; whoever loads it has used that.
+const VALUE_KEYS: &str = "value_keys";
+
 /// Flattens optimizer state. Dicts inside of slots are opened, at any depth; user-defined state stays below `state`, or
 /// below `user_state` where it says which optimizer's it is. Keys that text does not give back are noted in one more entry.
 pub fn flatten_optimizer<T: Clone>(state: &OptimizerState<T>) -> Result<FlattenedOptimizer<T>, StateError> {
@@ -187,7 +190,7 @@ fn sort_keys<T: Clone>(flat: &FlattenedOptimizer<T>, known: &IndexSet<&str>) -> 
                 }
                 None => sorted.unexpected.push(key.clone()),
             }
-        } else if key != SLOT_KEYS {
+        } else if key != SLOT_KEYS && key != VALUE_KEYS {
             sorted.unexpected.push(key.clone());
         }
     }

@@ -10,7 +10,7 @@ use super::slot::copies_for;
 use super::state::same_tensor;
 use crate::{
     BoxCopy, Dict, FlatModel, FlatParameter, Identity, Key, LiveOptimizer, Names, OptimizerState, ParamGroup, SlotTensor,
-    StateDictOptions, StateError, TensorLike, Tree,
+    StateDictOptions, StateError, TensorLike, Tree, numel,
 };
 
 /// What the loading optimizer calls its parameters.
@@ -323,7 +323,8 @@ fn shard_member<T: TensorLike>(
     };
     let rank = flat.sharding().rank;
     let held = flat.member_range(index, rank);
-    if held.is_none() && target == LoadTarget::Ids {
+    // Of a parameter without elements every rank holds all there is.
+    if held.is_none() && numel(member.whole_shape()) > 0 && target == LoadTarget::Ids {
         return Ok(result);
     }
     let length = held.map_or(0, |held| held.range.end - held.range.start);

@@ -10,7 +10,7 @@ import torch
 
 from ... import _reshard
 from ._memory import SlotMemory
-from ._template import SLOT_KEYS, Entry, OptimizerStateDict, _at
+from ._template import SLOT_KEYS, VALUE_KEYS, Entry, OptimizerStateDict, _at
 
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
 
@@ -31,10 +31,10 @@ def entries_below(entries: Iterable[_reshard.Entry], prefix: Sequence[Any]) -> l
 
 def key_types_of(checkpoint: Any, prefix: Sequence[Any], entries: Sequence[Entry]) -> Any:
     """What a checkpoint notes of the keys of an optimizer's nested state that are not text."""
-    noted = any(path == (SLOT_KEYS,) for path, _, _ in entries)
-    # The flattened form keeps its own note, for whoever takes it apart.
-    nested = any(len(path) > 1 for path, _, _ in entries)
-    return checkpoint.value(".".join((*map(str, prefix), SLOT_KEYS))) if noted and nested else None
+    # The flattened form keeps its note on slots, for whoever takes it apart.
+    nested = any(len(path) > 1 and path[0] in ("state", "param_groups") for path, _, _ in entries)
+    note = SLOT_KEYS if nested else VALUE_KEYS
+    return checkpoint.value(".".join((*map(str, prefix), note))) if any(path == (note,) for path, _, _ in entries) else None
 
 
 def _foreign(checkpoint: Any, prefix: Sequence[Any], entries: Sequence[Entry], names: Sequence[str]) -> set[str]:

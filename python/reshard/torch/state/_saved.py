@@ -7,7 +7,7 @@ from typing import Any
 
 from ... import _reshard
 from ._await import without_waiting
-from ._template import SLOT_KEYS, OptimizerStateDict
+from ._template import SLOT_KEYS, VALUE_KEYS, OptimizerStateDict
 
 _CONTAINERS = (dict, list, OptimizerStateDict)
 
@@ -38,15 +38,26 @@ def _saved(value: Any) -> Any:
 def _noted(state: Mapping[Any, Any]) -> Mapping[Any, Any]:
     """With a note on the keys of nested slots and of values of groups that flattening would turn into text for good, and on
     values of groups of which it would leave nothing."""
+    if "state" not in state:
+        return _noted_values(state)
     below = {key: value for key, value in state.items() if key not in ("param_groups", SLOT_KEYS)}
     groups = {"param_groups": state["param_groups"]} if type(state.get("param_groups")) is list else {}
-    if "state" not in state or not (_has_odd_keys(below) or _has_odd_keys(groups, values=True)):
+    if not (has_odd_keys(below) or has_odd_keys(groups, values=True)):
         return state
     types = _reshard.key_types(below, groups)
     return state if types is None else {**state, SLOT_KEYS: types}
 
 
-def _has_odd_keys(tree: Any, values: bool = False) -> bool:
+def _noted_values(state: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """The same for the flattened form, whose slots are noted already."""
+    groups = {key: value for key, value in state.items() if str(key).startswith("param_groups.")}
+    if not has_odd_keys(list(groups.values()), values=True):
+        return state
+    types = _reshard.key_types({}, groups)
+    return state if types is None else {**state, VALUE_KEYS: types}
+
+
+def has_odd_keys(tree: Any, values: bool = False) -> bool:
     """Whether keys are no text, or of values whether dicts are empty."""
     if isinstance(tree, dict):
         below = ((type(key), value) for key, value in tree.items())
@@ -55,4 +66,4 @@ def _has_odd_keys(tree: Any, values: bool = False) -> bool:
 
 
 def _is_odd(value: Any, values: bool) -> bool:
-    return type(value) in (dict, list) and _has_odd_keys(value, values)
+    return type(value) in (dict, list) and has_odd_keys(value, values)

@@ -8,6 +8,7 @@ parameter, slots the checkpoint lacks go. Nothing of this ever steps an optimize
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -33,6 +34,8 @@ class Entry(NamedTuple):
 
 #: The entry of a saved optimizer that says which keys of its state are not text.
 SLOT_KEYS = "slot_keys"
+#: The entry of a saved optimizer in the flattened form that says what flattening takes from values of groups.
+VALUE_KEYS = "value_keys"
 
 
 class OptimizerStateDict(dict):  # type: ignore[type-arg]
@@ -50,8 +53,9 @@ class OptimizerStateDict(dict):  # type: ignore[type-arg]
     _values: tuple[Any, ...] = ()
 
     def watch(self) -> None:
-        """Remembers the values of the groups, to tell whether something was loaded into the dict."""
+        """Remembers the values of the groups, to tell whether something was loaded into the dict, and that the dict is in use."""
         self._values = self._group_values()
+        _in_use[id(self)] = self
 
     def was_loaded_into(self) -> bool:
         """Whether every value of the groups is another object than it was: a load replaces them all, a person hardly."""
@@ -83,6 +87,15 @@ class OptimizerStateDict(dict):  # type: ignore[type-arg]
         import copy
 
         return {copy.deepcopy(key, memo): copy.deepcopy(value, memo) for key, value in self.items()}
+
+
+#: PyTorch's planners have a state without its dicts: whoever serves them looks here for what the leaves belong to.
+_in_use: weakref.WeakValueDictionary[int, OptimizerStateDict] = weakref.WeakValueDictionary()
+
+
+def dicts_in_use() -> list[OptimizerStateDict]:
+    """The state dicts that were given out and that somebody still has."""
+    return list(_in_use.values())
 
 
 class Slots:
