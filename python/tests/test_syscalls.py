@@ -93,16 +93,35 @@ WRITERS = {
     "safetensors": lambda base: command("convert", base / "two", base / "model", "--to", "safetensors", "--overwrite"),
     "torch": lambda base: command("convert", base / "two", base / "m.pt", "--overwrite"),
     "recover": lambda base: command("recover", base / "lost"),
+    "compressed": lambda base: command("convert", base / "two", base / "out", "--to", "dcp", "--compress", "zstd", "--overwrite"),
+    "hugging_face": lambda base: command(
+        "convert", base / "two", base / "hub", "--to", "huggingface", "--max-shard-size", "8kB", "--overwrite"
+    ),
+    "universal": lambda base: command("convert", base / "run2", base / "ds", "--to", "deepspeed-universal", "--overwrite"),
+    "megatron": lambda base: command("convert", base / "run2", base / "megatron", "--to", "megatron", "--overwrite"),
 }
-OUTPUTS = {"safetensors": "model", "torch": "m.pt", "edit": "fresh", "recover": "lost"}
+OUTPUTS = {"safetensors": "model", "torch": "m.pt", "edit": "fresh", "recover": "lost", "hugging_face": "hub", "universal": "ds"}
+OUTPUTS |= {"megatron": "megatron"}
+
+
+def trained(step):
+    """What a trainer goes on from."""
+    state = {"w": {"step": torch.tensor(float(step)), "exp_avg": torch.full((3000,), step / 2), "exp_avg_sq": torch.ones(3000)}}
+    groups = [{"lr": 0.5, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "params": ["w"]}]
+    return {"model": {"w": torch.full((3000,), float(step))}, "optim": {"state": state, "param_groups": groups}}
 
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
     base = tmp_path_factory.mktemp("prepared") / "base"
     base.mkdir()
-    rt.save({"w": torch.full((3000,), 1.0), "n": 1}, base / "out")
-    rt.save({"w": torch.full((3000,), 2.0), "n": 2}, base / "two")
+    rt.save({"w": torch.full((3000,), 1.0), "v": torch.full((2000,), 1.0), "n": 1}, base / "out")
+    rt.save({"w": torch.full((3000,), 2.0), "v": torch.full((2000,), 2.0), "n": 2}, base / "two")
+    for step in (1, 2):
+        rt.save(trained(step), base / f"run{step}")
+    reshard.convert(base / "run1", base / "ds", to="deepspeed-universal")
+    reshard.convert(base / "run1", base / "megatron", to="megatron")
+    reshard.convert(base / "out", base / "hub", to="huggingface", max_shard_size=8000)
     reshard.convert(base / "out", base / "model", to="safetensors")
     reshard.convert(base / "out", base / "m.pt")
     rt.save({"w": torch.full((3000,), 2.0), "n": 2}, base / "lost")

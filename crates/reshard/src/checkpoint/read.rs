@@ -67,7 +67,12 @@ impl Checkpoint {
     pub fn stored_record(&self, key: &str, file: &str, offset: u64, length: u64) -> Result<Vec<u8>> {
         let known = self.catalog().files.iter().position(|name| name == file).and_then(|number| u32::try_from(number).ok());
         let file = known.ok_or_else(|| Error::invalid(format!("{} has no data file {file:?}", self.path)))?;
-        self.record_bytes(key, file, offset, length, u64::MAX)
+        let most = match &self.entry(key)?.kind {
+            // What whoever asked has room for. A transform may add to it, but not make it many times as large.
+            CatalogKind::Tensor(tensor) => tensor.bytes().saturating_mul(2).max(MAX_VALUE_BYTES),
+            _ => MAX_VALUE_BYTES,
+        };
+        self.record_bytes(key, file, offset, length, most)
     }
 
     /// Reads a value's record and decodes it.
@@ -83,7 +88,10 @@ impl Checkpoint {
     fn record_bytes(&self, key: &str, file: u32, offset: u64, length: u64, most: u64) -> Result<Vec<u8>> {
         let reader = self.reader(file)?;
         let end = offset.checked_add(length);
-        if length > most || end.is_none_or(|end| end > reader.len()) {
+        if length > most {
+            return Err(self.corrupt(key, file, offset, format!("its record says to have {length} bytes, the most is {most}")));
+        }
+        if end.is_none_or(|end| end > reader.len()) {
             let detail = format!("its record of {length} bytes does not fit into the file of {} bytes", reader.len());
             return Err(self.corrupt(key, file, offset, detail));
         }

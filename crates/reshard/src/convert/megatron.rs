@@ -8,7 +8,7 @@
 use indexmap::IndexMap;
 use reshard_formats::{DType, FileTensor, PathSegment, Value};
 use reshard_state::{Key, Tree};
-use reshard_storage::Publish;
+use reshard_storage::{Publish, StorageError, Store};
 
 use super::dcp::write_dcp;
 use super::output::{OutputOptions, Plan, PlanTensor, PlanValue};
@@ -17,8 +17,8 @@ use super::training::{Slot, Training};
 use super::universal::{global_step, others};
 use super::{Destination, Written, unfinished};
 use crate::checkpoint::Checkpoint;
-use crate::commit::{claim, settled};
-use crate::error::{Error, Result, StorageContext};
+use crate::commit::{claim, discard, settled};
+use crate::error::{Error, Result, StorageContext, chain};
 use crate::layout_names::{METADATA_FILE, UNFINISHED_FILE};
 use crate::mesh::Layout;
 use crate::select::is_float;
@@ -26,6 +26,7 @@ use crate::select::is_float;
 const LATEST: &str = "latest_checkpointed_iteration.txt";
 const CONFIG: &str = "metadata.json";
 const COMMON: &str = "common.pt";
+const MAX_TEXT_BYTES: u64 = 1 << 20;
 /// As Megatron core 0.16 writes it.
 const CONFIG_TEXT: &[u8] =
     br#"{"sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": "torch", "common_backend_version": 1}"#;
@@ -54,8 +55,10 @@ pub(super) fn write_megatron(
     let is_there = |name: &str| there.iter().any(|file| file.path == name);
     let ours = [METADATA_FILE, COMMON, CONFIG];
     if ours.into_iter().any(is_there) {
-        // What a conversion that was stopped left; the lock says that none is at work.
-        if !is_there(UNFINISHED_FILE) || root.local_root().is_none() {
+        // What a conversion that was stopped left: the marker goes last, when the root names the iteration. The lock says that none
+        // is at work; where there are no locks, it is the caller who says so.
+        let stopped = is_there(UNFINISHED_FILE) && !names(root, iteration)?;
+        if !stopped || (root.local_root().is_none() && !overwrite) {
             return Err(Error::AlreadyExists { path: store.describe() });
         }
         for name in ours.into_iter().filter(|name| is_there(name)) {
@@ -67,7 +70,11 @@ pub(super) fn write_megatron(
     let shared: Vec<usize> = common.content.tensors().iter().map(|tensor| tensor.storage as usize).collect();
     let beside = || [COMMON, CONFIG].into_iter();
     let give_up = |error| {
-        unfinished::discard_marked(beside(), store.as_ref(), "");
+        discard(beside(), store.as_ref());
+        // Whose `.metadata` may be there, and only its answer was lost, stays marked: the next conversion begins anew.
+        if let Ok(false) = store.exists(METADATA_FILE) {
+            discard([UNFINISHED_FILE].into_iter(), store.as_ref());
+        }
         error
     };
     unfinished::mark(store.as_ref(), "").map_err(give_up)?;
@@ -80,14 +87,30 @@ pub(super) fn write_megatron(
     });
     let folder = folder.map_err(give_up)?;
     bytes += folder.bytes;
-    // From here on the iteration is whole and stays, whatever becomes of the rest.
-    unfinished::unmark(store.as_ref(), "")?;
+    // The iteration is whole, and stays whatever becomes of the rest; marked, so that it is begun anew where nothing names it.
     let text = iteration.to_string();
     let mode = seen.map_or(Publish::Create, Publish::Update);
     settled(root, LATEST, text.as_bytes(), root.publish(LATEST, text.as_bytes(), mode)).map_err(|failed| failed.error)?;
+    let mut warnings = folder.warnings;
+    if let Err(error) = unfinished::unmark(store.as_ref(), "") {
+        warnings.push(format!(
+            "{}/{UNFINISHED_FILE} is in nobody's way and could not be removed: {}",
+            store.describe(),
+            chain(&error)
+        ));
+    }
     let files = folder.files.iter().map(String::as_str).chain(beside()).chain([METADATA_FILE]);
     let files = files.map(|file| format!("{name}/{file}")).chain([LATEST.to_owned()]).collect();
-    Ok(Written { files, bytes, warnings: folder.warnings })
+    Ok(Written { files, bytes, warnings })
+}
+
+/// Whether the root names an iteration.
+fn names(root: &dyn Store, iteration: i64) -> Result<bool> {
+    match root.read(LATEST, MAX_TEXT_BYTES) {
+        Ok(text) => Ok(String::from_utf8_lossy(&text).trim() == iteration.to_string()),
+        Err(StorageError::NotFound { .. }) => Ok(false),
+        Err(source) => Err(Error::Storage { doing: format!("reading {LATEST}"), source }),
+    }
 }
 
 /// The tensors under Megatron's keys, and the objects that were sharded.

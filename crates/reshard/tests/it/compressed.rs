@@ -214,3 +214,28 @@ fn a_record_that_expands_beyond_its_tensor_is_refused() {
     assert_eq!(strict.check_expanded(["bomb"]).unwrap_err().kind(), ErrorKind::Exhausted);
     assert_eq!(found.read_whole("bomb").unwrap().len(), 64 << 20);
 }
+
+#[test]
+fn a_stored_record_that_says_to_be_huge_is_not_read() {
+    const HUGE: u64 = 3 << 30;
+    let folder = tempfile::tempdir().unwrap();
+    save(folder.path(), &corpus::solo(), &SaveOptions::default());
+    // The file has as many bytes as it says, and hardly any of them lie on a disk.
+    std::fs::OpenOptions::new().write(true).open(folder.path().join("__0_0.distcp")).unwrap().set_len(2 * HUGE).unwrap();
+    edited(folder.path(), |metadata| {
+        each_storage(metadata, |storage| {
+            let descriptors = Some(vec!["stream.own/1".to_owned()]);
+            storage.transforms = Some(Transforms { descriptors, ..Transforms::default() }.into());
+            storage.length = HUGE;
+        });
+    });
+    let found = open(folder.path());
+    for key in ["model.a", "name"] {
+        let error = found.stored_record(key, "__0_0.distcp", 0, HUGE).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+        assert!(error.to_string().contains("the most is"), "{error}");
+        // What is not too large is read: the wrong bytes, which their checksum shows.
+        let error = found.stored_record(key, "__0_0.distcp", 0, 100).unwrap_err();
+        assert!(error.to_string().contains("checksum"), "{error}");
+    }
+}

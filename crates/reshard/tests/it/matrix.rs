@@ -122,13 +122,13 @@ pub(crate) fn to_torch(number: u64, store: &Arc<dyn Store>) -> Result<()> {
 }
 
 /// A conversion whose records are compressed.
-fn compressing(number: u64, store: &Arc<dyn Store>) -> Result<()> {
+pub(crate) fn compressing(number: u64, store: &Arc<dyn Store>) -> Result<()> {
     let mut options = conversion();
     options.compression = Some(Compression::Zstd);
     convert(&source(number), &Destination::folder(Arc::clone(store)), ConvertTarget::Dcp { ranks: 2 }, &options).map(drop)
 }
 
-fn saving_compressed(number: u64, store: &Arc<dyn Store>) -> Result<()> {
+pub(crate) fn saving_compressed(number: u64, store: &Arc<dyn Store>) -> Result<()> {
     let wholes = generation(number);
     let cut = Cut { mesh: vec![RANKS as u64], placements: vec![Placement::Shard(0)] };
     one(run_threads(RANKS, |group| {
@@ -139,8 +139,8 @@ fn saving_compressed(number: u64, store: &Arc<dyn Store>) -> Result<()> {
     }))
 }
 
-/// A universal checkpoint of DeepSpeed, of a model that is trained.
-fn to_universal(number: u64, store: &Arc<dyn Store>) -> Result<()> {
+/// What a run goes on from: weights, and an optimizer's state that knows its step.
+fn trained(number: u64) -> Checkpoint {
     let trained: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let wholes = generation(number);
     let cut = Cut { mesh: vec![1], placements: vec![Placement::Replicate] };
@@ -149,8 +149,22 @@ fn to_universal(number: u64, store: &Arc<dyn Store>) -> Result<()> {
     state.insert_value("optim.state.a.step", Value::from(number as i64)).unwrap();
     state.insert_value("optim.param_groups.0.lr", Value::from(0.5)).unwrap();
     save_with(&Solo, &state, &trained, &overwriting()).unwrap();
-    let source = Checkpoint::open_store(trained).unwrap();
-    convert(&source, &Destination::folder(Arc::clone(store)), ConvertTarget::Universal, &conversion()).map(drop)
+    Checkpoint::open_store(trained).unwrap()
+}
+
+/// A universal checkpoint of DeepSpeed, of a model that is trained.
+pub(crate) fn to_universal(number: u64, store: &Arc<dyn Store>) -> Result<()> {
+    convert(&trained(number), &Destination::folder(Arc::clone(store)), ConvertTarget::Universal, &conversion()).map(drop)
+}
+
+/// A folder of Megatron, which opens folders below it by their addresses.
+pub(crate) fn to_megatron(number: u64, destination: &Destination) -> Result<()> {
+    convert(&trained(number), destination, ConvertTarget::Megatron { ranks: 2 }, &conversion()).map(drop)
+}
+
+/// A folder as a hub has it: a model in files of a size, and nothing else.
+pub(crate) fn to_hugging_face(number: u64, store: &Arc<dyn Store>) -> Result<()> {
+    converting_to(number, store, ConvertTarget::HuggingFace { max_shard_size: Some(600) })
 }
 
 pub(crate) fn laying_out_anew(number: u64, store: &Arc<dyn Store>) -> Result<()> {
@@ -239,11 +253,18 @@ pub(crate) fn found(store: &Arc<dyn Store>, when: &str) -> Option<u64> {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Incomplete) => return None,
         Err(error) => panic!("{when}: a reader sees neither old nor new: {}", error.full_text()),
     };
-    let step = checkpoint.value("step").unwrap_or_else(|error| panic!("{when}: {}", error.full_text()));
-    let number = (OLD..=NEW).find(|n| step == Value::from(*n as i64)).expect("a step that was saved");
+    // Some formats have a model alone, under names of its own.
+    let own = |key: &str| if checkpoint.entry(key).is_ok() { key.to_owned() } else { key.replace("model.", "") };
+    let read = |key: &str| checkpoint.read_whole(&own(key)).unwrap_or_else(|error| panic!("{when}: {}", error.full_text()));
+    let number = if checkpoint.entry("step").is_ok() {
+        let step = checkpoint.value("step").unwrap_or_else(|error| panic!("{when}: {}", error.full_text()));
+        (OLD..=NEW).find(|n| step == Value::from(*n as i64)).expect("a step that was saved")
+    } else {
+        let first = read("model.a");
+        (OLD..=NEW).find(|n| generation(*n)[0].bytes == first).unwrap_or_else(|| panic!("{when}: no weights that were saved"))
+    };
     for whole in generation(number) {
-        let bytes = checkpoint.read_whole(&whole.key).unwrap_or_else(|error| panic!("{when}: {}", error.full_text()));
-        assert!(bytes == whole.bytes, "{when}: {} of generation {number} differs", whole.key);
+        assert!(read(&whole.key) == whole.bytes, "{when}: {} of generation {number} differs", whole.key);
     }
     Some(number)
 }
@@ -380,6 +401,8 @@ matrix! {
     a_compressed_conversion_over_a_checkpoint: case(compressing, Some(saving_compressed)), &STORES;
     a_universal_checkpoint_to_a_free_path: Case { again: false, ..case(to_universal, None) }, &STORES;
     a_universal_checkpoint_over_another: Case { again: false, ..case(to_universal, Some(to_universal)) }, &STORES;
+    a_hugging_face_folder_to_a_free_path: case(to_hugging_face, None), &STORES;
+    a_hugging_face_folder_over_another: case(to_hugging_face, Some(to_hugging_face)), &STORES;
     a_torch_file_to_a_free_path: case(to_torch, None), &STORES;
     a_torch_file_over_another: case(to_torch, Some(to_torch)), RENAMING;
 }

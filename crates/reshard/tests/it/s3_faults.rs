@@ -9,9 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use reshard::convert::{Destination, Target};
 use reshard::storage::{Address, Retry, Store, StoreOptions, open};
 
-use crate::matrix::{self, Write as Writer, found};
+use crate::matrix::{self, found};
 use crate::server::{BUCKET, Server};
 
 /// What happens to a request.
@@ -128,21 +129,44 @@ fn forward(mut client: TcpStream, upstream: &str, plan: &Mutex<Option<Plan>>, co
     client.shutdown(Shutdown::Both)
 }
 
-fn store_at(options: &StoreOptions, prefix: &str) -> Arc<dyn Store> {
-    open(&Address::parse(&format!("s3://{BUCKET}/{prefix}")).unwrap(), options).unwrap()
+/// Where to write: a store, and the address that it was opened by.
+struct Place {
+    store: Arc<dyn Store>,
+    path: String,
+    options: StoreOptions,
 }
 
-fn every_request(new: Writer, old: Option<Writer>, unpublished: bool) {
+fn place(options: &StoreOptions, prefix: &str) -> Place {
+    let path = format!("s3://{BUCKET}/{prefix}");
+    let store = open(&Address::parse(&path).unwrap(), options).unwrap();
+    Place { store, path, options: options.clone() }
+}
+
+type Writer = dyn Fn(u64, &Place) -> reshard::Result<()>;
+
+fn to_megatron(number: u64, place: &Place) -> reshard::Result<()> {
+    matrix::to_megatron(number, &Destination::parse(&place.path, Target::Megatron { ranks: 2 }, &place.options)?)
+}
+
+/// Writers that need no more than a store.
+fn into_store(new: matrix::Write, old: Option<matrix::Write>, unpublished: bool) {
+    let through = |write: matrix::Write| move |number: u64, place: &Place| write(number, &place.store);
+    let (new, old) = (through(new), old.map(through));
+    every_request(&new, old.as_ref().map(|old| old as &Writer), unpublished, true);
+}
+
+fn every_request(new: &Writer, old: Option<&Writer>, unpublished: bool, again: bool) {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     let backoff = Duration::from_millis(1);
     let retry = Retry { max_retries: 2, first_backoff: backoff, max_backoff: backoff, ..Retry::default() };
     let direct = server.options();
     let proxied = StoreOptions { endpoint: Some(proxy.endpoint.clone()), retry, ..server.options() };
-    let base = store_at(&direct, "base");
+    let base = place(&direct, "base");
     if let Some(old) = old {
         old(matrix::OLD, &base).unwrap();
     }
+    let base = base.store;
     if unpublished {
         matrix::unpublished(&base);
     }
@@ -152,11 +176,11 @@ fn every_request(new: Writer, old: Option<Writer>, unpublished: bool) {
     let mut fresh = || {
         number += 1;
         let prefix = format!("run-{number}");
-        let store = store_at(&direct, &prefix);
+        let store = place(&direct, &prefix).store;
         for file in &files {
             base.link_or_copy(&file.path, store.as_ref(), &file.path).unwrap();
         }
-        (store, store_at(&proxied, &prefix))
+        (store, place(&proxied, &prefix))
     };
     let (clean, through) = fresh();
     proxy.plan(None);
@@ -191,6 +215,11 @@ fn every_request(new: Writer, old: Option<Writer>, unpublished: bool) {
                     let left = store.list("").unwrap();
                     assert!(left.len() <= names + 1, "{when}: leftovers: {left:?}");
                 }
+                // Whatever it left, it can be run again.
+                if again && after != Some(matrix::NEW) {
+                    let again = new(matrix::NEW, &through).map_err(|error| error.full_text());
+                    assert!(again.is_ok() && found(&store, &when) == Some(matrix::NEW), "{when}: again: {again:?}");
+                }
             }
         }
     }
@@ -201,7 +230,7 @@ macro_rules! on_s3 {
     ($($name:ident: $new:expr, $old:expr, $unpublished:expr;)*) => {
         $(#[test]
         fn $name() {
-            every_request($new, $old, $unpublished);
+            into_store($new, $old, $unpublished);
         })*
     };
 }
@@ -212,10 +241,29 @@ on_s3! {
     a_conversion_over_a_checkpoint: matrix::converting, Some(matrix::saving), false;
     a_relayout_over_a_checkpoint: matrix::laying_out_anew, Some(matrix::saving), false;
     a_merge_over_a_checkpoint: matrix::merging, Some(matrix::saving), false;
-    an_edit: matrix::editing, None, false;
     a_recovery_over_an_older_checkpoint: matrix::recovering, Some(matrix::saving), true;
     records_over_a_checkpoint: matrix::writing_records, Some(matrix::saving), false;
     several_safetensors_files_over_several: matrix::to_several_files, Some(matrix::to_several_files), false;
     one_safetensors_file_over_several: matrix::to_one_file, Some(matrix::to_several_files), false;
     a_torch_file: matrix::to_torch, None, false;
+    a_compressed_save_over_a_checkpoint: matrix::saving_compressed, Some(matrix::saving), false;
+    a_compressed_conversion_over_a_checkpoint: matrix::compressing, Some(matrix::saving_compressed), false;
+    a_universal_checkpoint_over_another: matrix::to_universal, Some(matrix::to_universal), false;
+    a_hugging_face_folder_over_another: matrix::to_hugging_face, Some(matrix::to_hugging_face), false;
+}
+
+/// It takes no path that holds something, be it what an edit that was stopped left.
+#[test]
+fn an_edit() {
+    every_request(&|number, place| matrix::editing(number, &place.store), None, false, false);
+}
+
+#[test]
+fn a_folder_of_megatron_over_another() {
+    every_request(&to_megatron, Some(&to_megatron), false, true);
+}
+
+#[test]
+fn a_folder_of_megatron_to_a_free_path() {
+    every_request(&to_megatron, None, false, true);
 }
