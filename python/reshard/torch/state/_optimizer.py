@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from ... import _reshard
 from ..._reports import OptimizerReport
@@ -292,6 +292,8 @@ class Applied:
 
     def __init__(self, live: LiveModel, optimizer: Any, load: _reshard.OptimizerLoad, blocks: Mapping[Any, Any]) -> None:
         self._live = live
+        #: PyTorch's own optimizers make slots of whatever shape as DTensors on their parameters' mesh, and compute with both.
+        self._by_torch = f"{type(optimizer).__module__}.".startswith("torch.optim.")
         params = [param for group in optimizer.param_groups for param in group["params"]]
         state: dict[Any, Any] = {}
         for key, made in load.state.items():
@@ -359,7 +361,7 @@ class Applied:
         shape = tuple(value.metadata().size) if isinstance(value, ShardedTensor) else tuple(value.shape)
         like = param if isinstance(param, DTensor) and shape == tuple(param.shape) and shape else None
         if isinstance(now, torch.Tensor) and now.dtype == value.dtype and tuple(now.shape) == shape:
-            if (like is None and not is_sharded(now)) or (
+            if (like is None and (not is_sharded(now) or isinstance(now, DTensor))) or (
                 isinstance(now, DTensor) and like is not None and same_layout(now, like)
             ):
                 fill(slot, now, value)
@@ -376,8 +378,12 @@ class Applied:
             device = param.device if param is not None else torch.device("cpu")
             whole = torch.empty(shape, dtype=value.dtype, device=device)
             fill(slot, whole, value)
-            return whole
-        return _own(value)
+        else:
+            whole = _own(value)
+        if isinstance(param, DTensor) and shape and self._by_torch:
+            mesh = param.device_mesh
+            return DTensor.from_local(whole.to(mesh.device_type), mesh, [Replicate()] * mesh.ndim, run_check=False)
+        return whole
 
 
 def _adoptable(copies: list[_reshard.BoxCopy], dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
