@@ -134,3 +134,58 @@ def test_two_jobs_on_one_root_and_one_is_killed(tmp_path):
     manager.restore(state)
     assert state["step"] >= 60 and (state["w"] == state["step"]).all()
     manager.close()
+
+
+#: Saves the same steps as another job does at the same time; prints how many it saved and how many were refused.
+RIVAL = """
+    import sys
+    import torch
+    import reshard
+    import reshard.torch as rt
+    root, name, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    saved = refused = 0
+    print("ready", flush=True)
+    sys.stdin.readline()
+    with rt.CheckpointManager(root, keep_last=2, async_=False) as manager:
+        for step in range(count):
+            try:
+                manager.save(step, {"w": torch.full((5_000,), float(name)), "name": name, "step": step})
+                saved += 1
+            except (reshard.StorageError, reshard.AlreadyExists) as error:
+                assert "another writer" in str(error) or "exists" in str(error), error
+                refused += 1
+    print(saved, refused, flush=True)
+"""
+
+
+def test_two_jobs_that_save_the_same_steps_lose_none(tmp_path):
+    root = tmp_path / "run"
+    rivals = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(RIVAL), str(root), str(name), "25"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": PACKAGE, "OMP_NUM_THREADS": "1"},
+        )
+        for name in (1, 2)
+    ]
+    for rival in rivals:
+        assert rival.stdout.readline() == "ready\n"
+    for rival in rivals:
+        rival.stdin.write("go\n")
+        rival.stdin.flush()
+    told = [rival.communicate()[0].split() for rival in rivals]
+    assert [rival.returncode for rival in rivals] == [0, 0], told
+    # Of every step one of them has saved it: no refusal was of a step that nobody was saving.
+    assert sum(int(saved) for saved, _ in told) >= 25 and all(int(saved) + int(refused) == 25 for saved, refused in told), told
+    steps = reshard.steps(root)
+    assert steps and max(step for step, _ in steps) == 24
+    for step, name in steps:
+        assert reshard.verify(root / name).sound
+        with reshard.open(root / name) as checkpoint:
+            assert checkpoint["step"] == step and (checkpoint["w"].numpy() == checkpoint["name"]).all()
+    state = {"w": torch.zeros(5_000), "name": 0, "step": 0}
+    with rt.CheckpointManager(root, keep_last=2) as manager:
+        manager.restore(state)
+    assert state["step"] == 24 and state["name"] in (1, 2)

@@ -1,9 +1,13 @@
 """Files that want to run code: none does, on any road, and none is called sound."""
 
 import io
+import json
+import os
 import pathlib
 import pickle
 import struct
+import subprocess
+import sys
 import warnings
 import zipfile
 from collections import OrderedDict
@@ -17,6 +21,7 @@ from torch.distributed.checkpoint.planner import WriteItemType
 
 import reshard
 import reshard.torch as rt
+import reshard.torch.checkpoint as drop_in
 from reshard import _reshard
 
 
@@ -255,3 +260,87 @@ def test_planners_get_values_made_anew(path):
     dcp.load(state, planner=Watching(), storage_reader=rt.StorageReader(path), **ALONE)
     assert state["x"] == (1, [2, "three"]) and state["y"][0]["a"] == (1, 2.5, "x")
     assert odd not in seen and len(seen) == 3
+
+
+def planted(base, marker):
+    """A checkpoint of PyTorch's for each attack."""
+    for name, data in attacks(marker):
+        path = base / name
+        dcp.save({"x": 7, "w": torch.ones(3)}, storage_writer=dcp.FileSystemWriter(path), planner=Planting(data), **ALONE)
+        yield name, path
+
+
+def test_no_side_road_runs_code(tmp_path):
+    """The drop-in module, the switch, notebook views, pages and conversions."""
+    marker = tmp_path / "marker"
+    for name, path in planted(tmp_path / "all", marker):
+        out = tmp_path / "out" / name
+        out.mkdir(parents=True)
+
+        def drop_in_load(path=path):
+            drop_in.load({"x": 0, "w": torch.zeros(3)}, checkpoint_id=path)
+
+        def switched(path=path):
+            reshard.install()
+            try:
+                dcp.load({"x": 0, "w": torch.zeros(3)}, checkpoint_id=path, **ALONE)
+            finally:
+                reshard.uninstall()
+
+        def shown(path=path):
+            with reshard.open(path) as checkpoint:
+                for view in (checkpoint, reshard.verify(path), reshard.diff(path, path)):
+                    assert view._repr_html_()
+                assert checkpoint["w"] is not None
+                return checkpoint["x"]
+
+        def viewed(path=path, out=out):
+            done = subprocess.run(
+                [sys.executable, "-m", "reshard", "report", path, "--output", out / "page.html"],
+                capture_output=True,
+                env={**os.environ, "PYTHONPATH": str(pathlib.Path(reshard.__file__).parent.parent)},
+            )
+            assert done.returncode in (0, 2), done.stderr
+
+        def converted(path=path, out=out):
+            for skip in (False, True):
+                for to in ("m.pt", "m.safetensors", "d"):
+                    file = out / f"{skip}-{to}"
+                    error = quietly(lambda file=file: reshard.convert(path, file, skip_opaque=skip, verify=False))
+                    assert not marker.exists(), (name, file)
+                    if error is None and to == "m.pt":
+                        # Whoever trusts what was made of it is not betrayed.
+                        torch.load(file, weights_only=False)
+
+        refused = {"drop-in": drop_in_load, "switch": switched, "open": shown}
+        for road, run in {**refused, "report": viewed, "convert": converted}.items():
+            error = quietly(run)
+            assert not marker.exists(), (name, road)
+            assert (error is not None) is (road in refused), (name, road, error)
+
+
+def test_no_program_under_the_switch_runs_code(tmp_path):
+    marker = tmp_path / "marker"
+    paths = [str(path) for _, path in planted(tmp_path / "all", marker)]
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import json, sys, warnings\n"
+        "warnings.simplefilter('ignore')\n"
+        "import torch\n"
+        "import torch.distributed.checkpoint as dcp\n"
+        "refused = 0\n"
+        "for path in json.load(open(sys.argv[1])):\n"
+        "    try:\n"
+        "        dcp.load({'x': 0, 'w': torch.zeros(3)}, checkpoint_id=path)\n"
+        "    except BaseException as error:\n"
+        "        refused += 1\n"
+        "print('refused', refused)\n"
+    )
+    (tmp_path / "paths").write_text(json.dumps(paths))
+    done = subprocess.run(
+        [sys.executable, "-m", "reshard", "run", "--", sys.executable, program, tmp_path / "paths"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(pathlib.Path(reshard.__file__).parent.parent)},
+    )
+    assert not marker.exists() and f"refused {len(paths)}" in done.stdout, (done.stdout, done.stderr)
