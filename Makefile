@@ -128,7 +128,7 @@ python-check: $(PY_READY)
 spelling-check: $(PY_READY)
 	"$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("scripts"))')/typos"
 
-# Library and command for macOS, as far as compiling goes; not part of `make check`, as it builds everything once more.
+# Library and command for macOS and Windows, as far as compiling goes; not part of `make check`, as it builds everything once more.
 portable-check:
 	scripts/check-portable
 

@@ -23,7 +23,14 @@ mod claims;
 pub mod conformance;
 mod error;
 pub mod faulty;
+mod listing;
+#[cfg(unix)]
 pub mod local;
+#[cfg(not(unix))]
+#[path = "local_reading.rs"]
+pub mod local;
+#[cfg(all(test, unix))]
+mod local_reading;
 pub mod memory;
 #[cfg(feature = "object")]
 pub mod object;

@@ -42,6 +42,7 @@ pub(crate) fn split(path: &str) -> (&str, &str) {
 }
 
 /// A fresh temporary name beside `path`.
+#[cfg_attr(not(unix), allow(dead_code))]
 pub(crate) fn staged_name(path: &str) -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let (folder, name) = split(path);

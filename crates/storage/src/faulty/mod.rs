@@ -30,6 +30,10 @@ use crate::{Operation, Result, StorageError, Store};
 use loss::Tracker;
 use store::Faulty;
 
+/// What Unix calls a failing device, and one that is full.
+const EIO: i32 = 5;
+const ENOSPC: i32 = 28;
+
 pub use loss::Loss;
 
 /// One counted operation.
@@ -310,10 +314,10 @@ fn due(rules: &mut [(Rule, u64)], number: u64, operation: Operation, path: &str)
 
 impl Failure {
     fn error(self, operation: Operation, path: &str, step: u64) -> StorageError {
-        let real = |errno: rustix::io::Errno| StorageError::from_io(operation, path, io::Error::from(errno));
+        let real = |code: i32| StorageError::from_io(operation, path, io::Error::from_raw_os_error(code));
         match self {
-            Failure::Device => real(rustix::io::Errno::IO),
-            Failure::NoSpace => real(rustix::io::Errno::NOSPC),
+            Failure::Device => real(EIO),
+            Failure::NoSpace => real(ENOSPC),
             Failure::Marked => StorageError::Injected { path: path.to_owned(), operation, step },
         }
     }

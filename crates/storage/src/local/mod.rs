@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::listing;
 use crate::{
     Capabilities, FileInfo, Linked, Operation, Origin, Publish, PublishObserver, Reader, Result, StorageError, Store,
     StoreOptions, Version, WriteLock, WriteOptions, Writer, check_relative,
@@ -87,55 +88,6 @@ impl LocalStore {
         }
         Ok(stat.st_size as u64)
     }
-
-    fn walk(&self, folder: &str, prefix: &str, files: &mut Vec<FileInfo>) -> Result<()> {
-        let full = self.root.full(folder);
-        let failed = |error| StorageError::from_io(Operation::List, full.display().to_string(), error);
-        let entries = match std::fs::read_dir(&full) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(failed(error)),
-        };
-        for entry in entries {
-            let entry = entry.map_err(failed)?;
-            // A name that is not UTF-8 cannot be one of ours, nor be named by a relative path.
-            let Ok(name) = entry.file_name().into_string() else {
-                continue;
-            };
-            let path = crate::path::join(folder, &name);
-            let kind = entry.file_type().map_err(failed)?;
-            if kind.is_dir() {
-                // Only folders that can hold a path with this prefix.
-                let inside = format!("{path}/");
-                if inside.starts_with(prefix) || prefix.starts_with(&inside) {
-                    self.walk(&path, prefix, files)?;
-                }
-                continue;
-            }
-            if !path.starts_with(prefix) {
-                continue;
-            }
-            let metadata = if kind.is_symlink() {
-                // Listed only when it may be opened, that is, when it stays inside the root.
-                match self.open_file(Operation::List, &path) {
-                    Ok((file, _)) => file.metadata(),
-                    Err(_) => continue,
-                }
-            } else {
-                entry.metadata()
-            };
-            match metadata {
-                Ok(metadata) if metadata.is_file() => {
-                    files.push(FileInfo { path, size: metadata.len(), modified: metadata.modified().ok() });
-                }
-                Ok(_) => {}
-                // Deleted while we looked.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(failed(error)),
-            }
-        }
-        Ok(())
-    }
 }
 
 impl Store for LocalStore {
@@ -174,29 +126,13 @@ impl Store for LocalStore {
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<FileInfo>> {
-        let mut files = Vec::new();
-        self.walk("", prefix, &mut files)?;
-        files.sort_by(|left, right| left.path.cmp(&right.path));
-        Ok(files)
+        // A link is listed only when it may be opened, that is, when it stays inside the root.
+        let linked = |path: &str| self.open_file(Operation::List, path).ok().map(|(file, _)| file.metadata());
+        listing::files(self.root.path(), prefix, &linked)
     }
 
     fn list_children(&self) -> Result<Vec<String>> {
-        let failed = |error| StorageError::from_io(Operation::List, self.describe(), error);
-        let entries = match std::fs::read_dir(self.root.path()) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(failed(error)),
-        };
-        let mut children = Vec::new();
-        for entry in entries {
-            let entry = entry.map_err(failed)?;
-            let is_folder = entry.file_type().map_err(failed)?.is_dir();
-            if let (true, Ok(name)) = (is_folder, entry.file_name().into_string()) {
-                children.push(name);
-            }
-        }
-        children.sort();
-        Ok(children)
+        listing::folders(self.root.path())
     }
 
     fn size(&self, path: &str) -> Result<u64> {
