@@ -40,7 +40,9 @@ impl Classes {
     fn of(document: &Document<'_>) -> Classes {
         let find = |name| document.find_global(MODULE, name);
         Classes {
-            metadata: find("Metadata"),
+            // Megatron core 0.15 pickles a class of its own, which has one field more.
+            metadata: find("Metadata")
+                .or_else(|| document.find_global("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata")),
             tensor: find("TensorStorageMetadata"),
             bytes: find("BytesStorageMetadata"),
             chunk: find("ChunkStorageMetadata"),

@@ -3,7 +3,7 @@
     python make_megatron_optimizer.py OUT LAYOUT...
 
 needs megatron-core and a CPU: two tensor parallel and two data parallel ranks, a bfloat16 model, Adam. LAYOUT is a
-`distrib_optim_sharding_type` (`dp_reshardable` made with 0.16.1 and 0.19.2, `fully_reshardable` with 0.16.1, `fully_sharded_model_space` and
+`distrib_optim_sharding_type` (`dp_reshardable` made with 0.16.1 and 0.19.2, `fully_reshardable` with 0.15 to 0.19, `fully_sharded_model_space` and
 `dp_zero_gather_scatter` with 0.14.0; its `fully_sharded_bucket_space` fails in an assertion of its own), or `torch`: one file a rank, and `distrib_optim.pt`.
 `expected.json` has dtype, shape and sha256 of the weights and of each parameter's state, gathered from the optimizer's own
 shards; `parameters.json` is the map that `reshard.integrations.megatron` makes.
