@@ -275,7 +275,7 @@ def exponents(shape, seed):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_scales_that_are_powers_of_two(tmp_path, dtype):
-    """In blocks, as newer models of DeepSeek have them (ue8m0), and in stretches of 32 (MXFP8), there as plain bytes, too."""
+    """In blocks, as newer models of DeepSeek have them (`float8_e8m0fnu`), and in stretches of 32 (MXFP8), there as plain bytes, too."""
     codes = codes_of((40, 96), torch.float8_e4m3fn, 1)
     powers, stretches = exponents((3, 6), 2), exponents((40, 3), 3)
     tensors = {

@@ -42,7 +42,7 @@ def block_scaled(kind):
     match kind:
         case "float32" | "experts":
             return codes, torch.rand(grid) + 0.01
-        case "ue8m0":
+        case "powers":
             return codes, powers.view(torch.float8_e8m0fnu)
         case "mxfp8":
             return codes, rows
@@ -50,7 +50,7 @@ def block_scaled(kind):
             return torch.randint(0, 256, (256, 192), dtype=torch.uint8).view(torch.int8), rows.view(torch.float8_e8m0fnu)
 
 
-@pytest.mark.parametrize("kind", ["float32", "experts", "ue8m0", "mxfp8", "fp4"])
+@pytest.mark.parametrize("kind", ["float32", "experts", "powers", "mxfp8", "fp4"])
 def test_scaled_weights_are_what_transformers_makes_of_them(tmp_path, kind):
     fp8 = pytest.importorskip("transformers.integrations.finegrained_fp8")
     codes, scales = block_scaled(kind)
