@@ -62,6 +62,16 @@ def edited(name: str, change: Callable[[bytes], bytes], words: str) -> Callable[
     return damage
 
 
+def beside(name: str, other: str, damage: Callable[[Path], str]) -> Callable[[Path], str]:
+    """Where a second step lies beside the first."""
+
+    def both(folder: Path) -> str:
+        shutil.copytree(folder / name, folder / other)
+        return damage(folder)
+
+    return both
+
+
 def taken(name: str, source: str, words: str) -> Callable[[Path], str]:
     """A file of another checkpoint, or of another rank, under this name."""
 
@@ -224,7 +234,11 @@ BROKEN = {
     ),
     "megatron, two iterations of the common state": (
         "megatron-0.16/tp2_dp2",
-        edited("iter_0000007/common.pt", number_after(b"iteration", 9), "two saves are mixed&iter_0000009"),
+        beside(
+            "iter_0000007",
+            "iter_0000009",
+            edited("iter_0000007/common.pt", number_after(b"iteration", 9), "two saves are mixed&iter_0000009"),
+        ),
     ),
     "verl, two steps": (
         "ranks-torch-2.13/verl_w4",
@@ -310,6 +324,17 @@ def test_a_data_file_of_megatron_that_is_missing_is_named(tmp_path):
     assert any(data.name in str(finding) for finding in report.findings)
     with pytest.raises(reshard.ReshardError, match=data.name):
         reshard.convert(str(folder), str(tmp_path / "out"), to="dcp")
+
+
+def test_an_iteration_of_megatron_that_was_given_another_number_opens(tmp_path):
+    """Whoever calls a folder otherwise has mixed nothing."""
+    run = tmp_path / "run"
+    shutil.copytree(FOREIGN / "megatron-0.16/tp2_dp2/checkpoint", run)
+    (run / "iter_0000007").rename(run / "iter_0000010")
+    (run / "latest_checkpointed_iteration.txt").write_text("10")
+    for path in (run, run / "iter_0000010"):
+        with reshard.open(str(path)) as checkpoint:
+            assert checkpoint["iteration"] == 7
 
 
 def test_latest_of_nanotron_names_a_step_that_is_there(tmp_path):

@@ -165,6 +165,37 @@ def command(*arguments):
     return done.returncode, done.stdout, done.stderr
 
 
+def test_slots_by_number_cannot_follow_and_are_an_error_unless_it_is_said_what_becomes_of_them(tmp_path):
+    """`torch.save` of an optimizer's own state dict numbers its parameters: a transposed weight with moments as they were would train
+    on without a word."""
+    model = torch.nn.Linear(4, 4, bias=False)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    path = str(tmp_path / "training.pt")
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+    turned = {"from": "weight", "to": "weight", "steps": [{"transpose": [0, 1]}]}
+    with pytest.raises(reshard.InvalidInput, match=r'2 slots .* \("optimizer.state.0.exp_avg" is the first\).*\[slots\]'):
+        reshard.open(path, view=reshard.View(turned))
+    # Names and dtypes do not change what belongs together.
+    for fine in ({"from": "weight", "to": "w"}, {"from": "weight", "to": "weight", "steps": [{"cast": "bfloat16"}]}):
+        with reshard.open(path, view=reshard.View(fine)) as checkpoint:
+            assert "optimizer.state.0.exp_avg" in checkpoint
+    # A view of its own does it for a recipe.
+    dropping = reshard.View.parse('[slots]\nexp_avg = "drop"\nexp_avg_sq = "drop"\n')
+    with reshard.open(path, view=[dropping, reshard.View(turned)]) as checkpoint:
+        assert "optimizer.state.0.exp_avg" not in checkpoint and "optimizer.state.0.step" in checkpoint
+    rules = tmp_path / "rules.toml"
+    for word, there in (("drop", False), ("same", True)):
+        rules.write_text(
+            f'[slots]\nexp_avg = "{word}"\nexp_avg_sq = "{word}"\n\n[[rule]]\nfrom = "weight"\nto = "weight"\n'
+            "steps = [{ transpose = [0, 1] }]\n"
+        )
+        with reshard.open(path, view=str(rules)) as checkpoint:
+            assert ("optimizer.state.0.exp_avg" in checkpoint) == there
+            assert torch.equal(torch.from_numpy(checkpoint["model.weight"].numpy()), model.weight.detach().T)
+
+
 def test_the_command_sees_through_rules(model, rules, tmp_path):
     code, out, err = command("view", "check", rules, model, "--set", "kv_heads=2")
     assert code == 0, err

@@ -83,6 +83,7 @@ pub(super) fn applied(catalog: &Catalog, rules: &Rules) -> Result<Applied, Strin
     // New entries by the position of the first one that they are made from, so that their order stays.
     let mut made: Vec<(usize, String, CatalogEntry)> = Vec::new();
     let mut untaken = Vec::new();
+    let mut numbered = Vec::new();
     let mut group_lists = Vec::new();
     for (position, (key, entry)) in catalog.entries.iter().enumerate() {
         match taker(rules, &families, key)? {
@@ -101,10 +102,18 @@ pub(super) fn applied(catalog: &Catalog, rules: &Rules) -> Result<Applied, Strin
                 if value && families.is_group_list(key) {
                     group_lists.push(key.clone());
                 }
+                let slot = if value { None } else { numbered_slot(&families, key) };
+                let said = slot.as_ref().and_then(|slot| rules.slots.get(slot));
                 match rules.rest {
+                    _ if said == Some(&SlotRule::Drop) => report.dropped.push(key.clone()),
                     Rest::Drop if !value => report.dropped.push(key.clone()),
                     Rest::Error if !value => untaken.push(key.clone()),
                     _ => {
+                        // One number has no layout.
+                        let several = matches!(&entry.kind, CatalogKind::Tensor(tensor) if tensor.elements() > 1);
+                        if slot.is_some() && several && said != Some(&SlotRule::Same) {
+                            numbered.push(key);
+                        }
                         report.kept += 1;
                         made.push((position, key.clone(), entry.copied()));
                     }
@@ -113,6 +122,7 @@ pub(super) fn applied(catalog: &Catalog, rules: &Rules) -> Result<Applied, Strin
         }
     }
     check_matches(rules, &groups, &report)?;
+    check_numbered(rules, &report, &numbered)?;
     if !untaken.is_empty() {
         let shown: Vec<String> = untaken.iter().take(5).map(|key| format!("{key:?}")).collect();
         let more = if untaken.len() > 5 { format!(" and {} more", untaken.len() - 5) } else { String::new() };
@@ -177,6 +187,31 @@ fn kept_captures(rule: &Rule, captures: &Captures) -> Captures {
         }
     }
     kept
+}
+
+/// The slot that a key is, of a parameter that is known by its number alone.
+fn numbered_slot(families: &Families, key: &str) -> Option<String> {
+    families.of(key).into_iter().find_map(|(family, name)| match family.kind {
+        FamilyKind::Slot(slot) if !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit()) => Some(slot),
+        _ => None,
+    })
+}
+
+/// Slots without a parameter's name cannot follow it: where parameters change by more than their names, they would be the slots of
+/// tensors that are not there any more.
+fn check_numbered(rules: &Rules, report: &ViewReport, numbered: &[&String]) -> Result<(), String> {
+    let Some(first) = numbered.first() else { return Ok(()) };
+    let changes = |step: &Step| {
+        !matches!(step.action, Action::Cast { .. } | Action::Dequantise { .. } | Action::Quantise { .. } | Action::Lora { .. })
+    };
+    let changing = |(rule, did): &(&Rule, &RuleReport)| did.taken > 0 && rule.steps.iter().any(changes);
+    let Some((rule, _)) = rules.rules.iter().zip(&report.rules).find(changing) else { return Ok(()) };
+    Err(format!(
+        "{} changes the layout of parameters, and {} slots of the optimizer have numbers in place of parameters' names ({first:?} is the \
+         first), so that nothing tells whom they have to follow: say what becomes of them, such as [slots] exp_avg = \"drop\" or \"same\"",
+        rule.describe(),
+        numbered.len()
+    ))
 }
 
 /// Every pattern of every rule that is not optional takes something.

@@ -129,24 +129,22 @@ fn add_common(folder: &Folder, prefix: &str, read: &mut dcp::Read) -> Result<()>
     Ok(())
 }
 
-/// The state that all ranks share is of the iteration that its folder is named after.
+/// The state that all ranks share is of the iteration that its folder is named after, and not of one that lies beside it. A folder
+/// may be called by another number than the one that was saved in it; files of two of a run's iterations may not be mixed.
 fn check_iteration(folder: &Folder, prefix: &str, stored: &Checkpoint, objects: &objects::Objects) -> Result<()> {
     const ITERATION: &str = "iteration";
-    let path = if prefix.is_empty() { folder.path.as_str() } else { prefix };
-    let name = path.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+    let name = prefix.trim_end_matches('/');
     let Some(expected) = name.strip_prefix("iter_").and_then(|number| number.parse::<u64>().ok()) else { return Ok(()) };
     let entry = stored.catalog.entries.get(ITERATION).or_else(|| objects.entry(ITERATION));
     let Some(CatalogKind::Value(ValueLocation::Inline(value))) = entry.map(|entry| &entry.kind) else { return Ok(()) };
-    match integer(value) {
-        Some(found) if found != expected => {
-            let detail = format!(
-                "it says iteration {found}, and lies in {name}: files of two saves are mixed; copy the folder again, or call it \
-                 iter_{found:07} if its files belong together"
-            );
-            Err(invalid(folder, &format!("{prefix}{COMMON}"), detail))
-        }
-        _ => Ok(()),
+    let Some(found) = integer(value).filter(|found| *found != expected) else { return Ok(()) };
+    let other = format!("iter_{found:07}");
+    if !folder.has(&format!("{other}/{METADATA_FILE}"))? {
+        return Ok(());
     }
+    let detail =
+        format!("it says iteration {found}, and lies in {name} beside {other}: files of two saves are mixed; copy {name} again");
+    Err(invalid(folder, &format!("{prefix}{COMMON}"), detail))
 }
 
 fn invalid(folder: &Folder, file: &str, detail: String) -> Error {
