@@ -29,7 +29,9 @@ pub mod local;
 #[cfg(not(unix))]
 #[path = "local_reading.rs"]
 pub mod local;
+// Compared with the other one; public where it takes its place.
 #[cfg(all(test, unix))]
+#[allow(unreachable_pub)]
 mod local_reading;
 pub mod memory;
 #[cfg(feature = "object")]

@@ -204,9 +204,9 @@ fn read_some(file: &File, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
 mod tests {
     use super::*;
 
-    fn stores(root: &Path) -> (LocalStore, crate::local::LocalStore) {
+    fn stores(root: &Path) -> Result<(LocalStore, crate::local::LocalStore)> {
         let options = StoreOptions::default();
-        (LocalStore::new(root, &options).unwrap(), crate::local::LocalStore::new(root, &options).unwrap())
+        Ok((LocalStore::new(root, &options)?, crate::local::LocalStore::new(root, &options)?))
     }
 
     #[test]
@@ -219,7 +219,7 @@ mod tests {
         std::fs::write(folder.join("secret"), b"secret").unwrap();
         std::os::unix::fs::symlink("a", root.join("inside")).unwrap();
         std::os::unix::fs::symlink(folder.join("secret"), root.join("outside")).unwrap();
-        let (reading, full) = stores(&root);
+        let (reading, full) = stores(&root).unwrap();
         assert_eq!(reading.list("").unwrap(), full.list("").unwrap());
         assert_eq!(reading.list("deep/").unwrap(), full.list("deep/").unwrap());
         assert_eq!(reading.list_children().unwrap(), full.list_children().unwrap());
@@ -246,7 +246,7 @@ mod tests {
 
     #[test]
     fn what_writes_is_an_error_that_says_so() {
-        let (reading, _) = stores(Path::new("/nowhere"));
+        let (reading, _) = stores(Path::new("/nowhere")).unwrap();
         let errors = [
             reading.prepare().unwrap_err(),
             reading.publish("x", b"", Publish::Create).unwrap_err(),
