@@ -19,7 +19,7 @@ from typing_extensions import deprecated
 from ..._errors import ReshardError
 from ..._types import StrPath
 from .. import _load, _save
-from .._describe import is_stateful
+from .._describe import PLAIN, is_stateful
 from .._group import group_for
 from . import _torch
 from ._failures import as_torch, checkpoint_exception
@@ -40,7 +40,9 @@ def _given(**arguments: Any) -> dict[str, Any]:
 
 def _states(state_dict: Any) -> dict[str, Any]:
     """Objects that have a state dict are asked for it, as PyTorch does."""
-    return {key: value.state_dict() if is_stateful(value) else value for key, value in state_dict.items()}
+    # Nearly all leaves are plain tensors, which are not even asked.
+    asked = {key: value.state_dict() for key, value in state_dict.items() if type(value) not in PLAIN and is_stateful(value)}
+    return {**state_dict, **asked}
 
 
 def _save_options(path: str, choices: dict[str, Any], process_group: Any, no_dist: bool) -> Any:
@@ -178,10 +180,13 @@ def load(
             verify=options.verify,
         )
     for key, value in state_dict.items():
+        found = wanted[key]
+        if found is value and type(value) in PLAIN:
+            continue
         if is_stateful(value):
-            value.load_state_dict(wanted[key])
+            value.load_state_dict(found)
         else:
-            state_dict[key] = wanted[key]
+            state_dict[key] = found
 
 
 _OLD = "`{0}_state_dict` is deprecated and will be removed in future versions. Please use `{0}` instead."
