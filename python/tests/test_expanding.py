@@ -1,15 +1,13 @@
 """Files whose keys name far more than they store: refused by name, in memory that the file's size bounds."""
 
-import os
 import pathlib
 import pickle
-import subprocess
-import sys
 import time
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from commands import measured
 from helpers import ALONE
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
@@ -60,22 +58,6 @@ def many_views(tmp_path_factory):
     return file
 
 
-def run(*arguments):
-    """Runs the command in a process of its own: exit code, what it wrote, and the most memory that it had."""
-    program = (
-        "import resource, subprocess, sys\n"
-        "done = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)\n"
-        "print(done.returncode, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)\n"
-        "print(done.stderr)\n"
-    )
-    command = [sys.executable, "-c", program, sys.executable, "-m", "reshard", *map(str, arguments)]
-    package = str(pathlib.Path(reshard.__file__).parent.parent)
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": package})
-    first, _, rest = done.stdout.partition("\n")
-    code, memory = first.split()
-    return int(code), float(memory), rest
-
-
 READERS = {
     "digest": lambda source, out: ["digest", source],
     "diff": lambda source, out: ["diff", source, source],
@@ -92,7 +74,7 @@ READERS = {
 def test_what_expands_is_refused_in_little_memory(which, verb, request, tmp_path):
     source = request.getfixturevalue(which)
     start = time.monotonic()
-    code, memory, said = run(*READERS[verb](source, tmp_path))
+    code, _, memory, said = measured(*READERS[verb](source, tmp_path))
     assert code == 2, said
     assert "expands beyond what it stores" in said and "other keys take" in said, said
     assert "--expanded-limit" in said and "RESHARD_EXPANDED_LIMIT" in said
@@ -106,14 +88,14 @@ def test_what_only_looks_works_in_little_memory(which, request, tmp_path):
     key = "t3" if which != "many_values" else "v3"
     for arguments in (["verify", source], ["inspect", source], ["ls", source], ["show", source, key]):
         start = time.monotonic()
-        code, memory, said = run(*arguments)
+        code, _, memory, said = measured(*arguments)
         assert code == 0, (arguments, said)
         assert memory < MOST_MEMORY and time.monotonic() - start < 60, (arguments, memory, time.monotonic() - start)
     report = reshard.verify(source)
     assert report.sound
     if which != "many_views":
         assert sum("is that of" in finding.what for finding in report.findings) == KEYS
-        code, memory, said = run("edit", source, tmp_path / "edited", "--drop", f"{key[0]}1*")
+        code, _, memory, said = measured("edit", source, tmp_path / "edited", "--drop", f"{key[0]}1*")
         assert code == 0 and memory < MOST_MEMORY, said
 
 
@@ -128,9 +110,9 @@ def test_the_limit_can_be_raised_and_lowered(tmp_path, monkeypatch):
     assert "twice that and 100000 bytes" in str(caught.value)
     assert len(reshard.digest(file, include=["t1*"])) == 11
     monkeypatch.delenv("RESHARD_EXPANDED_LIMIT")
-    assert run("digest", file, "--expanded-limit", "100kB")[0] == 2
-    assert run("digest", file, "--expanded-limit", "400kB")[0] == 0
-    assert run("digest", file, "--expanded-limit", "many")[0] == 2
+    assert measured("digest", file, "--expanded-limit", "100kB")[0] == 2
+    assert measured("digest", file, "--expanded-limit", "400kB")[0] == 0
+    assert measured("digest", file, "--expanded-limit", "many")[0] == 2
 
 
 def test_values_that_were_not_asked_for_cost_nothing(many_values):
@@ -172,8 +154,8 @@ def test_an_expanded_tensor_is_seen_in_part_and_never_whole(tmp_path):
         with pytest.raises(reshard.ResourceExhausted, match="expands"):
             reshard.digest(source)
         assert reshard.verify(source).sound
-        assert run("show", source, "huge", "--slice", "0:2,0:2", "--values-only")[0] == 0
-        assert run("show", source, "huge")[0] == 2
+        assert measured("show", source, "huge", "--slice", "0:2,0:2", "--values-only")[0] == 0
+        assert measured("show", source, "huge")[0] == 2
     with reshard.open(file) as checkpoint:
         assert checkpoint["fine"].numpy().sum() == 1000
 

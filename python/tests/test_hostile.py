@@ -6,17 +6,15 @@
 import io
 import json
 import os
-import pathlib
 import pickle
 import struct
-import subprocess
-import sys
 import time
 import zipfile
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from commands import measured
 from helpers import ALONE
 from test_untrusted import Planting, record
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
@@ -173,23 +171,6 @@ FILES = [
 ]
 
 
-def run(*arguments):
-    """Runs the command in a process of its own: exit code, seconds, the most memory that it had, and what it wrote as errors."""
-    program = (
-        "import resource, subprocess, sys\n"
-        "done = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)\n"
-        "print(done.returncode, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)\n"
-        "sys.stdout.buffer.write(done.stderr[:100_000])\n"
-    )
-    command = [sys.executable, "-c", program, sys.executable, "-m", "reshard", *map(str, arguments)]
-    package = str(pathlib.Path(reshard.__file__).parent.parent)
-    start = time.monotonic()
-    done = subprocess.run(command, capture_output=True, check=True, env={**os.environ, "PYTHONPATH": package}, timeout=600)
-    first, _, rest = done.stdout.partition(b"\n")
-    code, memory = first.split()
-    return int(code), time.monotonic() - start, float(memory), rest.decode(errors="replace")
-
-
 @pytest.fixture(scope="module", params=FILES, ids=lambda make: make.__name__)
 def hostile(request, tmp_path_factory):
     return request.param(tmp_path_factory.mktemp(request.param.__name__))
@@ -201,7 +182,7 @@ def size_of(path):
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_ends_in_bounded_time_and_memory(hostile, verb, tmp_path):
-    code, seconds, memory, said = run(*VERBS[verb](hostile, tmp_path))
+    code, seconds, memory, said = measured(*VERBS[verb](hostile, tmp_path))
     size = size_of(hostile)
     print(f"{hostile.name} {verb}: exit {code}, {seconds:.1f} s, {memory / 1e6:.0f} MB of {size / 1e6:.1f} MB: {said[:300]}")
     assert code in (0, 1, 2), (code, said[:2000])

@@ -1,6 +1,5 @@
 """The bar on the terminal."""
 
-import os
 import pty
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import on_terminal
 
 import reshard.torch as rt
 from reshard._progress import Progress, bar
@@ -31,19 +31,7 @@ def run_on_terminal(rank, phase="moving"):
     """What lands on a terminal."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen([sys.executable, "-c", SAVE, str(rank), phase], stderr=theirs, cwd=Path(__file__).parents[1])
-    os.close(theirs)
-    seen = b""
-    while True:
-        try:
-            part = os.read(ours, 4096)
-        except OSError:
-            break
-        if not part:
-            break
-        seen += part
-    os.close(ours)
-    assert process.wait() == 0
-    return seen.decode()
+    return on_terminal(process, ours, theirs)
 
 
 def test_a_bar_on_the_terminal_of_rank_0_alone():

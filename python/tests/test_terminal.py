@@ -7,21 +7,18 @@ import struct
 import subprocess
 import sys
 import termios
-from pathlib import Path
 
+import commands
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-import reshard
-
-PYTHON = Path(reshard.__file__).parents[1]
 COMMAND = [sys.executable, "-m", "reshard"]
 
 
 def clean_environment():
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
-    return environment | {"PYTHONPATH": str(PYTHON)}
+    return environment | {"PYTHONPATH": commands.PACKAGE}
 
 
 def on_terminal(*args):
@@ -29,19 +26,7 @@ def on_terminal(*args):
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     process = subprocess.Popen([*COMMAND, *args], stdout=theirs, stderr=theirs, env=clean_environment())
-    os.close(theirs)
-    seen = b""
-    while True:
-        try:
-            part = os.read(ours, 1 << 16)
-        except OSError:
-            break
-        if not part:
-            break
-        seen += part
-    os.close(ours)
-    assert process.wait() == 0, seen
-    return seen.decode().splitlines()
+    return commands.on_terminal(process, ours, theirs).splitlines()
 
 
 def through_pipe(*args):
