@@ -3,7 +3,7 @@
 
 use std::io::IoSlice;
 
-use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
+use rustix::fs::{AtFlags, Mode, RenameFlags};
 use rustix::io::Errno;
 
 use super::root::Root;
@@ -46,7 +46,7 @@ pub(super) fn publish(root: &Root, path: &str, bytes: &[u8], mode: &Publish, obs
 /// Which content a file has: by its inode, size and time of change. (The time of the inode's own change would differ after
 /// someone made a second name for it.)
 pub(super) fn version(root: &Root, path: &str) -> Result<Option<Version>> {
-    let fd = match root.open(Operation::Size, path, OFlags::PATH, Mode::empty()) {
+    let fd = match root.open(Operation::Size, path, system::PATH, Mode::empty()) {
         Ok(fd) => fd,
         Err(StorageError::NotFound { .. }) => return Ok(None),
         Err(error) => return Err(error),
