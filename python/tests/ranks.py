@@ -50,7 +50,9 @@ def _rank_main(
         os._exit(0)
 
 
-def _answers(connections: list[Any], timeout: float, grace: float | None) -> dict[int, tuple[str, Any]]:
+def _answers(
+    connections: list[Any], timeout: float, grace: float | None, is_failure: Callable[[Any], bool]
+) -> dict[int, tuple[str, Any]]:
     """What ranks say, by rank, as far as they do in time."""
     answers: dict[int, tuple[str, Any]] = {}
     deadline = time.monotonic() + timeout
@@ -65,7 +67,7 @@ def _answers(connections: list[Any], timeout: float, grace: float | None) -> dic
             except EOFError:
                 answer = ("died", Died())
             answers[connections.index(connection)] = answer
-            if grace is not None and answer[0] != "fine":
+            if grace is not None and (answer[0] != "fine" or is_failure(answer[1])):
                 deadline = min(deadline, time.monotonic() + grace)
     return answers
 
@@ -93,8 +95,10 @@ class Ranks:
         timeout: float = 120,
         may_die: bool = False,
         grace: float | None = None,
+        is_failure: Callable[[Any], bool] = lambda result: False,
     ) -> list[Any]:
-        """What each rank returned, by rank. Once one has failed, the others, which may wait for it, have `grace` seconds."""
+        """What each rank returned, by rank. Once one has failed, the others, which may wait for it, have `grace` seconds;
+        `is_failure` tells it of what a rank returned."""
         with tempfile.TemporaryDirectory() as folder:
             store = os.path.join(folder, "store")
             processes, connections = [], []
@@ -107,7 +111,7 @@ class Ranks:
                 theirs.close()
                 processes.append(process)
                 connections.append(mine)
-            answers = _answers(connections, timeout, grace)
+            answers = _answers(connections, timeout, grace, is_failure)
             results: list[Any] = []
             failures: list[str] = []
             skipped: list[str] = []

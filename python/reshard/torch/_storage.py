@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.checkpoint import filesystem, storage
+from torch.distributed.checkpoint import filesystem, staging, storage
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -52,7 +52,7 @@ from ._tensor import CODES
 from ._transforms import RecordReader, RecordTransforms, tensor_of
 from ._unsharded import LoadedShards
 from .state._expand import complete, lacking
-from .state._planned import OwnKeys, StoredEntries, check_values, waiting_keys
+from .state._planned import OwnKeys, StoredEntries, check_values, to_stage, waiting_keys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,8 +87,9 @@ class _RecordTarget(NamedTuple):
 _used_ids: set[str] = set()
 
 
-class StorageWriter(storage.StorageWriter):
-    """Writes what PyTorch's planners plan. Takes the arguments of ``FileSystemWriter``."""
+class StorageWriter(storage.StorageWriter, staging.AsyncStager):
+    """Writes what PyTorch's planners plan. Takes the arguments of ``FileSystemWriter``, and stages for ``dcp.async_save`` as that
+    does."""
 
     def __init__(
         self,
@@ -168,6 +169,14 @@ class StorageWriter(storage.StorageWriter):
         self.is_coordinator = is_coordinator
         self.rank = kwargs.get("rank")
         self.use_collectives = kwargs.get("use_collectives", True)
+
+    def stage(self, state_dict: dict[str, Any]) -> Any:
+        """A copy in memory of a state, for a save in the background."""
+        # PyTorch's own writer stages so. Its newer stager knows no ShardedTensor.
+        return staging.BlockingAsyncStager().stage(to_stage(state_dict))
+
+    def synchronize_staging(self) -> None:
+        """Staging is done when :meth:`stage` returns."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Without rank coordination, every rank prepares by itself."""

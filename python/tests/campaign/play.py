@@ -229,9 +229,7 @@ class Player:
         with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
             paths = [os.path.join(folder, str(number)) for number in range(len(cases))]
             outcomes: list[Outcome | None] = [None] * len(cases)
-            told = self.ranks.run(
-                cases[0].source.world, saved_on, list(zip(cases, paths)), timeout=300 + 20 * len(cases), grace=60
-            )
+            told = self._on_ranks(cases[0].source.world, saved_on, list(zip(cases, paths)))
             loads: list[tuple[int, tuple[Case, str, bytes]]] = []
             wholes: dict[int, Any] = {}
             for number, case in enumerate(cases):
@@ -250,7 +248,7 @@ class Player:
                 loads.append((number, (case, paths[number], pickle.dumps({"whole": whole, "values": pieces[0][1]}))))
             if loads:
                 given = [load for _, load in loads]
-                told = self.ranks.run(cases[0].target.world, loaded_on, given, timeout=300 + 20 * len(given), grace=60)
+                told = self._on_ranks(cases[0].target.world, loaded_on, given)
             for place, (number, (case, _, _)) in enumerate(loads):
                 hows = [rank[place] for rank in told]
                 outcomes[number] = self._ended(case, hows)
@@ -258,6 +256,13 @@ class Player:
                     pieces = [pickle.loads(data) for _, data in hows]
                     outcomes[number] = self._compare(case, wholes[number], pieces)
             return [outcome or Outcome("failed", "no outcome") for outcome in outcomes]
+
+    def _on_ranks(self, world: int, function: Callable[..., list[Any]], given: list[Any]) -> list[Any]:
+        def is_failure(results: Any) -> bool:
+            # Others may wait for this rank in a collective that it will never reach.
+            return any(how in ("failed", "impossible") for how, _ in results)
+
+        return self.ranks.run(world, function, given, timeout=300 + 20 * len(given), grace=30, is_failure=is_failure)
 
     def _ended(self, case: Case, hows: list[Any]) -> Outcome | None:
         """The outcome of a case that has ended already."""

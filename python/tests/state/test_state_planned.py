@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from helpers import ALONE
+from helpers import ALONE, same
 from models import here, make, optimizer, train
+from torch.distributed.checkpoint import staging
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 import reshard
 import reshard.torch as rt
+import reshard.torch.checkpoint as drop_in
 
+FULL = rt.StateDictOptions(full_state_dict=True)
 FLAT = rt.StateDictOptions(flatten_optimizer_state_dict=True)
 
 
@@ -20,6 +27,13 @@ def state_of(model, optim, options=None):
 
 def give(model, optim, state, options=None):
     rt.set_state_dict(model, optim, model_state_dict=state["model"], optim_state_dict=state["optim"], options=options)
+
+
+def assert_same(one, other):
+    one, other = flatten_state_dict(one)[0], flatten_state_dict(other)[0]
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+        assert same(value, other[key]) if isinstance(value, torch.Tensor) else value == other[key], key
 
 
 def fresh_over(layout, kind, path, how):
@@ -65,6 +79,71 @@ def fresh_on_ranks(rank, size, base):
 
 def test_an_optimizer_that_has_not_run_has_no_slots_afterwards_on_ranks(ranks, tmp_path):
     ranks(2, fresh_on_ranks, str(tmp_path))
+
+
+def own_stager():
+    """PyTorch's stager, as a program that names one passes it."""
+    stager = getattr(staging, "DefaultStager", None)
+    return {} if stager is None else {"async_stager": stager(staging.StagingOptions(False, False, False, False))}
+
+
+def staged_on_ranks(rank, size, base):
+    planner = drop_in.DefaultSavePlanner(flatten_sharded_tensors=False)
+    ways = {
+        "ours": lambda state, path: dcp.async_save(state, storage_writer=rt.StorageWriter(path)),
+        "named": lambda state, path: dcp.async_save(state, storage_writer=rt.StorageWriter(path), **own_stager()),
+        # A planner of the program's own: PyTorch saves, over our storage.
+        "drop-in": lambda state, path: drop_in.async_save(state, checkpoint_id=path, planner=planner),
+    }
+    for layout in here("fsdp1_orig", "fsdp2", "ddp"):
+        for way, save in ways.items():
+            if way == "named" and layout == "fsdp1_orig":
+                # PyTorch's stager knows no ShardedTensor.
+                continue
+            path = f"{base}/{layout}-{way}"
+            model = make(layout)
+            optim = optimizer(model)
+            saved = save(state_of(model, optim), path)
+            getattr(saved, "upload_completion", saved).result()
+            with reshard.open(path) as checkpoint:
+                assert not [key for key in checkpoint if key.startswith("optim.state.")], (layout, way)
+            optim.param_groups[0]["odd"] = {1: "x"}
+            with pytest.raises((reshard.InvalidInput, dcp.CheckpointException), match=r"param_groups\.[\w.]+\.odd"):
+                saved = save(state_of(model, optim), path)
+                getattr(saved, "upload_completion", saved).result()
+            del optim.param_groups[0]["odd"]
+            train(model, optim, 1)
+            saved = save(state_of(model, optim), path)
+            getattr(saved, "upload_completion", saved).result()
+            other = make(layout, seed=9)
+            second = optimizer(other)
+            loaded = state_of(other, second)
+            rt.load(loaded, path)
+            give(other, second, loaded)
+            assert_same(state_of(model, optim, FULL), state_of(other, second, FULL))
+
+
+def test_what_torch_stages_for_a_save_in_the_background_has_no_slots_that_wait(ranks, tmp_path):
+    ranks(2, staged_on_ranks, str(tmp_path))
+
+
+def test_a_deep_copy_of_a_state_is_what_the_state_is(tmp_path):
+    model = make("single")
+    optim = optimizer(model)
+    twin = copy.deepcopy(state_of(model, optim))
+    dcp.save(twin, storage_writer=rt.StorageWriter(tmp_path / "fresh"), **ALONE)
+    with reshard.open(tmp_path / "fresh") as checkpoint:
+        assert not [key for key in checkpoint if key.startswith("optim.state.")]
+    give(model, optim, twin)
+    assert not any(optim.state.values())
+    train(model, optim, 1)
+    rt.save(state_of(model, optim), tmp_path / "run")
+    for load in (rt.load, lambda state, path: dcp.load(state, storage_reader=rt.StorageReader(path), **ALONE)):
+        second = optimizer(model)
+        twin = copy.deepcopy(state_of(model, second))
+        load(twin, tmp_path / "run")
+        give(model, second, twin)
+        assert_same(optim.state_dict(), second.state_dict())
 
 
 def test_plans_that_are_used_again_have_the_slots_that_came_since(tmp_path):

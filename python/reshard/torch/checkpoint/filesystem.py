@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from .. import _storage
+from ..state._planned import to_stage
 from . import _torch
 from ._options import options
 
@@ -41,6 +42,10 @@ class FileSystemWriter(_torch.FileSystemWriter):  # type: ignore[no-redef]
         if plain_writer(self) and not _overrides(type(self), FileSystemWriter, _WRITING):
             self._engine = engine_writer(self)
             self._engine.set_up_storage_writer(is_coordinator, *args, **kwargs)
+
+    def stage(self, state_dict: dict[str, Any]) -> Any:
+        """A copy in memory of a state, for a save in the background."""
+        return super().stage(to_stage(state_dict))
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Without rank coordination, every rank prepares by itself."""

@@ -3,6 +3,7 @@ neither types of keys nor empty dicts are left. Storage asks here what is meant.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -66,22 +67,45 @@ def check_values(planned: Any) -> None:
         return
     leaves = {id(leaf) for leaf in planned.values()}
     for state in dicts_in_use():
-        lists = state.get("param_groups")
-        if isinstance(lists, list):
-            groups = {f"param_groups.{index}.{key}": value for index, group in enumerate(lists) for key, value in group.items()}
-        else:
-            groups = {key: value for key, value in state.items() if key.startswith("param_groups.")}
-        odd = [key for key, value in groups.items() if type(value) in (dict, list) and has_odd_keys(value, values=True)]
+        groups = _values_of_groups(state)
+        odd = _odd_values(groups)
         # The dict that is saved is known by what the planner left as it was.
         known: list[Any] = [value for key, value in groups.items() if isinstance(value, (list, tuple)) and key not in odd]
         known += [leaf for leaf in leaves_in(state.get("state", {})) if isinstance(leaf, torch.Tensor)]
         if odd and known and all(id(value) in leaves for value in known):
-            raise InvalidInput(
-                f"{len(odd)} values of parameter groups have keys that are not text, or empty dicts, which PyTorch's planner does "
-                f"not keep: {', '.join(map(repr, odd[:5]))}",
-                keys=odd,
-                hint="save with reshard.torch.save, or with reshard.torch.checkpoint in place of torch.distributed.checkpoint",
-            )
+            raise _not_kept(odd)
+
+
+def to_stage(state: Any) -> Any:
+    """A state as stagers are to copy it: their copies tell neither which slots wait, nor whose values a planner will flatten."""
+    if isinstance(state, OptimizerStateDict):
+        odd = _odd_values(_values_of_groups(state))
+        if odd:
+            raise _not_kept(odd)
+        return dict(without_waiting(state))
+    if type(state) in (dict, OrderedDict):
+        return {key: to_stage(value) for key, value in state.items()}
+    return [to_stage(value) for value in state] if type(state) is list else state
+
+
+def _values_of_groups(state: OptimizerStateDict) -> dict[str, Any]:
+    lists = state.get("param_groups")
+    if isinstance(lists, list):
+        return {f"param_groups.{index}.{key}": value for index, group in enumerate(lists) for key, value in group.items()}
+    return {key: value for key, value in state.items() if key.startswith("param_groups.")}
+
+
+def _odd_values(groups: Mapping[str, Any]) -> list[str]:
+    return [key for key, value in groups.items() if type(value) in (dict, list) and has_odd_keys(value, values=True)]
+
+
+def _not_kept(odd: list[str]) -> InvalidInput:
+    return InvalidInput(
+        f"{len(odd)} values of parameter groups have keys that are not text, or empty dicts, which PyTorch's planner does "
+        f"not keep: {', '.join(map(repr, odd[:5]))}",
+        keys=odd,
+        hint="save with reshard.torch.save, or with reshard.torch.checkpoint in place of torch.distributed.checkpoint",
+    )
 
 
 class OwnKeys:

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from ... import _reshard
 from .._leaf import ShardView
 from .._tensor import DTYPES, FlatPiece, FlatView, device_of, is_tensor
-from ._memory import SlotMemory
+from ._memory import SlotMemory, leaves_in
 
 
 class Entry(NamedTuple):
@@ -39,7 +39,7 @@ VALUE_KEYS = "value_keys"
 
 
 class OptimizerStateDict(dict):  # type: ignore[type-arg]
-    """A dict with the optimizer's state that knows its parameters' layouts. Copies are plain dicts; a pickle has an
+    """A dict with the optimizer's state that knows its parameters' layouts. A shallow copy is a plain dict; a pickle has an
     ``OrderedDict``, which ``torch.load`` reads by default."""
 
     slots: Slots | None = None
@@ -83,10 +83,17 @@ class OptimizerStateDict(dict):  # type: ignore[type-arg]
     def __copy__(self) -> dict[Any, Any]:
         return dict(self)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> dict[Any, Any]:
+    def __deepcopy__(self, memo: dict[int, Any]) -> OptimizerStateDict:
         import copy
 
-        return {copy.deepcopy(key, memo): copy.deepcopy(value, memo) for key, value in self.items()}
+        twin = OptimizerStateDict({copy.deepcopy(key, memo): copy.deepcopy(value, memo) for key, value in self.items()})
+        twin.slots, twin.unknown, twin.unplaced, twin.names = self.slots, self.unknown, self.unplaced, self.names
+        for own, copied in zip(leaves_in(self), leaves_in(twin)):
+            # A copy of nothing has no content either.
+            if SlotMemory.waits(own):
+                SlotMemory.wait(copied)
+        twin.watch()
+        return twin
 
 
 #: PyTorch's planners have a state without its dicts: whoever serves them looks here for what the leaves belong to.
