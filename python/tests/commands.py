@@ -5,7 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+import urllib.error
+import urllib.parse
+import urllib.request
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +43,60 @@ def measured(*arguments) -> Measured:
     first, _, rest = done.stdout.partition(b"\n")
     code, memory = first.split()
     return Measured(int(code), time.monotonic() - start, float(memory), rest.decode(errors="replace"))
+
+
+class Served(NamedTuple):
+    """What a server answered by path, how it ended, the most memory that it had, and what it wrote as errors. Without answers it
+    never listened."""
+
+    answers: dict[str, tuple[int, str]]
+    code: int
+    memory: float
+    said: str
+
+
+def served(path, keys=(), seconds: float = 60) -> Served:
+    """Serves a checkpoint, asks for its page, for tensors and for its numbers until they are there, and ends the server."""
+    command = [sys.executable, "-m", "reshard", "serve", str(path), "--port", "0", "--until-stdin-ends"]
+    answers: dict[str, tuple[int, str]] = {}
+    with tempfile.TemporaryFile() as errors:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
+        process = subprocess.Popen(command, **pipes, env={**os.environ, "PYTHONPATH": PACKAGE})
+        stop = threading.Timer(seconds, process.kill)
+        stop.start()
+        try:
+            address = process.stdout.readline().decode().strip()
+            if address:
+                for page in ["", *(f"api/tensor?key={urllib.parse.quote(key)}" for key in keys)]:
+                    answers[page] = _asked(address + page)
+                while "api/numbers" not in answers or '"running"' in answers["api/numbers"][1][:40]:
+                    answers["api/numbers"] = _asked(address + "api/numbers")
+                    time.sleep(0.02)
+            memory = _most_memory(process.pid)
+        finally:
+            process.stdin.close()
+            code = process.wait()
+            stop.cancel()
+            process.stdout.close()
+        errors.seek(0)
+        return Served(answers, code, memory, errors.read(100_000).decode(errors="replace"))
+
+
+def _asked(address: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(address, timeout=60) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def _most_memory(process: int) -> float:
+    """The most memory that a process has had, as far as it still runs."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return 0.0
+    return next((1024.0 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")), 0.0)
 
 
 def on_terminal(process: subprocess.Popen, ours: int, theirs: int) -> str:

@@ -14,9 +14,9 @@ import zipfile
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from commands import measured
+from commands import measured, served
 from helpers import ALONE
-from test_untrusted import Planting, record
+from test_untrusted import FLOATS, Planting, record, tensor, text
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
 
 import reshard
@@ -148,11 +148,20 @@ def deep_metadata(base):
 
 
 def long_pickle_of_references(base):
-    """A value of lists that each name the one before twice: small, and without end when written out."""
-    body = b"]q\x00" + b"".join(b"](h" + bytes([n]) + b"h" + bytes([n]) + b"eq" + bytes([n + 1]) for n in range(60)) + b"."
+    """A value of tuples that each hold the one before twice: small, and without end when written out."""
+    laughs = b"]q\x00" + b"".join(b"h" + bytes([n]) + b"\x86q" + bytes([n + 1]) for n in range(60))
     file = base / "laughs.pt"
-    file.write_bytes(record(body))
+    file.write_bytes(record(b"}(" + text("x") + laughs + text("w") + tensor() + b"u.", data=FLOATS))
     return file
+
+
+def a_value_of_references(base):
+    """The same as one value of a checkpoint."""
+    folder = base / "laughs"
+    laughs = b"]q\x00" + b"".join(b"h" + bytes([n]) + b"\x86q" + bytes([n + 1]) for n in range(60))
+    planner = Planting(record(laughs + b"."))
+    dcp.save({"x": 7, "w": torch.ones(2)}, storage_writer=dcp.FileSystemWriter(folder), planner=planner, **ALONE)
+    return folder
 
 
 FILES = [
@@ -168,6 +177,7 @@ FILES = [
     deep_tuples_of_a_value,
     deep_metadata,
     long_pickle_of_references,
+    a_value_of_references,
 ]
 
 
@@ -192,6 +202,17 @@ def test_every_verb_ends_in_bounded_time_and_memory(hostile, verb, tmp_path):
     assert len(said) < 20_000, said[:2000]
     assert memory < 200e6 + 40 * size, (memory, size)
     assert seconds < 20 + 5e-6 * size, (seconds, size)
+
+
+def test_a_server_answers_and_ends(hostile):
+    size = size_of(hostile)
+    found = served(hostile, ["w", "v", "value.0000001", "no such key"], 60 + 1e-5 * size)
+    print(f"{hostile.name}: exit {found.code}, {found.memory / 1e6:.0f} MB of {size / 1e6:.1f} MB: {found.said[:300]}")
+    assert found.code == (0 if found.answers else 2), found.said[:2000]
+    assert "panicked" not in found.said and len(found.said) < 20_000, found.said[:2000]
+    assert found.memory < 200e6 + 40 * size, (found.memory, size)
+    for page, (status, text) in found.answers.items():
+        assert status in (200, 404) and text, (page, status, text[:200])
 
 
 def test_a_load_ends_too(hostile):

@@ -15,6 +15,7 @@ from collections import OrderedDict
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from commands import served
 from helpers import ALONE
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.planner import WriteItemType
@@ -312,8 +313,13 @@ def test_no_side_road_runs_code(tmp_path):
                         # Whoever trusts what was made of it is not betrayed.
                         torch.load(file, weights_only=False)
 
+        def asked(path=path):
+            found = served(path, ["x", "w"])
+            assert found.code in (0, 2) and "panicked" not in found.said, found.said
+            assert not found.answers or found.answers[""][0] == 200
+
         refused = {"drop-in": drop_in_load, "switch": switched, "open": shown}
-        for road, run in {**refused, "report": viewed, "convert": converted}.items():
+        for road, run in {**refused, "report": viewed, "serve": asked, "convert": converted}.items():
             error = quietly(run)
             assert not marker.exists(), (name, road)
             assert (error is not None) is (road in refused), (name, road, error)
