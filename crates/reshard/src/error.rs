@@ -132,7 +132,7 @@ pub enum Error {
     #[error("{0}")]
     Mismatch(Box<Mismatch>),
     /// A value that only unpickling could bring back.
-    #[error("the value of {key:?} in {path} is a pickled {class}: loading it would execute code")]
+    #[error("the value of {key:?} in {path} is not plain data ({class}): loading it would execute code")]
     Untrusted {
         /// The address.
         path: String,

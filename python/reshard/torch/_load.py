@@ -308,7 +308,7 @@ def _value(key: str, path: str, found: _reshard.StoredValue, allow_pickle: bool)
 
 def untrusted(key: str, path: str, name: str) -> UntrustedPickle:
     """The exception for a value that only running code from the file could bring back."""
-    message = f"the value of {key!r} in {path} is a pickled {name}: loading it would execute code from the file"
+    message = f"the value of {key!r} in {path} is not plain data ({name}): loading it would execute code from the file"
     hint = "pass allow_pickle=True only for files you trust, or declare the class with torch.serialization.add_safe_globals"
     return UntrustedPickle(message, keys=[key], class_name=name, hint=hint)
 
