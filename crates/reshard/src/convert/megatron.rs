@@ -17,7 +17,7 @@ use super::training::{Slot, Training};
 use super::universal::{global_step, others};
 use super::{Destination, Written, unfinished};
 use crate::checkpoint::Checkpoint;
-use crate::commit::{claim, discard, settled};
+use crate::commit::{claim, settled};
 use crate::error::{Error, Result, StorageContext, chain};
 use crate::layout_names::{METADATA_FILE, UNFINISHED_FILE};
 use crate::mesh::Layout;
@@ -53,31 +53,31 @@ pub(super) fn write_megatron(
     let store = destination.below(&name)?;
     let there = store.list("").doing(|| format!("looking into {}", store.describe()))?;
     let is_there = |name: &str| there.iter().any(|file| file.path == name);
-    let ours = [METADATA_FILE, COMMON, CONFIG];
-    if ours.into_iter().any(is_there) {
-        // What a conversion that was stopped left: the marker goes last, when the root names the iteration. The lock says that none
-        // is at work; where there are no locks, it is the caller who says so.
-        let stopped = is_there(UNFINISHED_FILE) && !names(root, iteration)?;
-        if !stopped || (root.local_root().is_none() && !overwrite) {
-            return Err(Error::AlreadyExists { path: store.describe() });
-        }
-        for name in ours.into_iter().filter(|name| is_there(name)) {
-            store.delete(name).doing(|| format!("removing {name} of a conversion that was stopped"))?;
-        }
+    let ours: Vec<&str> = [METADATA_FILE, COMMON, CONFIG].into_iter().filter(|name| is_there(name)).collect();
+    let marker = store.version(UNFINISHED_FILE).doing(|| format!("looking for {UNFINISHED_FILE}"))?;
+    // What a conversion that was stopped left: the marker goes last, when the root names the iteration. The lock says that none is
+    // at work; where there are no locks, it is the caller who says so.
+    let at_work = marker.is_some() && !root.capabilities().locks && !overwrite;
+    let foreign = !ours.is_empty() && (marker.is_none() || names(root, iteration)?);
+    if at_work || foreign {
+        return Err(Error::AlreadyExists { path: store.describe() });
     }
     store.prepare().doing(|| format!("preparing {}", store.describe()))?;
+    let marked = unfinished::mark(store.as_ref(), "", marker)?;
+    for name in ours {
+        store.delete(name).doing(|| format!("removing {name} of a conversion that was stopped"))?;
+    }
     let common = TorchFile { name: COMMON.to_owned(), content: common(&plan, training, iteration)? };
     let shared: Vec<usize> = common.content.tensors().iter().map(|tensor| tensor.storage as usize).collect();
     let beside = || [COMMON, CONFIG].into_iter();
     let give_up = |error| {
-        discard(beside(), store.as_ref());
         // Whose `.metadata` may be there, and only its answer was lost, stays marked: the next conversion begins anew.
-        if let Ok(false) = store.exists(METADATA_FILE) {
-            discard([UNFINISHED_FILE].into_iter(), store.as_ref());
+        match store.exists(METADATA_FILE) {
+            Ok(false) => marked.give_up(beside()),
+            _ => marked.discard(beside()),
         }
         error
     };
-    unfinished::mark(store.as_ref(), "").map_err(give_up)?;
     let mut bytes = write_files(&plan, std::slice::from_ref(&common), store.as_ref(), options).map_err(give_up)?;
     let config = store.publish(CONFIG, CONFIG_TEXT, Publish::Create).doing(|| format!("writing {CONFIG}"));
     let folder = config.and_then(|()| {
@@ -87,12 +87,13 @@ pub(super) fn write_megatron(
     });
     let folder = folder.map_err(give_up)?;
     bytes += folder.bytes;
+    marked.check()?;
     // The iteration is whole, and stays whatever becomes of the rest; marked, so that it is begun anew where nothing names it.
     let text = iteration.to_string();
     let mode = seen.map_or(Publish::Create, Publish::Update);
     settled(root, LATEST, text.as_bytes(), root.publish(LATEST, text.as_bytes(), mode)).map_err(|failed| failed.error)?;
     let mut warnings = folder.warnings;
-    if let Err(error) = unfinished::unmark(store.as_ref(), "") {
+    if let Err(error) = marked.remove() {
         warnings.push(format!(
             "{}/{UNFINISHED_FILE} is in nobody's way and could not be removed: {}",
             store.describe(),

@@ -2,31 +2,67 @@
 //! in it from before the first file until after the last. What has one is no checkpoint: nobody opens it, and the next conversion to
 //! the same place begins anew.
 
-use reshard_storage::{Publish, Store};
+use reshard_storage::{Publish, StorageError, Store, Version};
 
 use super::Destination;
-use crate::commit::discard;
-use crate::error::{Result, StorageContext};
+use crate::commit::{discard, new_save_id, settled};
+use crate::error::{Error, Result, StorageContext};
 use crate::layout_names::UNFINISHED_FILE;
 
-const TEXT: &[u8] = b"A conversion is writing this folder, or was stopped while it did. Run it again.\n";
+const TEXT: &str = "A conversion is writing this folder, or was stopped while it did. Run it again.";
+const MAX_TEXT_BYTES: u64 = 1 << 16;
 
-/// Marks a folder, before anything else is written to it.
-pub(super) fn mark(store: &dyn Store, folder: &str) -> Result<()> {
-    let name = format!("{folder}{UNFINISHED_FILE}");
-    store.publish(&name, TEXT, Publish::Replace).doing(|| format!("writing {name}"))
+/// A folder that is being written, marked by its writer: where a store has no locks, the marker keeps two conversions apart.
+pub(super) struct Marked<'s> {
+    store: &'s dyn Store,
+    name: String,
+    text: Vec<u8>,
 }
 
-/// The folder is whole.
-pub(super) fn unmark(store: &dyn Store, folder: &str) -> Result<()> {
-    let name = format!("{folder}{UNFINISHED_FILE}");
-    store.delete(&name).doing(|| format!("removing {name}"))
+/// Marks a folder, before anything else is written to it. Fails where another marker lies, unless it is the one to take `over`.
+pub(super) fn mark<'s>(store: &'s dyn Store, folder: &str, over: Option<Version>) -> Result<Marked<'s>> {
+    let text = format!("{TEXT}\n{}\n", new_save_id()).into_bytes();
+    let marked = Marked { store, name: format!("{folder}{UNFINISHED_FILE}"), text };
+    let mode = over.map_or(Publish::Create, Publish::Update);
+    let published = store.publish(&marked.name, &marked.text, mode);
+    match settled(store, &marked.name, &marked.text, published) {
+        Ok(()) => Ok(marked),
+        Err(failed) => {
+            marked.give_up([].into_iter());
+            Err(failed.error)
+        }
+    }
 }
 
-/// Gives up what was begun.
-pub(super) fn discard_marked<'n>(names: impl Iterator<Item = &'n str>, store: &dyn Store, folder: &str) {
-    discard(names, store);
-    discard([format!("{folder}{UNFINISHED_FILE}").as_str()].into_iter(), store);
+impl Marked<'_> {
+    /// Fails when another conversion has taken the folder over.
+    pub(super) fn check(&self) -> Result<()> {
+        match self.store.read(&self.name, MAX_TEXT_BYTES) {
+            Ok(text) if text == self.text => Ok(()),
+            Ok(_) | Err(StorageError::NotFound { .. }) => Err(Error::Conflict {
+                path: self.store.describe(),
+                detail: "another conversion to the same place has begun since".to_owned(),
+            }),
+            Err(source) => Err(Error::Storage { doing: format!("reading {}", self.name), source }),
+        }
+    }
+
+    /// The folder is whole.
+    pub(super) fn remove(&self) -> Result<()> {
+        self.store.delete(&self.name).doing(|| format!("removing {}", self.name))
+    }
+
+    /// Removes files that were begun, unless the folder is another's by now.
+    pub(super) fn discard<'n>(&self, names: impl Iterator<Item = &'n str>) {
+        if self.check().is_ok() {
+            discard(names, self.store);
+        }
+    }
+
+    /// Removes files that were begun, and the marker.
+    pub(super) fn give_up<'n>(&self, names: impl Iterator<Item = &'n str>) {
+        self.discard(names.chain([self.name.as_str()]));
+    }
 }
 
 /// Removes what conversions that were stopped left in folders of their own below a root. Whoever calls it keeps other writers
@@ -34,7 +70,7 @@ pub(super) fn discard_marked<'n>(names: impl Iterator<Item = &'n str>, store: &d
 /// nobody's way.
 pub(super) fn sweep(destination: &Destination) {
     let store = destination.store.as_ref();
-    if store.local_root().is_none() {
+    if !store.capabilities().locks {
         return;
     }
     let Ok(files) = store.list("") else { return };

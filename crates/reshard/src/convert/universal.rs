@@ -70,14 +70,13 @@ pub(super) fn write_universal(
     };
     let (files, mut warnings) = files(&plan, training, group_step.as_ref(), &tag, step)?;
     let names = || files.iter().map(|file| file.name.as_str());
-    let folder = format!("{tag}/");
+    let marked = unfinished::mark(store, &format!("{tag}/"), None)?;
     let give_up = |error| {
-        unfinished::discard_marked(names(), store, &folder);
+        marked.give_up(names());
         error
     };
-    unfinished::mark(store, &folder).map_err(give_up)?;
     let bytes = write_files(&plan, &files, store, options).map_err(give_up)?;
-    let whole = options.control.check("publishing").and_then(|()| unfinished::unmark(store, &folder));
+    let whole = options.control.check("publishing").and_then(|()| marked.check()).and_then(|()| marked.remove());
     let whole = whole.and_then(|()| match options.sync {
         true => store.sync().doing(|| "syncing the folder".into()),
         false => Ok(()),

@@ -141,12 +141,17 @@ pub(crate) fn saving_compressed(number: u64, store: &Arc<dyn Store>) -> Result<(
 
 /// What a run goes on from: weights, and an optimizer's state that knows its step.
 fn trained(number: u64) -> Checkpoint {
+    trained_to(number, number)
+}
+
+/// The same, at some step.
+pub(crate) fn trained_to(number: u64, step: u64) -> Checkpoint {
     let trained: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let wholes = generation(number);
     let cut = Cut { mesh: vec![1], placements: vec![Placement::Replicate] };
     let memories: Vec<Vec<Memory>> = wholes.iter().map(|w| held(w, &cut, 0, false)).collect();
-    let mut state = state_of(&wholes, &memories, number);
-    state.insert_value("optim.state.a.step", Value::from(number as i64)).unwrap();
+    let mut state = state_of(&wholes, &memories, step);
+    state.insert_value("optim.state.a.step", Value::from(step as i64)).unwrap();
     state.insert_value("optim.param_groups.0.lr", Value::from(0.5)).unwrap();
     save_with(&Solo, &state, &trained, &overwriting()).unwrap();
     Checkpoint::open_store(trained).unwrap()

@@ -6,11 +6,13 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
-use reshard::convert::{Destination, Target};
-use reshard::storage::{Address, Retry, Store, StoreOptions, open};
+use reshard::convert::{ConvertOptions, Destination, Target};
+use reshard::storage::{Address, Publish, Retry, Store, StoreOptions, open};
+use reshard::verify::{VerifyOptions, verify};
+use reshard::{Checkpoint, ErrorKind};
 
 use crate::matrix::{self, found};
 use crate::server::{BUCKET, Server};
@@ -266,4 +268,55 @@ fn a_folder_of_megatron_over_another() {
 #[test]
 fn a_folder_of_megatron_to_a_free_path() {
     every_request(&to_megatron, None, false, true);
+}
+
+/// Two conversions to one place at the same time, of two runs at the same step: where there are no locks, one of them is told, and
+/// the other's files are whole.
+#[test]
+fn two_folders_for_a_trainer_at_once() {
+    let server = Server::start();
+    let sources = [matrix::OLD, matrix::NEW].map(|number| matrix::trained_to(number, 7));
+    for (round, target) in (0..12).zip([Target::Megatron { ranks: 2 }, Target::Universal].into_iter().cycle()) {
+        let at = place(&server.options(), &format!("run-{round}"));
+        let start = Barrier::new(2);
+        let results = std::thread::scope(|scope| {
+            let convert = |source| {
+                let destination = Destination::parse(&at.path, target, &at.options).unwrap();
+                start.wait();
+                reshard::convert::convert(source, &destination, target, &ConvertOptions::default())
+            };
+            let running = sources.each_ref().map(|source| scope.spawn(move || convert(source)));
+            running.map(|thread| thread.join().unwrap())
+        });
+        let fine: Vec<usize> = (0..2).filter(|i| results[*i].is_ok()).collect();
+        let [winner] = fine[..] else { panic!("{target:?}: {results:?}") };
+        for error in results.into_iter().filter_map(Result::err) {
+            assert!(matches!(error.kind(), ErrorKind::Conflict | ErrorKind::AlreadyExists), "{}", error.full_text());
+        }
+        let found = Checkpoint::open_store(Arc::clone(&at.store)).unwrap();
+        let key = if found.entry("a").is_ok() { "a" } else { "model.a" };
+        assert!(found.read_whole(key).unwrap() == sources[winner].read_whole("model.a").unwrap(), "{target:?}");
+        assert!(verify(&found, &VerifyOptions::default()).unwrap().is_sound(), "{target:?}");
+    }
+}
+
+/// Where there are no locks, a marker may be that of a conversion that is at work: only who says so takes its place.
+#[test]
+fn a_marked_folder_is_taken_over_when_asked() {
+    let server = Server::start();
+    let at = place(&server.options(), "run");
+    let target = Target::Megatron { ranks: 1 };
+    let marker = "iter_0000007/.reshard-unfinished";
+    at.store.publish(marker, b"another's", Publish::Create).unwrap();
+    let mut options = ConvertOptions::default();
+    let source = matrix::trained_to(matrix::NEW, 7);
+    let destination = Destination::parse(&at.path, target, &at.options).unwrap();
+    let error = reshard::convert::convert(&source, &destination, target, &options).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
+    let left: Vec<String> = at.store.list("").unwrap().into_iter().map(|file| file.path).collect();
+    assert_eq!(left, [marker]);
+    options.overwrite = true;
+    reshard::convert::convert(&source, &destination, target, &options).unwrap();
+    assert!(!at.store.exists(marker).unwrap());
+    assert!(verify(&Checkpoint::open_store(at.store).unwrap(), &VerifyOptions::default()).unwrap().is_sound());
 }
