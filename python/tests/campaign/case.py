@@ -14,6 +14,8 @@ TENSOR_PARALLEL = ("tp", "tp_fsdp2", "fsdp1_tp")
 WRAPPERS = ("none", "ddp", "fsdp1_flat", "fsdp1_orig", "fsdp1_tp", "fsdp2", "hsdp", "tp", "tp_fsdp2")
 #: Roads whose state-dict calls are PyTorch's own.
 THEIRS = ("theirs", "theirs_storage")
+#: Roads whose state dicts have PyTorch's own tensors.
+AS_TORCH = ("our_calls_storage", "drop_in", "installed")
 SAVE_ROADS = ("ours", "async", "direct", "stateful", "our_calls_storage", "drop_in", "installed", "full", *THEIRS)
 LOAD_ROADS = ("ours", "direct", "stateful", "our_calls_storage", "drop_in", "installed", "by_hand", "broadcast", *THEIRS)
 #: What torch.optim has; those that a release lacks are left out when a case is played.
@@ -240,8 +242,8 @@ def possible(case: Case) -> Case:
         # PyTorch steps optimizers to find their slots.
         source = replace(source, steps=max(source.steps, 1))
     # Parts of flat parameters inside of slices are no DTensors: state dicts of PyTorch's own tensors are refused.
-    save = "ours" if save == "our_calls_storage" and source.wrapper == "fsdp1_tp" else save
-    load = "ours" if load == "our_calls_storage" and target.wrapper == "fsdp1_tp" else load
+    save = "ours" if save in AS_TORCH and source.wrapper == "fsdp1_tp" else save
+    load = "ours" if load in AS_TORCH and target.wrapper == "fsdp1_tp" else load
     if load == "our_calls_storage" and target.wrapper in FSDP1 and case.optimizer == "SGD":
         # PyTorch's load drops ShardedTensors of which a rank has nothing, and takes a state without tensors for one of torch 2.3 then.
         load = "ours"

@@ -118,3 +118,35 @@ def refused(rank, size):
 
 def test_what_one_rank_refuses_is_an_error_on_all(ranks):
     ranks(2, refused)
+
+
+def replicas_of_one(rank, size):
+    """FSDP1's hybrid strategy where each rank is a replica of its own: FSDP takes it for no sharding then."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+    def built(seed):
+        torch.manual_seed(seed)
+        mesh = init_device_mesh("cpu", (size, 1), mesh_dim_names=("replicate", "shard"))
+        hybrid = {"device_mesh": mesh, "sharding_strategy": ShardingStrategy.HYBRID_SHARD, "device_id": torch.device("cpu")}
+        model = FullyShardedDataParallel(nn.Linear(3, 2), use_orig_params=True, **hybrid)
+        return model, torch.optim.AdamW(model.parameters(), lr=0.5 + seed)
+
+    for steps in (0, 1):
+        model, optim = built(3)
+        for _ in range(steps):
+            model(torch.ones(1, 3)).sum().backward()
+            optim.step()
+        state = rt.get_state_dict(model, optim, options=FULL)
+        other, fresh = built(4 + rank)
+        given = state if rank == 0 else ({}, {})
+        rt.set_state_dict(other, fresh, model_state_dict=given[0], optim_state_dict=given[1], options=FROM_ZERO)
+        assert fresh.param_groups[0]["lr"] == 3.5 and bool(fresh.state) is bool(steps)
+        for mine, theirs in zip(model.parameters(), other.parameters()):
+            assert torch.equal(mine, theirs)
+            for slot, value in optim.state.get(mine, {}).items():
+                assert torch.equal(value, fresh.state[theirs][slot]), slot
+
+
+def test_replicas_of_one_rank_hear_from_rank_0(ranks):
+    ranks(2, replicas_of_one)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+import reshard
 import reshard.torch as rt
 
 needs_fsdp2 = pytest.mark.skipif(not FSDP2, reason="FSDP2 on the CPU needs torch 2.6 or later")
@@ -102,3 +103,21 @@ def never_stepped(rank, size, path, ours, trainable):
 @pytest.mark.parametrize("reader", ["ours", "theirs"])
 def test_torch_loads_a_flattened_state_with_parameters_that_never_stepped(ranks, path, reader, trainable):
     ranks(3, never_stepped, path, reader == "ours", trainable)
+
+
+def fresh_with_tensors_in_groups(rank, size, path):
+    """Learning rates that are tensors, an optimizer that has not run, and ranks that hold nothing of a parameter."""
+    options = rt.StateDictOptions(flatten_optimizer_state_dict=True)
+    model = Odd(1.0, True)
+    fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
+    optim = torch.optim.SGD(list(model.parameters()), lr=torch.tensor(0.25), momentum=0.5, foreach=False)
+    state = dict(zip(("model", "optim"), rt.get_state_dict(model, optim, options=options)))
+    rt.save(state, path)
+    with reshard.open(path) as checkpoint:
+        assert not [key for key in checkpoint if key.startswith("optim.state.")]
+        assert checkpoint["optim.param_groups.row.lr"].numpy() == 0.25
+
+
+@needs_fsdp2
+def test_tensors_of_groups_are_no_slots_that_were_filled(ranks, path):
+    ranks(3, fresh_with_tensors_in_groups, path)

@@ -63,7 +63,7 @@ pub(super) fn write_megatron(
         return Err(Error::AlreadyExists { path: store.describe() });
     }
     store.prepare().doing(|| format!("preparing {}", store.describe()))?;
-    let marked = unfinished::mark(store.as_ref(), "", marker)?;
+    let marked = unfinished::mark(store.as_ref(), "", marker, &there)?;
     for name in ours {
         store.delete(name).doing(|| format!("removing {name} of a conversion that was stopped"))?;
     }

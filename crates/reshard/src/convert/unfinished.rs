@@ -2,7 +2,9 @@
 //! in it from before the first file until after the last. What has one is no checkpoint: nobody opens it, and the next conversion to
 //! the same place begins anew.
 
-use reshard_storage::{Publish, StorageError, Store, Version};
+use std::collections::BTreeSet;
+
+use reshard_storage::{FileInfo, Publish, StorageError, Store, Version};
 
 use super::Destination;
 use crate::commit::{discard, new_save_id, settled};
@@ -19,32 +21,54 @@ pub(super) struct Marked<'s> {
     text: Vec<u8>,
 }
 
-/// Marks a folder, before anything else is written to it. Fails where another marker lies, unless it is the one to take `over`.
-pub(super) fn mark<'s>(store: &'s dyn Store, folder: &str, over: Option<Version>) -> Result<Marked<'s>> {
+/// Marks a folder, before anything else is written to it. Fails where another marker lies, unless it is the one to take `over`, and
+/// where `seen`, the files of the folder when it was looked at, are no longer all that lies there.
+pub(super) fn mark<'s>(store: &'s dyn Store, folder: &str, over: Option<Version>, seen: &[FileInfo]) -> Result<Marked<'s>> {
     let text = format!("{TEXT}\n{}\n", new_save_id()).into_bytes();
     let marked = Marked { store, name: format!("{folder}{UNFINISHED_FILE}"), text };
     let mode = over.map_or(Publish::Create, Publish::Update);
     let published = store.publish(&marked.name, &marked.text, mode);
     match settled(store, &marked.name, &marked.text, published) {
-        Ok(()) => Ok(marked),
+        Ok(()) => {}
         Err(failed) => {
             marked.give_up([].into_iter());
-            Err(failed.error)
+            return Err(failed.error);
         }
     }
+    // Another conversion may have come and gone since the folder was looked at.
+    let names = |files: &[FileInfo]| -> BTreeSet<String> {
+        files.iter().map(|file| file.path.clone()).filter(|name| *name != marked.name).collect()
+    };
+    let unchanged = match store.list(folder) {
+        Ok(now) if names(&now) == names(seen) => Ok(()),
+        Ok(_) => Err(marked.taken()),
+        Err(source) => Err(Error::Storage { doing: format!("looking into {}", store.describe()), source }),
+    };
+    if let Err(error) = unchanged {
+        marked.give_up([].into_iter());
+        return Err(error);
+    }
+    Ok(marked)
 }
 
 impl Marked<'_> {
+    /// The marker.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Fails when another conversion has taken the folder over.
     pub(super) fn check(&self) -> Result<()> {
         match self.store.read(&self.name, MAX_TEXT_BYTES) {
             Ok(text) if text == self.text => Ok(()),
-            Ok(_) | Err(StorageError::NotFound { .. }) => Err(Error::Conflict {
-                path: self.store.describe(),
-                detail: "another conversion to the same place has begun since".to_owned(),
-            }),
+            Ok(_) | Err(StorageError::NotFound { .. }) => Err(self.taken()),
             Err(source) => Err(Error::Storage { doing: format!("reading {}", self.name), source }),
         }
+    }
+
+    fn taken(&self) -> Error {
+        let detail = "another conversion to the same place has begun since".to_owned();
+        Error::Conflict { path: self.store.describe(), detail }
     }
 
     /// The folder is whole.
@@ -60,7 +84,7 @@ impl Marked<'_> {
     }
 
     /// Removes files that were begun, and the marker.
-    pub(super) fn give_up<'n>(&self, names: impl Iterator<Item = &'n str>) {
+    pub(super) fn give_up<'n>(&'n self, names: impl Iterator<Item = &'n str>) {
         self.discard(names.chain([self.name.as_str()]));
     }
 }

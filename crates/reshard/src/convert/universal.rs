@@ -17,7 +17,7 @@ use super::torch_files::{TorchFile, file_tensor, write_files};
 use super::training::{Slot, Training};
 use super::{Destination, Written, unfinished};
 use crate::checkpoint::{Checkpoint, LoadedValue};
-use crate::commit::{claim, new_save_id, settled};
+use crate::commit::{claim, discard, new_save_id, settled};
 use crate::error::{Error, Result, StorageContext, chain};
 use crate::health::small_integer;
 use crate::select::is_float;
@@ -70,18 +70,18 @@ pub(super) fn write_universal(
     };
     let (files, mut warnings) = files(&plan, training, group_step.as_ref(), &tag, step)?;
     let names = || files.iter().map(|file| file.name.as_str());
-    let marked = unfinished::mark(store, &format!("{tag}/"), None)?;
+    let marked = unfinished::mark(store, &format!("{tag}/"), None, &[])?;
     let give_up = |error| {
         marked.give_up(names());
         error
     };
     let bytes = write_files(&plan, &files, store, options).map_err(give_up)?;
-    let whole = options.control.check("publishing").and_then(|()| marked.check()).and_then(|()| marked.remove());
-    let whole = whole.and_then(|()| match options.sync {
+    options.control.check("publishing").and_then(|()| marked.check()).map_err(give_up)?;
+    let whole = marked.remove().and_then(|()| match options.sync {
         true => store.sync().doing(|| "syncing the folder".into()),
         false => Ok(()),
     });
-    whole.map_err(give_up)?;
+    whole.inspect_err(|_| discard(names().chain([marked.name()]), store))?;
     let mode = seen.clone().map_or(Publish::Create, Publish::Update);
     let done = store.publish(LATEST, tag.as_bytes(), mode);
     settled(store, LATEST, tag.as_bytes(), done).map_err(|failed| failed.discarding(names(), store))?;

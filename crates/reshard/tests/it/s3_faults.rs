@@ -12,7 +12,7 @@ use std::time::Duration;
 use reshard::convert::{ConvertOptions, Destination, Target};
 use reshard::storage::{Address, Publish, Retry, Store, StoreOptions, open};
 use reshard::verify::{VerifyOptions, verify};
-use reshard::{Checkpoint, ErrorKind};
+use reshard::{Checkpoint, Error, ErrorKind};
 
 use crate::matrix::{self, found};
 use crate::server::{BUCKET, Server};
@@ -207,7 +207,7 @@ fn every_request(new: &Writer, old: Option<&Writer>, unpublished: bool, again: b
                 proxy.plan(Some(plan));
                 let result = new(matrix::NEW, &through);
                 proxy.plan(None);
-                let when = format!("{plan:?} of {requests}, which gave {:?}", result.as_ref().map_err(reshard::Error::full_text));
+                let when = format!("{plan:?} of {requests}, which gave {:?}", result.as_ref().map_err(Error::full_text));
                 let after = found(&store, &when);
                 assert!(after == before || after == Some(matrix::NEW), "{when}: found {after:?}");
                 assert!(result.is_err() || after == Some(matrix::NEW), "{when}: it returned, so it is there");
@@ -291,7 +291,7 @@ fn two_folders_for_a_trainer_at_once() {
         let fine: Vec<usize> = (0..2).filter(|i| results[*i].is_ok()).collect();
         let [winner] = fine[..] else { panic!("{target:?}: {results:?}") };
         for error in results.into_iter().filter_map(Result::err) {
-            assert!(matches!(error.kind(), ErrorKind::Conflict | ErrorKind::AlreadyExists), "{}", error.full_text());
+            assert!(matches!(error, Error::Conflict { .. } | Error::AlreadyExists { .. }), "{}", error.full_text());
         }
         let found = Checkpoint::open_store(Arc::clone(&at.store)).unwrap();
         let key = if found.entry("a").is_ok() { "a" } else { "model.a" };

@@ -1,5 +1,10 @@
 //! A real S3 server on loopback, over a temporary folder.
 
+use std::sync::Arc;
+
+use hyper::body::Incoming;
+use hyper::service::{Service, service_fn};
+use hyper::{Method, Request};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto::Builder;
 use reshard_storage::{Retry, StoreOptions};
@@ -27,9 +32,19 @@ impl Server {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        // The server looks whether an object is there and then writes it. S3 does both in one step, so here one writes at a time.
+        let writing = Arc::new(tokio::sync::Mutex::new(()));
         runtime.spawn(async move {
             while let Ok((socket, _)) = listener.accept().await {
-                let service = service.clone();
+                let (service, writing) = (service.clone(), Arc::clone(&writing));
+                let service = service_fn(move |request: Request<Incoming>| {
+                    let (service, writing) = (service.clone(), Arc::clone(&writing));
+                    async move {
+                        let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+                        let _turn = if reads { None } else { Some(writing.lock().await) };
+                        Service::call(&service, request).await
+                    }
+                });
                 tokio::spawn(async move {
                     let http = Builder::new(TokioExecutor::new());
                     let _ = http.serve_connection(TokioIo::new(socket), service).await;

@@ -75,24 +75,28 @@ def wait_for(state: Any, places: Sequence[Path]) -> None:
 def without_waiting(given: Mapping[Any, Any]) -> Mapping[Any, Any]:
     """An optimizer's state without the slots that still wait. The same object if there are none."""
     nested = "state" in given
-    state = given["state"] if nested else given
+    # Of the flattened form, groups are no slots: a learning rate may be a tensor.
+    state = given["state"] if nested else {key: value for key, value in given.items() if not _of_group(key)}
     if not isinstance(state, Mapping) or not any(SlotMemory.waits(leaf) for leaf in leaves_in(state)):
         return given
     some = any(not SlotMemory.waits(leaf) for leaf in leaves_in(state) if _numel(leaf))
     if not nested:
         # The slots of one parameter go together, here as there.
         each: dict[str, dict[Any, Any]] = {}
-        for key, value in given.items():
-            if not str(key).startswith("param_groups."):
-                each.setdefault(str(key).rpartition(".")[0], {})[key] = value
+        for key, value in state.items():
+            each.setdefault(str(key).rpartition(".")[0], {})[key] = value
         kept = {key for slots in each.values() for key in _settled(slots, some)}
-        return {key: value for key, value in given.items() if key in kept or str(key).startswith("param_groups.")}
+        return {key: value for key, value in given.items() if key in kept or _of_group(key)}
     settled = {}
     for name, slots in state.items():
         left = _settled(slots, some) if isinstance(slots, Mapping) else slots
         if left or not isinstance(slots, Mapping):
             settled[name] = left
     return {**given, "state": settled}
+
+
+def _of_group(key: Any) -> bool:
+    return str(key).startswith("param_groups.")
 
 
 def _settled(slots: Mapping[Any, Any], some: bool = False) -> dict[Any, Any]:

@@ -227,9 +227,13 @@ class LiveModel:
 
     def process_groups(self) -> set[Any]:
         """The ranks between which parameters are shared, for each flat parameter; None is all ranks."""
-        if not dist.is_initialized() or self.sliced:
+        if not dist.is_initialized() or self.sliced or self._is_hybrid():
             return {None}
         return {flat.process_group() for flat in self.flats.values()} or {None}
+
+    def _is_hybrid(self) -> bool:
+        """Whether FSDP1 keeps replicas. Where each rank is one, its parameters no longer say so."""
+        return any(getattr(module, "_inter_node_pg", None) is not None for module in self.model.modules())
 
     def process_group(self) -> Any:
         """The ranks that hold the model together: all of them, unless FSDP was given fewer."""
