@@ -73,7 +73,7 @@ test-fresh:
 # What `make test` runs at some requests and some system calls, at all of them. Needs strace, and says so where it is not there.
 test-faults: extension
 	RESHARD_CAMPAIGN=1 $(CARGO) test --workspace --exclude reshard-python --features reshard-cli/cloud --test it -- s3_faults read_faults matrix
-	RESHARD_CAMPAIGN=1 $(PY) -m pytest -q -rs python/tests/test_syscalls.py python/tests/test_syscalls_saving.py python/tests/test_processes.py
+	RESHARD_CAMPAIGN=1 $(PY) -m pytest -q -rs python/tests/test_syscalls.py python/tests/test_syscalls_saving.py python/tests/test_processes.py python/tests/test_hostile.py
 
 test-torch:
 	$(MAKE) test-python TORCH=$(TORCH) VENV=.venv-torch-$(TORCH) RESHARD_PYTHON=

@@ -277,6 +277,22 @@ BROKEN = {
         gone("global_step2_universal/zero/up.weight/fp32.pt"),
     ),
     "megatron, the common state is missing": ("megatron-0.16/tp2_dp2", gone("iter_0000007/common.pt")),
+    "megatron, sizes of a rank's buffers": (
+        "megatron-optimizer/torch",
+        edited(MEGATRON + "distrib_optim.pt", lambda data: data.replace(b"M\x05\x01", b"M\x01\x01"), "mp_rank_01"),
+    ),
+    "accelerate, sizes": (
+        "ranks-torch-2.13/accelerate_w2",
+        edited("pytorch_model_fsdp_0_rank1.bin", lambda data: data.replace(b"K\x05K\x03", b"K\x06K\x03"), "shape [6, 3]"),
+    ),
+    "accelerate, an unknown layout": (
+        "ranks-torch-2.13/accelerate_w2",
+        edited("optimizer_0_rank1.bin", renamed(b"Shard", b"Shart"), "Shart"),
+    ),
+    "nanotron, two steps": (
+        "nanotron-0.4/zero1_dp2_tp2",
+        stored(NANO_OPTIMIZER, struct.pack("<f", 3.0), struct.pack("<f", 4.0), "two saves are mixed"),
+    ),
     "lightning, the metadata is missing": ("lightning-2.6/fsdp2_w2", gone(".metadata")),
     "nanotron, a rank is missing": ("nanotron-0.4/zero1_dp2_tp2", gone(NANO)),
     "nanotron, an optimizer's file is missing": ("nanotron-0.4/zero1_dp2_tp2", gone(NANO_OPTIMIZER)),

@@ -236,3 +236,35 @@ def sharded_subclass(rank, size, folder):
 
 def test_a_sharded_tensor_of_a_subclass_is_refused_by_name(ranks, tmp_path):
     ranks(2, sharded_subclass, str(tmp_path))
+
+
+def over_all_parameters(rank, size, base):
+    """LBFGS keeps one direction for all parameters, in the state of the first of them."""
+    states = []
+    for layout in ("fsdp1_no_shard_orig", "single"):
+        model = make(layout)
+        optim = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)
+
+        def closure(model=model, optim=optim):
+            optim.zero_grad()
+            loss = model(torch.ones(2, 6)).square().sum()
+            loss.backward()
+            return loss
+
+        optim.step(closure)
+        path = f"{base}/{layout}"
+        rt.save({"optim": rt.get_optimizer_state_dict(model, optim)}, path)
+        states.append((layout, path, optim.state_dict()["state"]))
+    for layout, path, expected in states:
+        for other in ("fsdp1_no_shard_orig", "single"):
+            model = make(other, seed=9)
+            fresh = torch.optim.LBFGS(model.parameters())
+            state = {"optim": rt.get_optimizer_state_dict(model, fresh)}
+            rt.load(state, path)
+            rt.set_optimizer_state_dict(model, fresh, state["optim"])
+            assert_close(expected, fresh.state_dict()["state"], f"{layout} as {other}")
+
+
+def test_slots_over_all_parameters_are_kept_where_parameters_are_whole(ranks, tmp_path):
+    ranks(1, over_all_parameters, str(tmp_path))
+    ranks(2, over_all_parameters, str(tmp_path))

@@ -3,11 +3,12 @@
 use reshard_formats::own::Checksums;
 use reshard_formats::{FileTensor, TorchFileWriter};
 use reshard_layout::Region;
-use reshard_state::{Tree, unflatten_entries};
+use reshard_state::Tree;
 use reshard_storage::Store;
 
 use super::output::{Framing, OutputFile, OutputOptions, Piece, Plan, write};
 use super::publish::{check_free, promote, staged, sweep};
+use super::torch_files::nested;
 use super::{Written, opaque};
 use crate::checkpoint::LoadedValue;
 use crate::commit::{claim, discard};
@@ -93,22 +94,11 @@ impl Framing for TorchFraming<'_> {
 
 /// The nested state dict, by the paths of the keys.
 fn tree(plan: &Plan<'_>) -> Result<Tree<FileTensor>> {
-    let tensors = plan.tensors.iter().enumerate().map(|(i, tensor)| {
-        let leaf = FileTensor {
-            dtype: tensor.dtype,
-            shape: tensor.shape.clone(),
-            requires_grad: tensor.requires_grad,
-            parameter: false,
-            storage: i as u64,
-        };
-        Ok((tensor.key.clone(), tensor.path.clone(), Tree::Tensor(leaf)))
-    });
     let values = plan.values.iter().map(|value| match &value.value {
-        LoadedValue::Plain(plain) => Ok((value.key.clone(), value.path.clone(), Tree::from_value(plain.clone()))),
+        LoadedValue::Plain(plain) => Ok((value, plain)),
         LoadedValue::Opaque { class, .. } => Err(opaque(&value.key, class)),
     });
-    let entries = tensors.chain(values).collect::<Result<Vec<_>>>()?;
-    let dict =
-        unflatten_entries(entries).map_err(|e| Error::unsupported(format!("the keys do not form a tree: {}", chain(&e))))?;
+    let values = values.collect::<Result<Vec<_>>>()?;
+    let dict = nested(plan, 0..plan.tensors.len(), values.into_iter())?;
     Ok(Tree::Dict(dict))
 }

@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 
 use reshard_formats::own::Checksums;
-use reshard_formats::{FileTensor, TorchFileWriter};
+use reshard_formats::{FileTensor, TorchFileWriter, Value};
 use reshard_layout::Region;
-use reshard_state::Tree;
+use reshard_state::{Dict, Tree, unflatten_entries};
 use reshard_storage::Store;
 
-use super::output::{Framing, OutputFile, OutputOptions, Piece, Plan, write};
+use super::output::{Framing, OutputFile, OutputOptions, Piece, Plan, PlanValue, write};
 use crate::commit::discard;
 use crate::error::{Error, Geometry, Result, chain};
 
@@ -22,15 +22,30 @@ pub(super) struct TorchFile {
 }
 
 /// A tensor of the plan, as a file holds it.
-pub(super) fn file_tensor(plan: &Plan<'_>, tensor: usize) -> Tree<FileTensor> {
+pub(super) fn file_tensor(plan: &Plan<'_>, tensor: usize, requires_grad: bool) -> Tree<FileTensor> {
     let known = &plan.tensors[tensor];
     Tree::Tensor(FileTensor {
         dtype: known.dtype,
         shape: known.shape.clone(),
-        requires_grad: false,
+        requires_grad,
         parameter: false,
         storage: tensor as u64,
     })
+}
+
+/// Tensors and values of the plan, as the nested dict that their paths make.
+pub(super) fn nested<'v>(
+    plan: &Plan<'_>,
+    tensors: impl Iterator<Item = usize>,
+    values: impl Iterator<Item = (&'v PlanValue, &'v Value)>,
+) -> Result<Dict<FileTensor>> {
+    let tensors = tensors.map(|i| {
+        let known = &plan.tensors[i];
+        (known.key.clone(), known.path.clone(), file_tensor(plan, i, known.requires_grad))
+    });
+    let values = values.map(|(value, plain)| (value.key.clone(), value.path.clone(), Tree::from_value(plain.clone())));
+    unflatten_entries(tensors.chain(values))
+        .map_err(|e| Error::unsupported(format!("the keys do not form a tree: {}", chain(&e))))
 }
 
 struct Files<'f> {

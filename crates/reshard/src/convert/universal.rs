@@ -9,16 +9,16 @@ use std::collections::HashMap;
 
 use indexmap::IndexMap;
 use reshard_formats::{DType, FileTensor, Value};
-use reshard_state::{Dict, Key, Tree, unflatten_entries};
+use reshard_state::{Dict, Key, Tree};
 use reshard_storage::{Publish, Store};
 
 use super::output::{OutputOptions, Plan};
-use super::torch_files::{TorchFile, file_tensor, write_files};
+use super::torch_files::{TorchFile, file_tensor, nested, write_files};
 use super::training::{Slot, Training};
 use super::{Destination, Written, unfinished};
 use crate::checkpoint::{Checkpoint, LoadedValue};
 use crate::commit::{claim, discard, new_save_id, settled};
-use crate::error::{Error, Result, StorageContext, chain};
+use crate::error::{Error, Result, StorageContext};
 use crate::health::small_integer;
 use crate::select::is_float;
 
@@ -154,7 +154,7 @@ fn files(
         let folder = format!("{tag}/zero/{name}");
         let param = |slot: &str, tensor: usize| TorchFile {
             name: format!("{folder}/{slot}.pt"),
-            content: Tree::dict_of([(PARAM, file_tensor(plan, tensor)), ("cat_dim", Tree::Value(Value::from(0)))]),
+            content: Tree::dict_of([(PARAM, file_tensor(plan, tensor, false)), ("cat_dim", Tree::Value(Value::from(0)))]),
         };
         files.extend(training.weight(name).map(|weight| param("fp32", weight)));
         let counted = group_step.map(|step| TorchFile { name: format!("{folder}/step.pt"), content: slot_tree(plan, step) });
@@ -193,7 +193,7 @@ fn check_folder(name: &str) -> Result<()> {
 
 fn slot_tree(plan: &Plan<'_>, slot: &Slot) -> Tree<FileTensor> {
     match slot {
-        Slot::Tensor(tensor) => file_tensor(plan, *tensor),
+        Slot::Tensor(tensor) => file_tensor(plan, *tensor, false),
         Slot::Value(value) => Tree::Value(value.clone()),
     }
 }
@@ -230,7 +230,7 @@ fn model(plan: &Plan<'_>, training: &Training, step: i64) -> Result<Tree<FileTen
     let rest: Vec<(&String, usize)> =
         training.model.iter().filter(|(name, _)| !training.state.contains_key(*name)).map(|(name, i)| (name, *i)).collect();
     let names = rest.iter().map(|(name, _)| text(name)).collect();
-    let module = Tree::dict_of(rest.iter().map(|(name, i)| (name.as_str(), file_tensor(plan, *i))));
+    let module = Tree::dict_of(rest.iter().map(|(name, i)| (name.as_str(), file_tensor(plan, *i, false))));
     let mut fields = Dict::new();
     for (name, value) in [
         ("module", module),
@@ -251,24 +251,9 @@ fn model(plan: &Plan<'_>, training: &Training, step: i64) -> Result<Tree<FileTen
 
 /// What is neither the model's nor the optimizer's, as the tree that it was.
 pub(super) fn others(plan: &Plan<'_>, training: &Training) -> Result<Dict<FileTensor>> {
-    let tensors = training.other_tensors.iter().map(|&i| {
-        let tensor = &plan.tensors[i];
-        let leaf = FileTensor {
-            dtype: tensor.dtype,
-            shape: tensor.shape.clone(),
-            requires_grad: tensor.requires_grad,
-            parameter: false,
-            storage: i as u64,
-        };
-        (tensor.key.clone(), tensor.path.clone(), Tree::Tensor(leaf))
+    let values = training.other_values.iter().filter_map(|&i| match &plan.values[i].value {
+        LoadedValue::Plain(plain) => Some((&plan.values[i], plain)),
+        LoadedValue::Opaque { .. } => None,
     });
-    let values = training.other_values.iter().filter_map(|&i| {
-        let value = &plan.values[i];
-        match &value.value {
-            LoadedValue::Plain(plain) => Some((value.key.clone(), value.path.clone(), Tree::from_value(plain.clone()))),
-            LoadedValue::Opaque { .. } => None,
-        }
-    });
-    unflatten_entries(tensors.chain(values))
-        .map_err(|e| Error::unsupported(format!("the keys do not form a tree: {}", chain(&e))))
+    nested(plan, training.other_tensors.iter().copied(), values)
 }

@@ -8,6 +8,9 @@ use super::table::{self, Bin, Table, bin_of, exact_values, joined, span};
 use super::{Percentiles, TensorStats};
 use crate::error::{Error, Result};
 
+/// Bytes that stay in a core's first cache while several loops go over them.
+const IN_CACHE: usize = 16 << 10;
+
 /// How elements are counted.
 #[derive(Debug, Clone, Copy)]
 enum Kind {
@@ -98,7 +101,9 @@ impl Counter {
         narrow: impl Fn(T) -> f32 + Copy,
         tally: &mut Tally,
     ) {
-        if let Some(mut found) = sums(elements, read) {
+        let mut parts = elements.chunks(IN_CACHE / N).map(|part| sums(part, read));
+        let all = parts.try_fold(Sums::default(), |all, part| part.map(|part| all.join(part)));
+        if let Some(mut found) = all {
             let bins = elements.iter().map(|element| bin_of(narrow(read(*element))));
             if self.table.count(bins, elements.len() as u64) > 0 {
                 (found.zeros, found.subnormals) = tiny(elements, read);

@@ -340,7 +340,7 @@ fn shard_member<T: TensorLike>(
                 let shape = if flat.is_sharded() { Dims::from_slice(&[length]) } else { member.shape.clone() };
                 LoadSlot::Build { dtype: tensor.dtype(), shape, copies }
             }
-            Tree::Tensor(tensor) if tensor.numel() != 1 => {
+            Tree::Tensor(tensor) if tensor.numel() != 1 && flat.is_sharded() => {
                 return Err(StateError::SlotShape {
                     param: member.name.clone(),
                     slot: slot.to_string(),

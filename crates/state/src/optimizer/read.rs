@@ -128,6 +128,10 @@ fn member_slots<T: TensorLike>(
     let mut result = Dict::new();
     for (slot, value) in slots {
         let value = match value {
+            // Of a parameter that is whole here a slot may be anything, and is whole too.
+            Tree::Tensor(tensor) if own && !flat.is_sharded() && tensor.shape() != member.shape.as_slice() => {
+                Tree::Tensor(SlotTensor::Whole(tensor.clone()))
+            }
             // A tensor that is as large as what it belongs to is its slot; a single element stands for all of it.
             Tree::Tensor(tensor) if !tensor.shape().is_empty() && tensor.numel() == expected => {
                 let piece = |piece: &reshard_layout::FlatPiece| {
