@@ -252,7 +252,7 @@ def over_all_parameters(rank, size, base):
             return loss
 
         optim.step(closure)
-        path = f"{base}/{layout}"
+        path = f"{base}/{layout}-{size}"
         rt.save({"optim": rt.get_optimizer_state_dict(model, optim)}, path)
         states.append((layout, path, optim.state_dict()["state"]))
     for layout, path, expected in states:
