@@ -52,7 +52,7 @@ class ShardView:
     them. No collective, no copy.
     """
 
-    __slots__ = ("dtype", "pieces", "requires_grad", "shape")
+    __slots__ = ("_reshard_slot", "dtype", "pieces", "requires_grad", "shape")
 
     def __init__(
         self,

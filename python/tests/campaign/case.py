@@ -223,6 +223,10 @@ def possible(case: Case) -> Case:
         source, target = (_for_whole(side, case.optimizer) for side in (source, target))
         wrappers = (source.wrapper, target.wrapper)
         sharded = any(name in FSDP1 + FSDP2 for name in wrappers)
+    if case.optimizer == "Adafactor":
+        # Its slots are of other shapes than parameters, and those of a flat one share theirs.
+        source, target = (replace(side, wrapper="fsdp1_orig") if side.wrapper in FSDP1 else side for side in (source, target))
+        wrappers = (source.wrapper, target.wrapper)
     parts = tuple(_possible_part(part, sharded, wrappers) for part in case.parts)
     if source.steps == 0:
         # Slots that a checkpoint does not have are missing, which is not what is asked here.
@@ -244,9 +248,6 @@ def possible(case: Case) -> Case:
     # Parts of flat parameters inside of slices are no DTensors: state dicts of PyTorch's own tensors are refused.
     save = "ours" if save in AS_TORCH and source.wrapper == "fsdp1_tp" else save
     load = "ours" if load in AS_TORCH and target.wrapper == "fsdp1_tp" else load
-    if load == "our_calls_storage" and target.wrapper in FSDP1 and case.optimizer == "SGD":
-        # PyTorch's load drops ShardedTensors of which a rank has nothing, and takes a state without tensors for one of torch 2.3 then.
-        load = "ours"
     if (save in THEIRS) != (load in THEIRS):
         # PyTorch's names of what is compiled inside of another wrapper are not those of the bare model.
         parts = tuple(replace(part, inner="checkpointed" if "checkpointed" in part.inner else "") for part in parts)

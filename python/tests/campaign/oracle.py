@@ -177,6 +177,8 @@ def gathered(laid: Any, optimizers: list[Any]) -> dict[Any, Any]:
             names_of.setdefault(id(holder.param), []).append(key)
             for number, optimizer in enumerate(optimizers):
                 for slot, value in optimizer.state.get(holder.param, {}).items():
+                    if _is_nobodys(holder, value):
+                        continue
                     found["slot", number, key, slot] = _slot(holder, value)
         for path, module in laid.model.named_modules(remove_duplicate=False):
             for name, buffer in module._buffers.items():
@@ -195,6 +197,13 @@ def gathered(laid: Any, optimizers: list[Any]) -> dict[Any, Any]:
                 if key != "params":
                     found["group", number, place, key] = frozen_value(value)
     return found
+
+
+def _is_nobodys(holder: Holder, value: Any) -> bool:
+    """Whether a slot is one number for a parameter of which this rank holds nothing: it stands still here, and the ranks that hold
+    something know better."""
+    elsewhere = not len(holder.index) and 0 not in holder.shape
+    return elsewhere and not isinstance(value, DTensor) and isinstance(value, torch.Tensor) and not value.dim()
 
 
 def _slot(holder: Holder, value: Any) -> Any:

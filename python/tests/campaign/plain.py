@@ -88,7 +88,8 @@ def difference(a: Any, b: Any, at: str = "") -> str:
     if isinstance(a, torch.Tensor):
         if not isinstance(b, torch.Tensor) or a.dtype != b.dtype or a.shape != b.shape:
             return f"{at}: saved {a!r}, loaded {b!r}"
-        x, y = (t.detach().contiguous().reshape(-1) for t in (a, b))
+        # Of one element any stride counts as contiguous.
+        x, y = (t.detach().clone(memory_format=torch.contiguous_format).reshape(-1) for t in (a, b))
         same = not x.numel() or torch.equal(x.view(torch.uint8), y.view(torch.uint8))
     elif type(a) is dict and type(b) is dict and list(map(repr, a)) == list(map(repr, b)):
         return next(filter(None, (difference(a[key], b[key], f"{at}[{key!r}]") for key in a)), "")

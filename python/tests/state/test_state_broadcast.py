@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from models import Net, assert_close, everything, make, optimizer, train
+from models import Net, assert_close, everything, here, make, optimizer, train
 from torch import nn
 
 import reshard.torch as rt
@@ -150,3 +150,27 @@ def replicas_of_one(rank, size):
 
 def test_replicas_of_one_rank_hear_from_rank_0(ranks):
     ranks(2, replicas_of_one)
+
+
+def in_flattened_form(rank, size):
+    """Values of groups are values: none of them is taken apart on its way."""
+    odd = {1: "x", "empty": {}, "nested": [{"k": 1.5}, []]}
+    flat = {"flatten_optimizer_state_dict": True, "full_state_dict": True}
+    for layout in here("fsdp1_flat", "fsdp1_orig", "fsdp2"):
+        model = make(layout)
+        optim = optimizer(model)
+        optim.param_groups[0]["odd"] = odd
+        train(model, optim, 1)
+        for more in ({}, {"cpu_offload": True}):
+            state = rt.get_optimizer_state_dict(model, optim, options=rt.StateDictOptions(**flat, **more))
+            values = [value for key, value in state.items() if key.endswith(".odd")]
+            assert bool(values) is (not more or rank == 0) and all(value == odd for value in values), layout
+        other = make(layout, seed=9)
+        fresh = optimizer(other)
+        fresh.param_groups[0]["odd"] = None
+        rt.set_optimizer_state_dict(other, fresh, state, options=rt.StateDictOptions(**flat, broadcast_from_rank0=True))
+        assert fresh.param_groups[0]["odd"] == odd, layout
+
+
+def test_values_of_groups_arrive_as_they_are_in_the_flattened_form(ranks):
+    ranks(2, in_flattened_form)

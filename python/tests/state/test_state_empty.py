@@ -9,6 +9,7 @@ import torch.distributed.checkpoint as dcp
 from models import FSDP2, fully_shard
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import reshard
@@ -121,3 +122,24 @@ def fresh_with_tensors_in_groups(rank, size, path):
 @needs_fsdp2
 def test_tensors_of_groups_are_no_slots_that_were_filled(ranks, path):
     ranks(3, fresh_with_tensors_in_groups, path)
+
+
+def fresh_where_a_rank_holds_nothing(rank, size, base):
+    """An optimizer that has not run, as PyTorch's ShardedTensors, of which some ranks have no shard; and parameters without elements."""
+    for steps in (0, 1):
+        model = FullyShardedDataParallel(Odd(1.0, True), use_orig_params=True, device_id=torch.device("cpu"))
+        optim = torch.optim.Adam(model.parameters())
+        for _ in range(steps):
+            model(torch.ones(2, 3)).sum().backward()
+            optim.step()
+        state = dict(zip(("model", "optim"), rt.get_state_dict(model, optim, as_torch=True)))
+        for number, save in enumerate((rt.save, lambda state, path: dcp.save(state, storage_writer=rt.StorageWriter(path)))):
+            path = f"{base}/{steps}-{number}"
+            save(state, path)
+            with reshard.open(path) as checkpoint:
+                assert bool([key for key in checkpoint if key.startswith("optim.state.")]) is bool(steps)
+                assert checkpoint["model.nothing"].shape == (5, 0)
+
+
+def test_slots_of_which_a_rank_holds_no_shard_wait_like_the_others(ranks, tmp_path):
+    ranks(4, fresh_where_a_rank_holds_nothing, str(tmp_path))

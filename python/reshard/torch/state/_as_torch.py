@@ -104,6 +104,9 @@ def _cut_of(module: Any) -> Callable[[torch.Tensor], Any]:
     def cut(tensor: torch.Tensor) -> Any:
         if mesh is not None:
             return _create_chunk_dtensor(tensor, rank, mesh)
+        if not tensor.numel():
+            # Before torch 2.6 shards without elements count as overlapping; of nothing every rank has the whole.
+            return tensor
         per_node = torch.cuda.device_count() if tensor.is_cuda else size
         return _create_chunk_sharded_tensor(tensor, rank, size, per_node, group)
 

@@ -281,7 +281,7 @@ def _set_model(live: LiveModel, given: dict[str, Any], options: StateDictOptions
         ):
             return _IncompatibleKeys([], [])
         return set_model(live, {key: (facts_of(value), value) for key, value in given.items()}, options, None)
-    ranks = Ranks(live.process_group())
+    ranks = Ranks(live.broadcast_group())
     told = _announced(ranks, [_header(key, value) for key, value in given.items()], given)
     offered = {key: (facts, value) for key, facts, value in told}
     tensors = [Offered.of(key, facts) for key, facts, _ in told if facts is not None]
@@ -332,7 +332,7 @@ def _set_optimizer(live: LiveModel, optimizers: Any, given: Mapping[Any, Any], o
 def _received(live: LiveModel, optimizers: Any, given: Mapping[Any, Any]) -> dict[Any, Any]:
     """Rank 0's state on every rank, in the layout of the parameters: tensors arrive one by one, and each rank gets its own
     part of them."""
-    ranks = Ranks(live.process_group())
+    ranks = Ranks(live.broadcast_group())
     own = list(leaves_of(_below_groups(given))) if ranks.rank == 0 else []
     header = [(path, facts_of(value) if _large(value) else None, None if _large(value) else value) for path, value in own]
     values = {_text(path): value for path, value in own}

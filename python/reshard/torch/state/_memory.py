@@ -54,9 +54,19 @@ class SlotMemory:
         return known if isinstance(known, SlotMemory) else None
 
     @classmethod
+    def is_known(cls, leaf: Any) -> bool:
+        """Whether a slot's memory was made here."""
+        return any(cls.of(tensor) is not None for tensor in memory_of(leaf) or [leaf])
+
+    @classmethod
     def wait(cls, leaf: Any) -> None:
         """A slot is listed, and waits for content."""
-        for tensor in memory_of(leaf):
+        memory = memory_of(leaf)
+        if not memory and isinstance(leaf, (ShardView, ShardedTensor)):
+            # This rank holds nothing of it, and nothing is ever written into it.
+            leaf._reshard_slot = cls()  # type: ignore[union-attr]
+            leaf._reshard_slot._empty_at = 0  # type: ignore[union-attr]
+        for tensor in memory:
             known = cls.of(tensor)
             if known is None:
                 known = tensor._reshard_slot = cls()  # type: ignore[attr-defined]
@@ -66,13 +76,16 @@ class SlotMemory:
     def waits(cls, leaf: Any) -> bool:
         """Whether a slot is still without content."""
         memory = memory_of(leaf)
-        return bool(memory) and all((of := cls.of(t)) is not None and of._empty_at == t._version for t in memory)
+        if not memory:
+            known = cls.of(leaf)
+            return known is not None and known._empty_at is not None
+        return all((of := cls.of(t)) is not None and of._empty_at == t._version for t in memory)
 
     @classmethod
     def loaded(cls, tree: Any) -> None:
         """All in a tree has content, or is about to get it from something that advances no version."""
         for leaf in leaves_in(tree):
-            for tensor in memory_of(leaf):
+            for tensor in memory_of(leaf) or [leaf]:
                 known = cls.of(tensor)
                 if known is not None:
                     known._empty_at = None

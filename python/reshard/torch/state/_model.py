@@ -227,18 +227,19 @@ class LiveModel:
 
     def process_groups(self) -> set[Any]:
         """The ranks between which parameters are shared, for each flat parameter; None is all ranks."""
-        if not dist.is_initialized() or self.sliced or self._is_hybrid():
+        if not dist.is_initialized() or self.sliced:
             return {None}
         return {flat.process_group() for flat in self.flats.values()} or {None}
-
-    def _is_hybrid(self) -> bool:
-        """Whether FSDP1 keeps replicas. Where each rank is one, its parameters no longer say so."""
-        return any(getattr(module, "_inter_node_pg", None) is not None for module in self.model.modules())
 
     def process_group(self) -> Any:
         """The ranks that hold the model together: all of them, unless FSDP was given fewer."""
         groups = self.process_groups()
         return None if None in groups else max(groups, key=lambda group: (group.size(), group.group_name))
+
+    def broadcast_group(self) -> Any:
+        """The ranks that rank 0 tells a state: those that hold the model together, and all where each rank holds it by itself."""
+        group = self.process_group()
+        return None if group is not None and group.size() == 1 else group
 
     def flat_of(self, path: Sequence[Any], leaf: Any = None) -> Flat | None:
         """The flat parameter that a leaf of a state dict belongs to: a member, or a slot of one."""

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorag
 
 from ._await import without_waiting
 from ._errors import InvalidInput
-from ._memory import SlotMemory, leaves_in, memory_of
+from ._memory import SlotMemory, leaves_in
 from ._saved import has_odd_keys
 from ._template import OptimizerStateDict, _shape, dicts_in_use
 
@@ -57,7 +57,7 @@ def waiting_keys(planned: Any) -> frozenset[str]:
     """Of a flattened state that is saved, the slots that wait for a checkpoint: an optimizer that has not run does not have them."""
     if not isinstance(planned, Mapping):
         return frozenset()
-    slots = {key: leaf for key, leaf in planned.items() if any(SlotMemory.of(tensor) is not None for tensor in memory_of(leaf))}
+    slots = {key: leaf for key, leaf in planned.items() if SlotMemory.is_known(leaf)}
     return frozenset(slots.keys() - without_waiting(slots).keys())
 
 

@@ -70,9 +70,9 @@ class Ranks:
 
 
 def leaves_of(tree: Mapping[Any, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """All leaves below nested dicts, with their paths."""
+    """All leaves below nested dicts, with their paths. In the flattened form a value of a group is one, whatever it is."""
     for key, value in tree.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and (path or not str(key).startswith("param_groups.")):
             if value:
                 yield from leaves_of(value, (*path, key))
         else:
