@@ -211,8 +211,8 @@ def test_a_server_answers_and_ends(hostile):
     assert found.code == (0 if found.answers else 2), found.said[:2000]
     assert "panicked" not in found.said and len(found.said) < 20_000, found.said[:2000]
     assert found.memory < 200e6 + 40 * size, (found.memory, size)
-    for page, (status, text) in found.answers.items():
-        assert status in (200, 404) and text, (page, status, text[:200])
+    for page, (status, answer) in found.answers.items():
+        assert status in (200, 404) and answer, (page, status, answer[:200])
 
 
 def test_a_load_ends_too(hostile):

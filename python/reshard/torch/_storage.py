@@ -178,6 +178,9 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
     def synchronize_staging(self) -> None:
         """Staging is done when :meth:`stage` returns."""
 
+    def close(self) -> None:
+        """Nothing of a staging is kept."""
+
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Without rank coordination, every rank prepares by itself."""
         if self.use_collectives or self.rank is None:
