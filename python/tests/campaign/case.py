@@ -224,9 +224,10 @@ def possible(case: Case) -> Case:
         wrappers = (source.wrapper, target.wrapper)
         sharded = any(name in FSDP1 + FSDP2 for name in wrappers)
     if case.optimizer == "Adafactor":
-        # Its slots are of other shapes than parameters, and those of a flat one share theirs.
-        source, target = (replace(side, wrapper="fsdp1_orig") if side.wrapper in FSDP1 else side for side in (source, target))
+        # Of a part of a flat parameter, which is no matrix, it keeps other slots than of the parameter.
+        source, target = (_for_whole(side, "Adafactor") if side.wrapper in FSDP1 else side for side in (source, target))
         wrappers = (source.wrapper, target.wrapper)
+        sharded = any(name in FSDP1 + FSDP2 for name in wrappers)
     parts = tuple(_possible_part(part, sharded, wrappers) for part in case.parts)
     if source.steps == 0:
         # Slots that a checkpoint does not have are missing, which is not what is asked here.

@@ -152,6 +152,28 @@ def test_replicas_of_one_rank_hear_from_rank_0(ranks):
     ranks(2, replicas_of_one)
 
 
+def one_dimension_of_a_mesh(rank, size):
+    """FSDP1 over one dimension of a mesh: the ranks of the other dimension hear from rank 0, too."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("dp", "tp"))
+    common = {"device_mesh": mesh["dp"], "device_id": torch.device("cpu"), "use_orig_params": True}
+    torch.manual_seed(5 + rank)
+    model = FullyShardedDataParallel(nn.Linear(3, 2), **common)
+    optim = torch.optim.AdamW(model.parameters(), lr=0.5 + rank)
+    weight = torch.arange(6.0).reshape(2, 3)
+    group = {**optim.defaults, "lr": 0.25, "params": ["weight", "bias"]}
+    states = ({"weight": weight, "bias": torch.ones(2)}, {"state": {}, "param_groups": [group]}) if rank == 0 else ({}, {})
+    rt.set_state_dict(model, optim, model_state_dict=states[0], optim_state_dict=states[1], options=FROM_ZERO)
+    whole = rt.get_model_state_dict(model, options=rt.StateDictOptions(full_state_dict=True))
+    assert torch.equal(whole["weight"], weight) and optim.param_groups[0]["lr"] == 0.25
+
+
+def test_all_dimensions_of_a_mesh_hear_from_rank_0(ranks):
+    ranks(4, one_dimension_of_a_mesh)
+
+
 def in_flattened_form(rank, size):
     """Values of groups are values: none of them is taken apart on its way."""
     odd = {1: "x", "empty": {}, "nested": [{"k": 1.5}, []]}

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.utils import _free_storage
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -116,6 +117,17 @@ class ChildDescription(NamedTuple):
 
     name: str
     module: ModuleDescription
+
+
+def _spans_all(mesh: DeviceMesh) -> bool:
+    """Whether a mesh is a part of one that has all ranks."""
+    root = getattr(mesh, "_get_root_mesh", None)
+    if root is None:
+        # Of torch 2.5 the mesh does not know it.
+        from torch.distributed.device_mesh import _mesh_resources
+
+        return bool(_mesh_resources.get_root_mesh(mesh).size() == dist.get_world_size())
+    return bool(root().size() == dist.get_world_size())
 
 
 class Flat:
@@ -237,9 +249,13 @@ class LiveModel:
         return None if None in groups else max(groups, key=lambda group: (group.size(), group.group_name))
 
     def broadcast_group(self) -> Any:
-        """The ranks that rank 0 tells a state: those that hold the model together, and all where each rank holds it by itself."""
+        """The ranks that rank 0 tells a state: those that hold the model together. All, where each rank holds it by itself, and
+        where the mesh of FSDP is a part of one of all ranks: the other dimensions hold it too."""
         group = self.process_group()
-        return None if group is not None and group.size() == 1 else group
+        if group is None or group.size() == 1:
+            return None
+        meshes = [getattr(module, "_device_mesh", None) for module in self.model.modules()]
+        return None if any(_spans_all(mesh) for mesh in meshes if isinstance(mesh, DeviceMesh)) else group
 
     def flat_of(self, path: Sequence[Any], leaf: Any = None) -> Flat | None:
         """The flat parameter that a leaf of a state dict belongs to: a member, or a slot of one."""
