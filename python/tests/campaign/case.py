@@ -223,9 +223,9 @@ def possible(case: Case) -> Case:
         source, target = (_for_whole(side, case.optimizer) for side in (source, target))
         wrappers = (source.wrapper, target.wrapper)
         sharded = any(name in FSDP1 + FSDP2 for name in wrappers)
-    if case.optimizer == "Adafactor":
-        # Of a part of a flat parameter, which is no matrix, it keeps other slots than of the parameter.
-        source, target = (_for_whole(side, "Adafactor") if side.wrapper in FSDP1 else side for side in (source, target))
+    if case.optimizer in ("Adafactor", "Muon"):
+        # A part of a flat parameter is no matrix: they keep other slots of it than of the parameter, or take it not at all.
+        source, target = (_for_whole(side, case.optimizer) if side.wrapper in FSDP1 else side for side in (source, target))
         wrappers = (source.wrapper, target.wrapper)
         sharded = any(name in FSDP1 + FSDP2 for name in wrappers)
     parts = tuple(_possible_part(part, sharded, wrappers) for part in case.parts)
