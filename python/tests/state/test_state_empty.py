@@ -126,19 +126,21 @@ def test_tensors_of_groups_are_no_slots_that_were_filled(ranks, path):
 
 def fresh_where_a_rank_holds_nothing(rank, size, base):
     """An optimizer that has not run, as PyTorch's ShardedTensors, of which some ranks have no shard; and parameters without elements."""
-    for steps in (0, 1):
-        model = FullyShardedDataParallel(Odd(1.0, True), use_orig_params=True, device_id=torch.device("cpu"))
+    mesh = init_device_mesh("cpu", (size,))
+    for steps, how in ((0, {}), (1, {}), (0, {"device_mesh": mesh}), (1, {"device_mesh": mesh})):
+        model = FullyShardedDataParallel(Odd(1.0, True), use_orig_params=True, device_id=torch.device("cpu"), **how)
         optim = torch.optim.Adam(model.parameters())
         for _ in range(steps):
             model(torch.ones(2, 3)).sum().backward()
             optim.step()
         state = dict(zip(("model", "optim"), rt.get_state_dict(model, optim, as_torch=True)))
         for number, save in enumerate((rt.save, lambda state, path: dcp.save(state, storage_writer=rt.StorageWriter(path)))):
-            path = f"{base}/{steps}-{number}"
+            path = f"{base}/{steps}-{number}-{len(how)}"
             save(state, path)
             with reshard.open(path) as checkpoint:
                 assert bool([key for key in checkpoint if key.startswith("optim.state.")]) is bool(steps)
                 assert checkpoint["model.nothing"].shape == (5, 0)
+        rt.set_state_dict(model, optim, model_state_dict=state["model"], optim_state_dict=state["optim"])
 
 
 def test_slots_of_which_a_rank_holds_no_shard_wait_like_the_others(ranks, tmp_path):

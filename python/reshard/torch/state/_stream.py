@@ -374,6 +374,9 @@ def _group_rank(ranks: Ranks, placement: Any) -> int:
 def full_tensor(key: str, value: Any) -> torch.Tensor:
     """The whole of a DTensor or ShardedTensor, over its own ranks, on all of them."""
     if not isinstance(value, ShardedTensor):
+        if not value.numel():
+            # Nothing to gather; and torch 2.5 fails at it, on the ranks that would be the last.
+            return torch.empty(value.shape, dtype=value.dtype, device=device_of(value))
         whole: torch.Tensor = value.detach().full_tensor()
         return whole
     metadata = value.metadata()
