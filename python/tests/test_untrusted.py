@@ -1,5 +1,6 @@
 """Files that want to run code: none does, on any road, and none is called sound."""
 
+import enum
 import io
 import json
 import os
@@ -24,6 +25,7 @@ import reshard
 import reshard.torch as rt
 import reshard.torch.checkpoint as drop_in
 from reshard import _reshard
+from reshard.integrations._trust import read_objects
 
 
 class Harmless:
@@ -350,3 +352,36 @@ def test_no_program_under_the_switch_runs_code(tmp_path):
         env={**os.environ, "PYTHONPATH": str(pathlib.Path(reshard.__file__).parent.parent)},
     )
     assert not marker.exists() and f"refused {len(paths)}" in done.stdout, (done.stdout, done.stderr)
+
+
+class Stage(enum.Enum):
+    """An enumeration that a trainer declares."""
+
+    ONE = 1
+
+
+class ByName:
+    """As Python before 3.11.4 pickles a member."""
+
+    def __init__(self, owner, name):
+        self.call = getattr, (owner, name)
+
+    def __reduce__(self):
+        return self.call
+
+
+def test_members_of_declared_enumerations_are_read_and_nothing_else_by_getattr(tmp_path):
+    def read(value, classes):
+        torch.save({"x": value}, tmp_path / "file.pt")
+        return read_objects(tmp_path / "file.pt", "file.pt", allow_pickle=False, hint="", classes=classes)["x"]
+
+    assert read(ByName(Stage, "ONE"), [Stage]) is Stage.ONE
+    for value, classes in [
+        (ByName(Stage, "ONE"), []),
+        (ByName(Stage, "__init__"), [Stage]),
+        (ByName(Stage, "mro"), [Stage]),
+        (ByName(Harmless, "__init__"), [Harmless]),
+        (ByName(dict, "fromkeys"), [dict]),
+    ]:
+        with pytest.raises(reshard.UntrustedPickle, match="getattr|Stage"):
+            read(value, classes)
