@@ -62,13 +62,13 @@ pub(super) fn write_megatron(
     if at_work || foreign {
         return Err(Error::AlreadyExists { path: store.describe() });
     }
+    let common = TorchFile { name: COMMON.to_owned(), content: common(&plan, training, iteration)? };
+    let shared: Vec<usize> = common.content.tensors().iter().map(|tensor| tensor.storage as usize).collect();
     store.prepare().doing(|| format!("preparing {}", store.describe()))?;
     let marked = unfinished::mark(store.as_ref(), "", marker, &there)?;
     for name in ours {
         store.delete(name).doing(|| format!("removing {name} of a conversion that was stopped"))?;
     }
-    let common = TorchFile { name: COMMON.to_owned(), content: common(&plan, training, iteration)? };
-    let shared: Vec<usize> = common.content.tensors().iter().map(|tensor| tensor.storage as usize).collect();
     let beside = || [COMMON, CONFIG].into_iter();
     let give_up = |error| {
         // Whose `.metadata` may be there, and only its answer was lost, stays marked: the next conversion begins anew.
