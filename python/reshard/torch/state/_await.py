@@ -10,6 +10,7 @@ import torch
 from ._errors import StateError
 from ._known import Slot, is_known, slots_to_come
 from ._memory import SlotMemory, leaves_in, memory_of
+from ._options import is_group_value
 from ._template import OptimizerStateDict, Slots
 
 Path = tuple[str, ...]
@@ -76,7 +77,7 @@ def without_waiting(given: Mapping[Any, Any]) -> Mapping[Any, Any]:
     """An optimizer's state without the slots that still wait. The same object if there are none."""
     nested = "state" in given
     # Of the flattened form, groups are no slots: a learning rate may be a tensor.
-    state = given["state"] if nested else {key: value for key, value in given.items() if not _of_group(key)}
+    state = given["state"] if nested else {key: value for key, value in given.items() if not is_group_value(key)}
     if not isinstance(state, Mapping) or not any(SlotMemory.waits(leaf) for leaf in leaves_in(state)):
         return given
     some = any(not SlotMemory.waits(leaf) for leaf in leaves_in(state) if _numel(leaf))
@@ -86,17 +87,13 @@ def without_waiting(given: Mapping[Any, Any]) -> Mapping[Any, Any]:
         for key, value in state.items():
             each.setdefault(str(key).rpartition(".")[0], {})[key] = value
         kept = {key for slots in each.values() for key in _settled(slots, some)}
-        return {key: value for key, value in given.items() if key in kept or _of_group(key)}
+        return {key: value for key, value in given.items() if key in kept or is_group_value(key)}
     settled = {}
     for name, slots in state.items():
         left = _settled(slots, some) if isinstance(slots, Mapping) else slots
         if left or not isinstance(slots, Mapping):
             settled[name] = left
     return {**given, "state": settled}
-
-
-def _of_group(key: Any) -> bool:
-    return str(key).startswith("param_groups.")
 
 
 def _settled(slots: Mapping[Any, Any], some: bool = False) -> dict[Any, Any]:

@@ -10,6 +10,7 @@ import torch
 
 from ... import _reshard
 from ._memory import SlotMemory
+from ._options import GROUP_VALUES, is_group_value
 from ._template import SLOT_KEYS, VALUE_KEYS, Entry, OptimizerStateDict, _at
 
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
@@ -42,8 +43,8 @@ def _foreign(checkpoint: Any, prefix: Sequence[Any], entries: Sequence[Entry], n
     parameter."""
     listed: set[str] = set()
     for path, _, _ in entries:
-        if len(path) == 1 and str(path[0]).startswith("param_groups."):
-            listed.add(str(path[0]).removeprefix("param_groups.").rpartition(".")[0])
+        if len(path) == 1 and is_group_value(path[0]):
+            listed.add(str(path[0]).removeprefix(GROUP_VALUES).rpartition(".")[0])
         elif len(path) == 3 and path[0] == "param_groups" and path[2] == "params":
             listed.update(map(str, checkpoint.value(".".join(map(str, (*prefix, *path))))))
     return listed.intersection(names)

@@ -22,7 +22,7 @@ from ... import _reshard
 from .._tensor import CODES, facts_of, placed
 from .._unsharded import FSDP2, reshard_modules
 from ._errors import InvalidInput, StateError
-from ._options import StateDictOptions
+from ._options import GROUP_VALUES, StateDictOptions, is_group_value
 
 FLAT_PARAM = "_flat_param"
 EXTRA_STATE = "_extra_state"
@@ -273,7 +273,7 @@ class LiveModel:
         key = str(path[0])
         if key in self.parameters:
             return key
-        for prefix in ("state.", "param_groups."):
+        for prefix in ("state.", GROUP_VALUES):
             name = key.removeprefix(prefix)
             while name != key and name and name not in self.parameters:
                 name = name.rpartition(".")[0]
@@ -290,7 +290,7 @@ class LiveModel:
 
         def place(key: Any, nested: bool) -> tuple[bool, int]:
             name = self.parameter_of(("state", key) if nested else (key,))
-            of_group = not nested and key not in self.parameters and str(key).startswith("param_groups.")
+            of_group = not nested and key not in self.parameters and is_group_value(key)
             return of_group, len(names) if name is None else places.get(self.inner.primary(name), len(names))
 
         def ordered(below: dict[Any, Any], nested: bool) -> dict[Any, Any]:

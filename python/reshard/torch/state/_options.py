@@ -8,6 +8,14 @@ from typing import Any
 
 from ._errors import InvalidInput
 
+#: How keys of groups' values begin in the flattened form.
+GROUP_VALUES = "param_groups."
+
+
+def is_group_value(key: Any) -> bool:
+    """Whether a key of the flattened form is that of a group's value, ``param_groups.{name}.{key}``."""
+    return str(key).startswith(GROUP_VALUES)
+
 
 @dataclass
 class StateDictOptions:

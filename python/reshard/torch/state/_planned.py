@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorag
 from ._await import without_waiting
 from ._errors import InvalidInput
 from ._memory import SlotMemory, leaves_in
+from ._options import is_group_value
 from ._saved import has_odd_keys
 from ._template import OptimizerStateDict, _shape, dicts_in_use
 
@@ -92,7 +93,7 @@ def _values_of_groups(state: OptimizerStateDict) -> dict[str, Any]:
     lists = state.get("param_groups")
     if isinstance(lists, list):
         return {f"param_groups.{index}.{key}": value for index, group in enumerate(lists) for key, value in group.items()}
-    return {key: value for key, value in state.items() if key.startswith("param_groups.")}
+    return {key: value for key, value in state.items() if is_group_value(key)}
 
 
 def _odd_values(groups: Mapping[str, Any]) -> list[str]:
@@ -128,7 +129,7 @@ def _dicts_of_groups(state: Any) -> Iterator[dict[Any, Any]]:
         if "param_groups" in state:
             yield from _dicts_in(state["param_groups"])
         else:
-            yield from _dicts_in([value for key, value in state.items() if str(key).startswith("param_groups.")])
+            yield from _dicts_in([value for key, value in state.items() if is_group_value(key)])
     elif isinstance(state, (Mapping, list)):
         for value in _below(state):
             yield from _dicts_of_groups(value)

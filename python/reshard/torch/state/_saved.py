@@ -7,6 +7,7 @@ from typing import Any
 
 from ... import _reshard
 from ._await import without_waiting
+from ._options import is_group_value
 from ._template import SLOT_KEYS, VALUE_KEYS, OptimizerStateDict
 
 _CONTAINERS = (dict, list, OptimizerStateDict)
@@ -50,7 +51,7 @@ def _noted(state: Mapping[Any, Any]) -> Mapping[Any, Any]:
 
 def _noted_values(state: Mapping[Any, Any]) -> Mapping[Any, Any]:
     """The same for the flattened form, whose slots are noted already."""
-    groups = {key: value for key, value in state.items() if str(key).startswith("param_groups.")}
+    groups = {key: value for key, value in state.items() if is_group_value(key)}
     if not has_odd_keys(list(groups.values()), values=True):
         return state
     types = _reshard.key_types({}, groups)

@@ -21,6 +21,7 @@ from .._group import group_for
 from .._leaf import ShardView
 from .._tensor import CODES, DTYPES, Facts, Piece, device_of, is_sharded, is_tensor, pieces_of, regions_of, scalar_bytes, shape_of
 from ._errors import StateError
+from ._options import is_group_value
 
 Path = tuple[Any, ...]
 
@@ -72,7 +73,7 @@ class Ranks:
 def leaves_of(tree: Mapping[Any, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """All leaves below nested dicts, with their paths. In the flattened form a value of a group is one, whatever it is."""
     for key, value in tree.items():
-        if isinstance(value, Mapping) and (path or not str(key).startswith("param_groups.")):
+        if isinstance(value, Mapping) and (path or not is_group_value(key)):
             if value:
                 yield from leaves_of(value, (*path, key))
         else:

@@ -22,6 +22,7 @@ from ... import _reshard
 from .._leaf import ShardView
 from .._tensor import DTYPES, FlatPiece, FlatView, device_of, is_tensor
 from ._memory import SlotMemory, leaves_in
+from ._options import is_group_value
 
 
 class Entry(NamedTuple):
@@ -66,7 +67,7 @@ class OptimizerStateDict(dict):  # type: ignore[type-arg]
         if "param_groups" in self:
             return tuple(group.get("params") for group in self["param_groups"])
         shared = (int, str, bool, type(None))
-        return tuple(v for k, v in self.items() if k.startswith("param_groups.") and not isinstance(v, (torch.Tensor, *shared)))
+        return tuple(v for k, v in self.items() if is_group_value(k) and not isinstance(v, (torch.Tensor, *shared)))
 
     def take_own_names(self) -> None:
         """Gives parameters that groups list by the checkpoint's names the names that they have here."""
