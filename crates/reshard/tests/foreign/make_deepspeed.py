@@ -2,8 +2,9 @@
 
     python make_deepspeed.py OUT CASE...
 
-needs deepspeed (made with 0.19.8) and a CPU; each case forks its ranks. A case is `zero{1,2,3}_w{ranks}[_bf16][_sub][_tp]`:
-the stage, the number of ranks, weights in bfloat16, sub-groups of a few elements (stage 3), two tensor parallel ranks. The
+needs deepspeed (made with 0.19.8, 0.16.9 and 0.14.5) and a CPU; each case forks its ranks. A case is `zero{1,2,3}_w{ranks}[_bf16][_sub][_tp][_offload]`:
+the stage, the number of ranks, weights in bfloat16, sub-groups of a few elements (stage 3), two tensor parallel ranks, the optimizer
+(and in stage 3 the weights) offloaded to the CPU. The
 model has a tied, a frozen and an empty weight, buffers and sizes that no number of ranks divides; the optimizer has two
 groups. `expected.json` has, for each key, dtype, shape and sha256 of what DeepSpeed's own functions return for the
 parameter. `_universal` beside a case is what `ds_to_universal` made of it.
@@ -169,7 +170,12 @@ def run(out: Path, stage: int, flags: list[str]) -> None:
     groups = [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0, "lr": 0.02}]
     config = {
         "train_batch_size": 12 * grid.dp // grid.dp,
-        "zero_optimization": {"stage": stage, **({"sub_group_size": 40} if "sub" in flags else {})},
+        "zero_optimization": {
+            "stage": stage,
+            **({"sub_group_size": 40} if "sub" in flags else {}),
+            **({"offload_optimizer": {"device": "cpu"}} if "offload" in flags else {}),
+            **({"offload_param": {"device": "cpu"}} if "offload" in flags and stage == 3 else {}),
+        },
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,

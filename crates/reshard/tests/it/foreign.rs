@@ -86,11 +86,18 @@ fn holds(name: &str, checkpoint: Checkpoint, expected: &serde_json::Map<String, 
 
 #[test]
 fn deepspeed_folders_hold_what_deepspeed_says() {
-    for (name, path, expected) in cases("deepspeed-0.19") {
+    for version in ["0.14", "0.16", "0.19"] {
+        folders_of_deepspeed(version);
+    }
+}
+
+fn folders_of_deepspeed(version: &str) {
+    for (name, path, expected) in cases(&format!("deepspeed-{version}")) {
         let checkpoint = is_equal(&name, &path, &expected);
         let universal = name.ends_with("_universal");
         assert_eq!(checkpoint.catalog().format, if universal { Format::Universal } else { Format::DeepSpeed }, "{name}");
-        assert!(checkpoint.catalog().writer.starts_with("DeepSpeed 0.19"), "{name}: {}", checkpoint.catalog().writer);
+        let writer = &checkpoint.catalog().writer;
+        assert!(writer.starts_with(&format!("DeepSpeed {version}")), "{name}: {writer}");
         // Nothing else is a weight or a moment.
         let tensors = checkpoint.catalog().entries.iter().filter(|(_, entry)| matches!(entry.kind, CatalogKind::Tensor(_)));
         for (key, _) in tensors.filter(|(key, _)| !key.ends_with(".step")) {
