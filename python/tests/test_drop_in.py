@@ -303,6 +303,40 @@ def test_saves_in_the_background_return_what_torch_returns(path, kind):
     assert torch.equal(state["a"], torch.arange(1000.0))
 
 
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_writer_has_the_identity_of_what_it_saved(path, in_background):
+    writer = ours.FileSystemWriter(path)
+    if in_background:
+        ours.async_save({"a": torch.zeros(3)}, storage_writer=writer).result(60)
+    else:
+        ours.save({"a": torch.zeros(3)}, storage_writer=writer)
+    assert ours.FileSystemReader(path).read_metadata().storage_meta.save_id == writer.save_id
+
+
+class OwnWriter(ours.FileSystemWriter):
+    """A step of its own makes it a storage that PyTorch's orchestration serves."""
+
+    def finish(self, metadata, results):
+        self.finished = True
+        super().finish(metadata, results)
+
+
+class OwnReader(ours.FileSystemReader):
+    def read_data(self, plan, planner):
+        self.read = True
+        return super().read_data(plan, planner)
+
+
+def test_the_older_names_take_storage_of_the_programs_own_without_other_ranks(path):
+    writer, reader = OwnWriter(path), OwnReader(path)
+    state = {"a": torch.zeros(3)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        ours.save_state_dict({"a": torch.ones(3)}, writer, no_dist=True)
+        ours.load_state_dict(state, reader, no_dist=True)
+    assert writer.finished and reader.read and same(state["a"], torch.ones(3))
+
+
 def test_a_stager_of_the_programs_own_stages(path):
     class Own(importlib.import_module("torch.distributed.checkpoint.staging").BlockingAsyncStager):
         def stage(self, state_dict):

@@ -34,8 +34,19 @@ def _on_the_cpu() -> None:
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
     if hasattr(torch, "accelerator"):
         torch.accelerator.device_count = lambda: WORLD
+    # Ranks are forked from a process that has imported everything: spawned ones take longer to start than most tests take. What
+    # hangs with PyTorch itself on a CPU is given up soon.
+    forked = torch.multiprocessing.get_context("fork").Process
+    common.MultiProcessTestCase._spawn_processes = lambda test: test._start_processes(forked)  # type: ignore[method-assign]
+    common.TIMEOUT_DEFAULT = 60
     import torch.testing._internal.common_fsdp as fsdp
 
+    made = FSDP.__init__
+
+    def on_the_cpu(self: Any, *arguments: Any, **options: Any) -> None:
+        made(self, *arguments, **{**options, "device_id": torch.device("cpu")})
+
+    FSDP.__init__ = on_the_cpu  # type: ignore[method-assign]
     fsdp.DEVICE_COUNT = WORLD // 2
     for cls in (getattr(fsdp, name, None) for name in ("FSDPTest", "FSDPTestMultiThread")):
         if cls is not None:

@@ -50,6 +50,13 @@ def _save_options(path: str, choices: dict[str, Any], process_group: Any, no_dis
     return {"checkpoint_id": path, "process_group": process_group, "no_dist": no_dist, **given}
 
 
+def _saved(report: Any, storage_writer: Any) -> Metadata:
+    """What was saved; the program's writer has its identity, as if it had written it."""
+    if storage_writer:
+        storage_writer.save_id = report.save_id
+    return SavedMetadata.of(report)
+
+
 @_api_bc_check  # type: ignore[untyped-decorator,no-untyped-call,unused-ignore]
 def save(
     state_dict: dict[str, Any],
@@ -70,7 +77,7 @@ def save(
     if route.path is not None and use_collectives and default_save_planner(planner):
         with as_torch("save", process_group, no_dist):
             report = _save.save(_states(state_dict), **_save_options(route.path, route.options, process_group, no_dist))
-        return SavedMetadata.of(report)
+        return _saved(report, storage_writer)
     rest = _given(no_dist=no_dist, use_collectives=use_collectives)
     if route.storage is None:
         rest["checkpoint_id"] = checkpoint_id
@@ -128,7 +135,7 @@ def async_save(
     def finish(durable: Future[Any]) -> None:
         error = durable.exception()
         if error is None:
-            saved.set_result(SavedMetadata.of(durable.result()))
+            saved.set_result(_saved(durable.result(), storage_writer))
         elif isinstance(error, ReshardError):
             saved.set_exception(checkpoint_exception("save", error, process_group, no_dist))
         else:
@@ -203,12 +210,12 @@ def save_state_dict(
 ) -> Metadata:
     """PyTorch's older name of :func:`save`."""
     storage_writer.reset()
-    if coordinator_rank == 0:
+    route = writer_route(storage_writer, None)
+    # Which rank publishes is PyTorch's orchestration's choice alone.
+    if coordinator_rank == 0 and route.path is not None and default_save_planner(planner):
         saved = save(state_dict, storage_writer=storage_writer, planner=planner, process_group=process_group, no_dist=no_dist)
         return cast(Metadata, saved)
-    # Which rank publishes is PyTorch's orchestration's choice alone.
-    writer = writer_route(storage_writer, None).storage
-    return _torch.save_state_dict(state_dict, writer, process_group, coordinator_rank, no_dist, planner)
+    return _torch.save_state_dict(state_dict, route.storage, process_group, coordinator_rank, no_dist, planner)
 
 
 @deprecated(_OLD.format("load"), category=FutureWarning)
@@ -222,7 +229,11 @@ def load_state_dict(
 ) -> None:
     """PyTorch's older name of :func:`load`."""
     storage_reader.reset()
-    load(state_dict, storage_reader=storage_reader, planner=planner, process_group=process_group, no_dist=no_dist)
+    route = reader_route(storage_reader, None, process_group, no_dist)
+    if route.path is not None and default_load_planner(planner):
+        load(state_dict, storage_reader=storage_reader, planner=planner, process_group=process_group, no_dist=no_dist)
+    else:
+        _torch.load_state_dict(state_dict, route.storage, process_group, coordinator_rank, no_dist, planner)
 
 
 __all__ = ["async_save", "default_planner", "load", "load_state_dict", "save", "save_state_dict"]

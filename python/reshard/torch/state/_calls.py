@@ -149,7 +149,9 @@ def set_state_dict(
 @torch.no_grad()
 def _get_model(live: LiveModel, submodules: Any, options: StateDictOptions, as_torch: bool) -> dict[str, Any]:
     if submodules:
-        warnings.warn("submodules is deprecated: filter the state dict instead.", FutureWarning, stacklevel=3)
+        # Begins as PyTorch's does: programs filter it by that.
+        told = "Getting submodules only model/optim state_dict is deprecated: filter the state dict of the model instead."
+        warnings.warn(told, FutureWarning, stacklevel=3)
     names = live.submodule_names(submodules)
     raw = live.raw_state()
     values = dict(zip(live.inner.canonical(list(raw)), raw.values()))
@@ -260,9 +262,10 @@ def _by_names(live: LiveModel, state: Mapping[Any, Any]) -> dict[str, Any]:
     """A state dict keyed by names, from one keyed by submodules too (deprecated in PyTorch)."""
     if not state or not isinstance(next(iter(state)), nn.Module):
         return dict(state)
-    warnings.warn(
-        "a model_state_dict keyed by modules is deprecated: put their names before the keys.", FutureWarning, stacklevel=3
+    told = (
+        "Passing model_state_dict as a ``Dict[nn.Module, Dict[str, Any]]`` is deprecated: put the modules' names before the keys."
     )
+    warnings.warn(told, FutureWarning, stacklevel=3)
     named: dict[str, Any] = {}
     for module, below in state.items():
         found = [name for name, candidate in live.model.named_modules() if candidate is module]
