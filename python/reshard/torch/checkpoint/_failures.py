@@ -29,8 +29,18 @@ def checkpoint_exception(what: str, error: ReshardError, process_group: Any, no_
     """A failure under the ranks on which it happened."""
     alone = no_dist or not dist.is_available() or not dist.is_initialized()
     mine = 0 if alone else dist.get_rank(process_group)
-    if isinstance(error, Mismatch) and error.differences and all(d["difference"] == "missing" for d in error.differences):
-        missing = MissingKeys(f"Missing key in checkpoint state_dict: {error}", keys=error.keys, differences=error.differences)
-        error = missing.with_traceback(error.__traceback__)
+    if isinstance(error, Mismatch):
+        error = _in_their_words(error).with_traceback(error.__traceback__)
     wrapped = _wrap_exception(error)
     return CheckpointException(what, dict.fromkeys(error.ranks or [mine], wrapped))
+
+
+def _in_their_words(error: Mismatch) -> Mismatch:
+    """A difference that begins as PyTorch's planner would put it: programs look for that."""
+    kinds = {difference["difference"] for difference in error.differences}
+    rest = {"keys": error.keys, "ranks": error.ranks, "hint": error.hint, "differences": error.differences}
+    if kinds == {"missing"}:
+        return MissingKeys(f"Missing key in checkpoint state_dict: {error}", **rest)
+    if "shape" in kinds:
+        return Mismatch(f"Size mismatch between saved and current: {error}", **rest)
+    return error
