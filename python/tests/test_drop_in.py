@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import reshard
+import reshard.torch as rt
 import reshard.torch.checkpoint as ours
 
 #: torch 2.5 fills what overlaps of a tensor of another shape, and says nothing.
@@ -399,6 +400,46 @@ def on_ranks(rank, size, path):
 def test_ranks_save_and_load_as_with_torch(path, ranks):
     assert ranks(3, on_ranks, path) == [True] * 3
     assert reshard.diff(path, path + "-theirs").equal
+
+
+class Talking:
+    """Asks and tells the other ranks, in state_dict and in load_state_dict; ranks in another order would mix up the answers."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def _together(self):
+        names = [None] * dist.get_world_size()
+        dist.all_gather_object(names, self.name)
+        assert set(names) == {self.name}, names
+
+    def state_dict(self):
+        self._together()
+        return {"name": self.name}
+
+    def load_state_dict(self, state):
+        self._together()
+        assert state["name"] == self.name
+
+
+def in_another_order_on_ranks(rank, size, path):
+    names = ["a", "b", "c"][:: -1 if rank else 1]
+    for module in (ours, rt):
+        module.save({name: Talking(name) for name in names}, checkpoint_id=f"{path}-{module.__name__}")
+        module.load({name: Talking(name) for name in names}, checkpoint_id=f"{path}-{module.__name__}")
+    return True
+
+
+def test_objects_are_asked_in_one_order_on_all_ranks(path, ranks):
+    assert ranks(2, in_another_order_on_ranks, path) == [True] * 2
+
+
+def test_a_checkpoint_in_the_way_is_told_as_by_torch(path):
+    for module in (ours, theirs):
+        module.save({"a": torch.zeros(3)}, checkpoint_id=path)
+        with pytest.raises(CheckpointException, match="Checkpoint already exists") as raised:
+            module.save({"a": torch.ones(3)}, storage_writer=module.FileSystemWriter(path, overwrite=False), **ALONE)
+        assert isinstance(raised.value.failures[0][0], RuntimeError)
 
 
 def consolidate_on_ranks(rank, size, path):

@@ -40,9 +40,13 @@ def _given(**arguments: Any) -> dict[str, Any]:
 
 def _states(state_dict: Any) -> dict[str, Any]:
     """Objects that have a state dict are asked for it, as PyTorch does."""
+    return {**state_dict, **{key: state_dict[key].state_dict() for key in _stateful_keys(state_dict)}}
+
+
+def _stateful_keys(state_dict: Any) -> list[Any]:
+    """Keys of objects that have a state dict, in one order on all ranks: what they do there may be collective."""
     # Nearly all leaves are plain tensors, which are not even asked.
-    asked = {key: value.state_dict() for key, value in state_dict.items() if type(value) not in PLAIN and is_stateful(value)}
-    return {**state_dict, **asked}
+    return sorted((key for key, value in state_dict.items() if type(value) not in PLAIN and is_stateful(value)), key=str)
 
 
 def _save_options(path: str, choices: dict[str, Any], process_group: Any, no_dist: bool) -> Any:
@@ -186,14 +190,10 @@ def load(
             allow_pickle=options.allow_pickle,
             verify=options.verify,
         )
-    for key, value in state_dict.items():
-        found = wanted[key]
-        if found is value and type(value) in PLAIN:
-            continue
-        if is_stateful(value):
-            value.load_state_dict(found)
-        else:
-            state_dict[key] = found
+    stateful = _stateful_keys(state_dict)
+    for key in stateful:
+        state_dict[key].load_state_dict(wanted[key])
+    state_dict.update((key, wanted[key]) for key in state_dict.keys() - stateful if wanted[key] is not state_dict[key])
 
 
 _OLD = "`{0}_state_dict` is deprecated and will be removed in future versions. Please use `{0}` instead."
