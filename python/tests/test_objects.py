@@ -52,7 +52,7 @@ def test_what_is_saved_is_loaded(path, options):
     loaded = zeroed(state)
     assert rt.load(loaded, path, storage_options=options).verified > 0
     assert_same_tree(state, loaded)
-    with pytest.raises(reshard.ReshardError, match="already holds"):
+    with pytest.raises(reshard.ReshardError, match="already exists"):
         rt.save(state, path, storage_options=options)
     rt.async_save({"x": torch.arange(5)}, path, overwrite=True, storage_options=options).result()
     found = {"x": torch.zeros(5, dtype=torch.int64)}

@@ -85,7 +85,7 @@ pub enum Error {
         path: String,
     },
     /// A checkpoint lies there and overwriting was not asked for.
-    #[error("{path} already holds a checkpoint")]
+    #[error("Checkpoint already exists: {path}")]
     AlreadyExists {
         /// The address.
         path: String,

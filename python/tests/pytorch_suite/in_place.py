@@ -38,7 +38,7 @@ def _on_the_cpu() -> None:
     # hangs with PyTorch itself on a CPU is given up soon.
     forked = torch.multiprocessing.get_context("fork").Process
     common.MultiProcessTestCase._spawn_processes = lambda test: test._start_processes(forked)  # type: ignore[method-assign]
-    common.TIMEOUT_DEFAULT = 60
+    common.TIMEOUT_DEFAULT = 150
     import torch.testing._internal.common_fsdp as fsdp
 
     made = FSDP.__init__

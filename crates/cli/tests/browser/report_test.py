@@ -554,6 +554,8 @@ class ReportTest(unittest.TestCase):
         for words in ("nan", "inf", "large-weight", "zero-weight", "model.layers.1.attn.q_proj.weight"):
             self.assertIn(words, found)
         self.assertIn("1with NaN", self.text("#number-counts"))
+        filled = "const box = document.querySelector('#map'); return Math.max(...[...box.querySelectorAll('.tile')].map((tile) => tile.offsetTop + tile.offsetHeight)) / box.clientHeight"
+        self.assertGreater(self.browser.js(filled), 0.9)
         self.shot("sick", full=True)
         self.show("sick", "dark")
         self.shot("sick-dark", full=True)

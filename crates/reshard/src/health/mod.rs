@@ -183,7 +183,7 @@ fn tensor(
         return;
     }
     if let Some(most) = stats.absmax.filter(|most| *most > limits.of("large-weight") && stats.elements > 1) {
-        add("large-weight", Some(most), format!("the largest magnitude is {most:e}"));
+        add("large-weight", Some(most), format!("the largest magnitude is {most:.3e}"));
     }
     let part = |count: u64| count as f64 / stats.elements as f64;
     if part(stats.subnormals) > limits.of("subnormal") {

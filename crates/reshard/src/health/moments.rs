@@ -231,10 +231,10 @@ pub(super) fn judge(
         for (slot, key) in moments.filter(|(slot, _)| SECOND_MOMENTS.contains(slot)) {
             let Some(moment) = stats.get(*key) else { continue };
             if let Some(min) = moment.min.filter(|min| *min < 0.0) {
-                HealthFinding::add(found, limits, "negative-second-moment", key, Some(min), format!("the smallest is {min:e}"));
+                HealthFinding::add(found, limits, "negative-second-moment", key, Some(min), format!("the smallest is {min:.3e}"));
             }
             if let Some(max) = moment.max.filter(|max| *max > limits.of("large-second-moment")) {
-                HealthFinding::add(found, limits, "large-second-moment", key, Some(max), format!("the largest is {max:e}"));
+                HealthFinding::add(found, limits, "large-second-moment", key, Some(max), format!("the largest is {max:.3e}"));
             }
             let stepped = param.step.is_none_or(|step| step > 0.0);
             if *slot != "max_exp_avg_sq" && stepped && moment.elements > 0 && moment.zeros == moment.elements {

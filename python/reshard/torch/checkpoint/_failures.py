@@ -42,7 +42,7 @@ def _in_their_words(error: ReshardError) -> ReshardError:
     """A failure that begins as PyTorch would put it, and is of its type: programs look for that."""
     rest: dict[str, Any] = {"keys": error.keys, "files": error.files, "ranks": error.ranks, "hint": error.hint}
     if isinstance(error, AlreadyExists):
-        return CheckpointExists(f"Checkpoint already exists: {error}", **rest)
+        return CheckpointExists(str(error), **rest)
     if not isinstance(error, Mismatch):
         return error
     rest["differences"] = error.differences

@@ -2,7 +2,7 @@
 
 function summary() {
   const { checkpoint } = data;
-  $('format').textContent = [checkpoint.format, checkpoint.writer].filter(Boolean).join(' · ');
+  $('format').textContent = [...new Set([checkpoint.format, checkpoint.writer])].filter(Boolean).join(' · ');
   const split = checkpoint.name.lastIndexOf('/');
   $('name').replaceChildren(...(split > 0 ? [el('span', { class: 'parent' }, checkpoint.name.slice(0, split + 1)), el('wbr')] : []), checkpoint.name.slice(split + 1));
   $('location').textContent = checkpoint.location;

@@ -84,6 +84,8 @@ const treemap = {
 
   draw(zoomedFrom) {
     const { clientWidth: width, clientHeight: height } = this.box;
+    // Not laid out yet: the observer of its size draws it when it is.
+    if (!width) return;
     const layer = el('div', { class: 'layer' });
     this.tiles = [];
     const add = (node, x, y, w, h, depth, place, siblings) => {
