@@ -22,6 +22,8 @@ def without_devices():
     import megatron.core.transformer.moe.moe_utils as moe
     import megatron.core.transformer.multi_latent_attention as latent
 
+    # Megatron compiles some of its layers, for which a machine may have no compiler.
+    torch._dynamo.config.disable = True
     torch.cuda.current_device = lambda: "cpu"
     torch.cuda.synchronize = lambda *_, **__: None
     random.CudaRNGStatesTracker.fork = lambda *_, **__: contextlib.nullcontext()
@@ -177,8 +179,6 @@ def load(rank, size, kind, folder):
         assert torch.equal(state["decoder.layers.1.self_attention.linear_qkv.weight"], interleaved(*parts, groups=2))
     tokens = torch.arange(12)[None] * 5 % 64
     mask = torch.triu(torch.ones(12, 12, dtype=torch.bool), 1)[None, None]
-    # Megatron compiles some of its layers, for which a machine may have no compiler.
-    torch._dynamo.config.disable = True
     with torch.no_grad():
         found = model(tokens, torch.arange(12)[None], mask)
     torch.testing.assert_close(found, torch.load(f"{folder}/logits.pt"), rtol=1e-4, atol=1e-5)
