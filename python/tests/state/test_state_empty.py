@@ -14,6 +14,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import reshard
 import reshard.torch as rt
+import reshard.torch.checkpoint as checkpoint
+from reshard.torch.checkpoint.state_dict import get_model_state_dict
 
 needs_fsdp2 = pytest.mark.skipif(not FSDP2, reason="FSDP2 on the CPU needs torch 2.6 or later")
 
@@ -145,3 +147,68 @@ def fresh_where_a_rank_holds_nothing(rank, size, base):
 
 def test_slots_of_which_a_rank_holds_no_shard_wait_like_the_others(ranks, tmp_path):
     ranks(4, fresh_where_a_rank_holds_nothing, str(tmp_path))
+
+
+class Adapted(nn.Module):
+    """A frozen base that fills the flat parameter's parts on the first ranks: their optimizers have no state at all."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(16, 16)
+        self.base.requires_grad_(False)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.head(self.base(x))
+
+
+def ranks_without_state(rank, size, path, meshed, form):
+    torch.manual_seed(0)
+    mesh = {"device_mesh": init_device_mesh("cpu", (size,))} if meshed else {}
+    model = FullyShardedDataParallel(Adapted(), use_orig_params=True, device_id=torch.device("cpu"), **mesh)
+    optim = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    for _ in range(2):
+        model(torch.ones(4, 16)).sum().backward()
+        optim.step()
+        optim.zero_grad()
+    held = [None] * size
+    dist.all_gather_object(held, sum(len(slots) for slots in optim.state.values()))
+    assert 0 in held and any(held), held
+    # What each rank's optimizer has, put together by hand.
+    parts = [None] * size
+    mine = {name: optim.state[p]["exp_avg"].flatten() for name, p in model.named_parameters() if optim.state.get(p)}
+    dist.all_gather_object(parts, {name.replace("_fsdp_wrapped_module.", ""): part for name, part in mine.items()})
+    whole = torch.cat([part["head.weight"] for part in parts if "head.weight" in part]).reshape(3, 16)
+    options = rt.StateDictOptions(full_state_dict=form == "full", flatten_optimizer_state_dict=form == "flattened")
+    state = rt.get_optimizer_state_dict(model, optim, options=options, as_torch=form != "full")
+    step = state["state.head.weight.step"] if form == "flattened" else state["state"]["head.weight"]["step"]
+    assert float(step) == 2, step
+    if form == "full":
+        assert torch.equal(state["state"]["head.weight"]["exp_avg"], whole)
+    rt.save({"optim": state}, path)
+    dist.barrier()
+    with reshard.open(path) as saved:
+        assert torch.equal(torch.from_numpy(saved["optim.state.head.weight.exp_avg"].numpy()), whole)
+        assert float(saved["optim.state.head.bias.step"].numpy()) == 2
+
+
+@pytest.mark.parametrize("form", ["nested", "flattened", "full"])
+@pytest.mark.parametrize("meshed", [False, True])
+def test_ranks_whose_optimizers_have_nothing_to_do_await_nothing(ranks, path, meshed, form):
+    ranks(3, ranks_without_state, path, meshed, form)
+
+
+def stage_of_a_pipeline(rank, size, path):
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
+    model[rank].to_empty(device="cpu")
+    nn.init.constant_(model[rank].weight, float(rank + 1))
+    nn.init.zeros_(model[rank].bias)
+    checkpoint.save({"model": get_model_state_dict(model)}, checkpoint_id=path)
+    whole = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
+    checkpoint.load({"model": get_model_state_dict(whole)}, checkpoint_id=path)
+    assert (whole[0].weight == 1).all() and (whole[1].weight == 2).all()
+
+
+def test_stages_on_the_meta_device_are_other_ranks_in_pytorchs_calls(ranks, path):
+    ranks(2, stage_of_a_pipeline, path)

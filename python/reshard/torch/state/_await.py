@@ -16,12 +16,14 @@ from ._template import OptimizerStateDict, Slots
 Path = tuple[str, ...]
 
 
-def add_slots_to_come(state: OptimizerStateDict, live: Any, optimizers: Sequence[Any], flattened: bool) -> list[Path]:
+def add_slots_to_come(
+    state: OptimizerStateDict, live: Any, optimizers: Sequence[Any], flattened: bool, has_run: Sequence[bool]
+) -> list[Path]:
     """Adds the slots that optimizers without any state will have. Gives their places; they are to be passed to
     :func:`wait_for` once the dict is as its caller gets it."""
     owners: dict[int, tuple[Any, Any, Any]] = {}
-    for optimizer in optimizers:
-        if any(slots for slots in optimizer.state.values()):
+    for optimizer, ran in zip(optimizers, has_run):
+        if ran:
             continue
         if not is_known(optimizer):
             state.unknown = (*state.unknown, type(optimizer).__qualname__)

@@ -173,6 +173,9 @@ def _get_model(live: LiveModel, submodules: Any, options: StateDictOptions, as_t
                 copy_shards(own, values[entry.name])
     for key, value in _added_by_hooks(live, values, names, options).items():
         state.setdefault(key, value)
+    if as_torch:
+        # PyTorch leaves out what has no memory: a stage of a pipeline that is another rank's.
+        state = {key: value for key, value in state.items() if not (isinstance(value, torch.Tensor) and value.is_meta)}
     if not state and not names and options.strict and not options.ignore_frozen_params and not options.full_state_dict:
         raise StateError("the model's state dict is empty")
     if as_torch and not options.full_state_dict:
@@ -197,7 +200,8 @@ def _added_by_hooks(live: LiveModel, values: dict[str, Any], names: list[str], o
 @torch.no_grad()
 def _get_optimizer(live: LiveModel, optimizers: Any, options: StateDictOptions, as_torch: bool) -> dict[str, Any]:
     state = read(live, optimizers, options)
-    awaited = add_slots_to_come(state, live, optimizers, options.flatten_optimizer_state_dict)
+    ran = _have_run(live, optimizers, as_torch or options.full_state_dict)
+    awaited = add_slots_to_come(state, live, optimizers, options.flatten_optimizer_state_dict, ran)
     if as_torch and not options.full_state_dict:
         as_torch_tree(live, state)
     delivered = _delivered(live, state, options)
@@ -209,6 +213,15 @@ def _get_optimizer(live: LiveModel, optimizers: Any, options: StateDictOptions, 
         delivered.watch()
     wait_for(delivered, awaited)
     return delivered
+
+
+def _have_run(live: LiveModel, optimizers: Sequence[Any], together: bool) -> list[bool]:
+    """Which optimizers have state. Of a flat parameter a rank may hold nothing that is trained, and so its optimizer has none; where
+    ranks put tensors together, what counts is whether any has."""
+    own = [any(slots for slots in optimizer.state.values()) for optimizer in optimizers]
+    if not (together and live.has_flats):
+        return own
+    return [any(ran) for ran in zip(*Ranks(live.process_group()).all_gather_object(own))]
 
 
 def _delivered(live: LiveModel, state: dict[str, Any], options: StateDictOptions) -> dict[str, Any]:
