@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+import torch.distributed as dist
 from models import everything, make, optimizer, train
 from torch import nn
 from torch.distributed.fsdp import FullOptimStateDictConfig, FullStateDictConfig, OptimStateKeyType, StateDictType
@@ -62,6 +64,36 @@ def old_names(rank, size):
 
 def test_the_older_names_do_what_they_did(ranks):
     ranks(2, old_names)
+
+
+def in_a_smaller_group(rank, size):
+    """The group that is given are the ranks that take part, also where that is one of several."""
+    group = dist.new_group([0])
+    if rank == 0:
+        states = []
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            model = FSDP(nn.Linear(3, 2), process_group=group, device_id=torch.device("cpu"))
+            optim = torch.optim.Adam(model.parameters())
+            model(torch.ones(1, 3)).sum().backward()
+            optim.step()
+            states.append((model, optim, rt.full_optim_state_dict(model, optim, group=group)))
+        model, optim, _ = states[1]
+        whole = states[0][2]
+        loaded(optim, rt.scatter_full_optim_state_dict(whole, model, optim=optim, group=group))
+        assert_same_state(rt.full_optim_state_dict(model, optim)["state"], whole["state"], "one rank")
+    dist.barrier()
+
+
+def test_ranks_outside_of_the_given_group_take_no_part(ranks):
+    ranks(2, in_a_smaller_group)
+
+
+def test_the_older_argument_is_deprecated():
+    model = nn.Linear(2, 2)
+    optim = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with pytest.warns(FutureWarning, match="`optim_input` argument is deprecated"):
+        rt.full_optim_state_dict(model, optim, list(model.parameters()))
 
 
 def from_rank0(rank, size):

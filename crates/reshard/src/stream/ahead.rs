@@ -3,7 +3,7 @@
 use reshard_storage::Reader;
 
 /// A disk is told so many bytes before they are read what will be.
-const AHEAD: u64 = 4 << 20;
+const AHEAD: u64 = 16 << 20;
 /// As much at a time: kernels take no more from one announcement than a device reads at once.
 const ANNOUNCED: u64 = 1 << 20;
 

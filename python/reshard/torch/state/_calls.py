@@ -345,10 +345,10 @@ def _set_optimizer(live: LiveModel, optimizers: Any, given: Mapping[Any, Any], o
     return planned.report
 
 
-def _received(live: LiveModel, optimizers: Any, given: Mapping[Any, Any]) -> dict[Any, Any]:
+def _received(live: LiveModel, optimizers: Any, given: Mapping[Any, Any], group: Any = None) -> dict[Any, Any]:
     """Rank 0's state on every rank, in the layout of the parameters: tensors arrive one by one, and each rank gets its own
-    part of them."""
-    ranks = Ranks(live.broadcast_group())
+    part of them. The ranks are those of `group`, or else those that hold the model together."""
+    ranks = Ranks(group if group is not None else live.broadcast_group())
     own = list(leaves_of(_below_groups(given))) if ranks.rank == 0 else []
     header = [(path, facts_of(value) if _large(value) else None, None if _large(value) else value) for path, value in own]
     values = {_text(path): value for path, value in own}

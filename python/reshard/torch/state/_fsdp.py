@@ -5,6 +5,7 @@ The pair ``optim_state_dict`` and ``optim_state_dict_to_load``, and the older ca
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -82,7 +83,7 @@ def optim_state_dict_to_load(
         optim_state_dict: state by names, in views, in full tensors, or as PyTorch gives it.
         is_named_optimizer: the optimizer goes by names (``NamedOptimizer``, ``KeyedOptimizer``).
         load_directly: load it right away.
-        group: accepted as in PyTorch.
+        group: the ranks that rank 0 of them sends to; by default those that hold the model together.
         rank0_only: rank 0 alone has the state, whole; its tensors are sent to the others one by one. By default what FSDP was
             told by ``state_dict_type``.
         options: ``strict=False`` accepts parameters that the given state does not know.
@@ -90,7 +91,7 @@ def optim_state_dict_to_load(
     live = LiveModel(check_model(model))
     given = optim_state_dict or {}
     if _from_rank0(live) if rank0_only is None else rank0_only:
-        given = _received(live, (optim,), given)
+        given = _received(live, (optim,), given, group)
     planned = plan(live, (optim,), given, options_from(options), is_named_optimizer)
     (load,) = planned.loads
     if load_directly:
@@ -122,7 +123,13 @@ class _Parameters:
         self.state: dict[Any, Any] = {}
 
 
+def _warn_of_input(optim_input: Any) -> None:
+    if optim_input is not None:
+        warnings.warn("The `optim_input` argument is deprecated: give the optimizer.", FutureWarning, stacklevel=3)
+
+
 def _optimizer_or_parameters(model: nn.Module, optim_input: Any, optim: Any) -> Any:
+    _warn_of_input(optim_input)
     return optim if optim is not None else _Parameters(check_model(model), optim_input)
 
 
@@ -134,6 +141,7 @@ def full_optim_state_dict(
     group: Any = None,
 ) -> dict[str, Any]:
     """The whole state by names, on the CPU; by default on rank 0 alone. Older than :func:`optim_state_dict`."""
+    _warn_of_input(optim_input)
     return optim_state_dict(model, optim, full=True, rank0_only=rank0_only, cpu_offload=True)
 
 
@@ -149,9 +157,8 @@ def shard_full_optim_state_dict(
     optim: torch.optim.Optimizer | None = None,
 ) -> dict[str, Any]:
     """What this rank's optimizer loads, from the whole state on every rank. Older than :func:`optim_state_dict_to_load`."""
-    return optim_state_dict_to_load(
-        model, _optimizer_or_parameters(model, optim_input, optim), full_optim_state_dict, rank0_only=False
-    )
+    optimizer = _optimizer_or_parameters(model, optim_input, optim)
+    return optim_state_dict_to_load(model, optimizer, full_optim_state_dict, rank0_only=False)
 
 
 def flatten_sharded_optim_state_dict(
@@ -169,9 +176,8 @@ def scatter_full_optim_state_dict(
     group: Any = None,
 ) -> dict[str, Any]:
     """What each rank's optimizer loads, from the whole state on rank 0 alone. Older than :func:`optim_state_dict_to_load`."""
-    return optim_state_dict_to_load(
-        model, _optimizer_or_parameters(model, optim_input, optim), full_optim_state_dict, rank0_only=True
-    )
+    optimizer = _optimizer_or_parameters(model, optim_input, optim)
+    return optim_state_dict_to_load(model, optimizer, full_optim_state_dict, group=group, rank0_only=True)
 
 
 def rekey_optim_state_dict(
