@@ -374,6 +374,8 @@ class EditReport:
         dropped, set: keys.
         renamed: old and new names.
         linked, copied: data files that the new checkpoint shares with the old one, and that had to be copied.
+        bytes: bytes of tensors that were written anew, where the source is not DCP.
+        skipped: objects that were left out because only unpickling could bring them back.
     """
 
     from_: str
@@ -383,6 +385,8 @@ class EditReport:
     set: tuple[str, ...]
     linked: int
     copied: int
+    bytes: int
+    skipped: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)

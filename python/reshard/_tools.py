@@ -66,6 +66,7 @@ class Editing(TypedDict, total=False):
     drop: Required[_Texts]
     rename: Mapping[str, str] | None
     set: Mapping[str, Any] | None
+    skip_opaque: bool
 
 
 class Recovering(TypedDict, total=False):
@@ -236,19 +237,22 @@ def edit(
     drop: Sequence[str] = (),
     rename: Mapping[str, str] | None = None,
     set: Mapping[str, Any] | None = None,
+    skip_opaque: bool = False,
     storage_options: _Storage = None,
 ) -> EditReport:
-    """Drops and renames keys and sets plain values. Data files are linked where the store can, not copied.
+    """Drops and renames keys and sets plain values, in a new DCP checkpoint. Data files of DCP are linked where the store can, not
+    copied; what is of another format is written anew.
 
     Args:
-        source: a DCP checkpoint.
+        source: the checkpoint.
         destination: a path of its own.
         drop: globs of keys to leave out.
         rename: from regular expressions to what replaces them.
         set: plain values by key.
+        skip_opaque: leave out objects that a DCP checkpoint cannot carry.
         storage_options: settings of the stores by name.
     """
-    editing: Editing = {"drop": drop, "rename": rename, "set": set}
+    editing: Editing = {"drop": drop, "rename": rename, "set": set, "skip_opaque": skip_opaque}
     with as_raised():
         return _reshard.edit(path_text(source), path_text(destination), editing, storage_options)
 

@@ -95,6 +95,8 @@ pub(crate) struct Editing<'py> {
     rename: Option<Renames>,
     #[pyo3(default)]
     set: Option<HashMap<String, Bound<'py, PyAny>>>,
+    #[pyo3(default)]
+    skip_opaque: Option<bool>,
 }
 
 /// Drops and renames keys and sets values, without touching data.
@@ -110,6 +112,7 @@ pub(crate) fn edit<'py>(
     let mut chosen = EditOptions::default();
     chosen.drop = globs(py, editing.drop.as_ref())?;
     chosen.renames = Renames::compiled(editing.rename.as_ref(), py)?;
+    chosen.skip_opaque = editing.skip_opaque.unwrap_or(chosen.skip_opaque);
     for (key, value) in editing.set.iter().flatten() {
         let Some(value) = plain(value)? else {
             return Err(invalid(py, format!("the value for {key:?} is not plain data (numbers, text, lists and dicts)")));

@@ -218,7 +218,7 @@ pub(crate) struct MergeArgs {
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("change").args(["drop", "rename", "rename_file", "set"]).required(true).multiple(true))]
 pub(crate) struct EditArgs {
-    /// The DCP checkpoint
+    /// The checkpoint
     pub(crate) source: String,
     /// The folder to write
     pub(crate) destination: String,
@@ -230,6 +230,9 @@ pub(crate) struct EditArgs {
     /// Set a plain value: JSON, or text as it is (repeatable)
     #[arg(long, value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,
+    /// Skip pickled objects that a DCP checkpoint cannot hold, instead of failing
+    #[arg(long)]
+    pub(crate) skip_opaque: bool,
     #[command(flatten)]
     pub(crate) output: JsonArg,
 }

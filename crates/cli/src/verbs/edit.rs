@@ -27,6 +27,7 @@ pub(crate) fn run(context: &mut Context, args: &EditArgs) -> Result<Outcome> {
     let mut options = EditOptions::default();
     options.drop = Selection::globs(&args.drop)?.include;
     options.renames = meaning::renames(&args.renames.rename, args.renames.rename_file.as_deref())?;
+    options.skip_opaque = args.skip_opaque;
     let settings = args.set.iter().map(|text| setting(text)).collect::<Result<Vec<_>>>()?;
     let source = context.open(&args.source)?;
     options.set = settings.into_iter().map(|(key, value)| (key.clone(), setting_path(&source, &key), value)).collect();
@@ -57,8 +58,15 @@ pub(crate) fn run(context: &mut Context, args: &EditArgs) -> Result<Outcome> {
         format!("{} set", human::exact(report.set.len() as u64)),
         format!("{} linked", human::count(report.linked, "data file")),
         format!("{} copied", human::exact(report.copied)),
+        format!("{} written", human::bytes(report.bytes)),
     ];
+    // Where files are shared nothing is written, and where nothing is shared everything.
+    let shared = report.linked + report.copied > 0;
+    let facts = if shared { &facts[..5] } else { &[&facts[..3], &facts[5..]].concat() };
     printer.line(format!("{title}: {}", facts.join(" · ")))?;
+    for key in &report.skipped {
+        printer.line(format!("  skipped {}: only unpickling could bring it back", human::printable(key)))?;
+    }
     Ok(Outcome::Fine)
 }
 

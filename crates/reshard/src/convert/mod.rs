@@ -366,7 +366,7 @@ pub(crate) fn verify_seen(plan: &Plan<'_>, sources: &[&Checkpoint], options: &Co
 pub(crate) struct Planned<'p> {
     pub(crate) plan: Plan<'p>,
     casts: Vec<Cast>,
-    skipped: Vec<String>,
+    pub(crate) skipped: Vec<String>,
 }
 
 impl Planned<'_> {

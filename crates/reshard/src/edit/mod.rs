@@ -1,6 +1,7 @@
-//! A new checkpoint from an old one without moving its data: keys dropped, renamed, plain values set.
+//! A new checkpoint from an old one, of DCP without moving its data: keys dropped, renamed, plain values set.
 //!
-//! Data files are hard-linked, or copied by the server, and stay as they are; only `.metadata`, the sidecar, a small file
+//! Data files of DCP are hard-linked, or copied by the server, and stay as they are; of all other formats the data is written anew.
+//! Only `.metadata`, the sidecar, a small file
 //! with the new values and a note are written. The indexes inside the old files still speak of the old keys: the note is what
 //! `recover` goes by.
 //!
@@ -18,6 +19,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod anew;
 mod note;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -48,6 +50,8 @@ pub struct EditOptions {
     pub renames: Vec<Rename>,
     /// Plain values to add or to replace, by their new keys, with their place in the tree; `None` when the key alone is it.
     pub set: Vec<(String, Option<KeyPath>, Value)>,
+    /// Leave out objects that only unpickling could bring back, where a DCP checkpoint cannot carry them; else they are an error.
+    pub skip_opaque: bool,
     /// To watch and to cancel.
     pub control: Control,
 }
@@ -70,32 +74,25 @@ pub struct EditReport {
     pub linked: u64,
     /// Data files that were copied, by the server or through here.
     pub copied: u64,
+    /// Bytes of tensors that were written anew: of a source that is not DCP, all.
+    pub bytes: u64,
+    /// Objects that were left out because only unpickling could bring them back.
+    pub skipped: Vec<String>,
 }
 
-/// Makes an edited copy of a DCP checkpoint at a path that holds none.
+/// Makes an edited copy of a checkpoint, as DCP, at a path that holds nothing.
 pub fn edit(source: &Checkpoint, destination: &Arc<dyn Store>, options: &EditOptions) -> Result<EditReport> {
     let span = tracing::info_span!("edit", from = source.path(), to = destination.describe());
     let _entered = span.enter();
-    if source.catalog().format != Format::Dcp {
-        let format = source.catalog().format.name();
-        return Err(Error::unsupported(format!(
-            "{} is {format}, and only DCP checkpoints can be edited; convert it instead",
-            source.path()
-        )));
-    }
-    if source.base().is_some() {
-        return Err(Error::unsupported(format!(
-            "{} is seen through a view, and only what is stored can be edited",
-            source.path()
-        )));
+    let mut seen = BTreeSet::new();
+    if let Some((key, ..)) = options.set.iter().find(|(key, ..)| !seen.insert(key)) {
+        return Err(Error::invalid(format!("{key:?} is set twice")));
     }
     let store = destination.as_ref();
-    let commit = Commit::begin(store, false)?;
-    if !store.list("").doing(|| format!("looking into {}", store.describe()))?.is_empty() {
-        return Err(Error::AlreadyExists { path: store.describe() });
-    }
-    let bytes = source.store().read(METADATA_FILE, MAX_METADATA_BYTES).doing(|| format!("reading {METADATA_FILE}"))?;
-    let old = Metadata::decode(&bytes).map_err(|e| Error::format(source.path(), METADATA_FILE, "DCP metadata", e))?;
+    let is_free = || match store.list("").doing(|| format!("looking into {}", store.describe()))?.is_empty() {
+        true => Ok(()),
+        false => Err(Error::AlreadyExists { path: store.describe() }),
+    };
     let mut report = EditReport {
         from: source.path().to_owned(),
         to: store.describe(),
@@ -104,7 +101,18 @@ pub fn edit(source: &Checkpoint, destination: &Arc<dyn Store>, options: &EditOpt
         set: Vec::new(),
         linked: 0,
         copied: 0,
+        bytes: 0,
+        skipped: Vec::new(),
     };
+    // Only what is stored can be shared: not what is seen through a view.
+    if source.catalog().format != Format::Dcp || source.base().is_some() {
+        is_free()?;
+        return anew::edit_anew(source, destination, options, report);
+    }
+    let commit = Commit::begin(store, false)?;
+    is_free()?;
+    let bytes = source.store().read(METADATA_FILE, MAX_METADATA_BYTES).doing(|| format!("reading {METADATA_FILE}"))?;
+    let old = Metadata::decode(&bytes).map_err(|e| Error::format(source.path(), METADATA_FILE, "DCP metadata", e))?;
     let save_id = commit.save_id.clone();
     let mut metadata = edited(old, options, &mut report)?;
     let values = new_values(options, &mut metadata, &save_id)?;
@@ -179,11 +187,7 @@ fn new_values(options: &EditOptions, metadata: &mut Metadata, save_id: &str) -> 
     let mut bytes = Vec::new();
     let mut table = Vec::new();
     let mut indexed = Vec::new();
-    let mut seen = BTreeSet::new();
     for (key, path, value) in &options.set {
-        if !seen.insert(key) {
-            return Err(Error::invalid(format!("{key:?} is set twice")));
-        }
         let record =
             value_record(value, None).map_err(|e| Error::invalid(format!("the value of {key:?} cannot be saved: {e}")))?;
         let (offset, length) = (bytes.len() as u64, record.len() as u64);
@@ -286,6 +290,7 @@ fn leave_note(store: &dyn Store, metadata: &Metadata, save_id: &str) -> Result<(
     let bytes = note.encode().map_err(|e| Error::internal(format!("the note of the edit cannot be written: {e}")))?;
     store.publish(&name, &bytes, Publish::Create).doing(|| format!("writing {name}"))
 }
+
 /// Where a value sits in the tree: where it was, or in the top-level container that its key names.
 pub fn setting_path(source: &Checkpoint, key: &str) -> Option<KeyPath> {
     let entries = &source.catalog().entries;
