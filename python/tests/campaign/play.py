@@ -239,7 +239,7 @@ class Player:
         if theirs and not (case.save == case.load == "theirs"):
             # PyTorch from end to end: what it cannot do is not asked of our storage.
             control = self.play([replace(case, save="theirs", load="theirs")])[0]
-            if control.how in ("theirs", "failed"):
+            if control.how != "fine":
                 return Outcome("theirs", text)
         elif theirs:
             return Outcome("theirs", text)
