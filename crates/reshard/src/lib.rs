@@ -58,6 +58,7 @@ pub mod digest;
 #[cfg(doctest)]
 mod doc_tests;
 pub mod edit;
+mod edit_note;
 pub mod error;
 pub mod group;
 pub mod health;

@@ -27,7 +27,7 @@ use serde::Serialize;
 use crate::checkpoint::{MAX_METADATA_BYTES, StoredFile};
 use crate::commit::{Assembly, Commit, Publication, encode_side};
 use crate::control::Control;
-use crate::edit::{check_files, read_note};
+use crate::edit_note::{check_files, read_note};
 use crate::error::{Error, Result, StorageContext, chain};
 use crate::layout_names::{DATA_PREFIX, DATA_SUFFIX, EDIT_SUFFIX, METADATA_FILE, SIDE_PREFIX, SIDE_SUFFIX, sidecar_name};
 

@@ -20,7 +20,6 @@
 //! ```
 
 mod anew;
-mod note;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::IoSlice;
@@ -32,7 +31,6 @@ use reshard_formats::{Entry, EntryKind, FileId, KeyPath, Metadata, PathSegment, 
 use reshard_storage::{Linked, Publish, Store, WriteOptions};
 use serde::Serialize;
 
-pub(crate) use self::note::{check_files, read_note};
 use crate::checkpoint::{Checkpoint, Format, MAX_METADATA_BYTES};
 use crate::commit::{Commit, Failed, Publication, encode_side};
 use crate::control::Control;

@@ -13,7 +13,7 @@ use reshard_storage::StorageError;
 
 use super::{Finding, Gathered, Named, NamedByFile, Severity, structure};
 use crate::checkpoint::{CatalogKind, Checkpoint, MAX_METADATA_BYTES, StoredFile};
-use crate::edit::{check_files, read_note};
+use crate::edit_note::{check_files, read_note};
 use crate::error::{Error, Result, StorageContext, chain};
 use crate::layout_names::{DATA_PREFIX, DATA_SUFFIX, METADATA_FILE, note_name};
 use crate::workers::Workers;
