@@ -178,7 +178,8 @@ def load(
             rest["checkpoint_id"] = checkpoint_id
         _torch.load(state_dict, storage_reader=route.storage, planner=planner, process_group=process_group, **rest)
         return
-    wanted = _states(state_dict)
+    stateful = _stateful_keys(state_dict)
+    wanted = {**state_dict, **{key: state_dict[key].state_dict() for key in stateful}}
     with as_torch("load", process_group, no_dist):
         _load.load_present(
             wanted,
@@ -190,10 +191,11 @@ def load(
             allow_pickle=options.allow_pickle,
             verify=options.verify,
         )
-    stateful = _stateful_keys(state_dict)
+    for key, found in wanted.items():
+        if found is not state_dict[key] and key not in stateful:
+            state_dict[key] = found
     for key in stateful:
         state_dict[key].load_state_dict(wanted[key])
-    state_dict.update((key, wanted[key]) for key in state_dict.keys() - stateful if wanted[key] is not state_dict[key])
 
 
 _OLD = "`{0}_state_dict` is deprecated and will be removed in future versions. Please use `{0}` instead."
