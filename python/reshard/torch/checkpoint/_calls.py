@@ -192,7 +192,8 @@ def load(
             verify=options.verify,
         )
     for key, found in wanted.items():
-        if found is not state_dict[key] and key not in stateful:
+        # Tensors are loaded in place; all else is put there anew, as by PyTorch.
+        if (found is not state_dict[key] or type(found) not in PLAIN) and key not in stateful:
             state_dict[key] = found
     for key in stateful:
         state_dict[key].load_state_dict(wanted[key])
