@@ -214,7 +214,7 @@ pub(crate) struct MergeArgs {
     pub(crate) json: JsonArg,
 }
 
-/// Drop or rename keys and set plain values in a new DCP checkpoint; data files are linked, not copied
+/// Drop or rename keys and set plain values in a new DCP checkpoint; data files of DCP are linked, not copied
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("change").args(["drop", "rename", "rename_file", "set"]).required(true).multiple(true))]
 pub(crate) struct EditArgs {

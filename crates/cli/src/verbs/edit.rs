@@ -43,6 +43,7 @@ pub(crate) fn run(context: &mut Context, args: &EditArgs) -> Result<Outcome> {
             ErrorKind::AlreadyExists => {
                 Failure::new(format!("{} is not empty", args.destination)).hint("an edited checkpoint needs a path of its own")
             }
+            ErrorKind::Untrusted => Failure::from(error).hint("leave it out with --skip-opaque, or by its key with --drop"),
             _ => Failure::from(error),
         })?
     };
@@ -52,17 +53,18 @@ pub(crate) fn run(context: &mut Context, args: &EditArgs) -> Result<Outcome> {
     }
     let printer = &mut context.printer;
     let title = printer.paint(Paint::Bold, human::printable(&report.to));
-    let facts = [
+    let mut facts = vec![
         format!("{} dropped", human::count(report.dropped.len() as u64, "key")),
         format!("{} renamed", human::exact(report.renamed.len() as u64)),
         format!("{} set", human::exact(report.set.len() as u64)),
-        format!("{} linked", human::count(report.linked, "data file")),
-        format!("{} copied", human::exact(report.copied)),
-        format!("{} written", human::bytes(report.bytes)),
     ];
-    // Where files are shared nothing is written, and where nothing is shared everything.
-    let shared = report.linked + report.copied > 0;
-    let facts = if shared { &facts[..5] } else { &[&facts[..3], &facts[5..]].concat() };
+    // Files are shared, or everything is written anew.
+    if report.bytes > 0 {
+        facts.push(format!("{} written", human::bytes(report.bytes)));
+    } else {
+        facts.push(format!("{} linked", human::count(report.linked, "data file")));
+        facts.push(format!("{} copied", human::exact(report.copied)));
+    }
     printer.line(format!("{title}: {}", facts.join(" · ")))?;
     for key in &report.skipped {
         printer.line(format!("  skipped {}: only unpickling could bring it back", human::printable(key)))?;

@@ -1,9 +1,8 @@
 //! A new checkpoint from an old one, of DCP without moving its data: keys dropped, renamed, plain values set.
 //!
-//! Data files of DCP are hard-linked, or copied by the server, and stay as they are; of all other formats the data is written anew.
-//! Only `.metadata`, the sidecar, a small file
+//! Data files of DCP are hard-linked, or copied by the server, and stay as they are; only `.metadata`, the sidecar, a small file
 //! with the new values and a note are written. The indexes inside the old files still speak of the old keys: the note is what
-//! `recover` goes by.
+//! `recover` goes by. What is of another format, or seen through a view, is written anew as DCP.
 //!
 //! ```
 //! # let (path, to) = ("../formats/tests/corpus/torch-2.13/fsdp2_w4/checkpoint", "memory://doc-edit");

@@ -183,10 +183,21 @@ pub(crate) fn merging(number: u64, store: &Arc<dyn Store>) -> Result<()> {
     merge(&[&a, &b], &[], &Destination::folder(Arc::clone(store)), target, &conversion()).map(drop)
 }
 
-pub(crate) fn editing(number: u64, store: &Arc<dyn Store>) -> Result<()> {
+fn edited(source: &Checkpoint, number: u64, store: &Arc<dyn Store>) -> Result<()> {
     let mut options = EditOptions::default();
     options.set = vec![("step".to_owned(), None, Value::from(number as i64))];
-    edit(&source(number), store, &options).map(drop)
+    edit(source, store, &options).map(drop)
+}
+
+pub(crate) fn editing(number: u64, store: &Arc<dyn Store>) -> Result<()> {
+    edited(&source(number), number, store)
+}
+
+/// An edit of what is not DCP, and so is written anew.
+fn editing_a_torch_file(number: u64, store: &Arc<dyn Store>) -> Result<()> {
+    let file: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    to_torch(number, &file)?;
+    edited(&Checkpoint::open_store(file)?, number, store)
 }
 
 pub(crate) fn recovering(_number: u64, store: &Arc<dyn Store>) -> Result<()> {
@@ -391,6 +402,7 @@ matrix! {
     a_merge_to_a_free_path: case(merging, None), &STORES;
     a_merge_over_a_checkpoint: case(merging, Some(saving)), &STORES;
     an_edit: Case { again: false, ..case(editing, None) }, &STORES;
+    an_edit_that_writes_anew: Case { again: false, ..case(editing_a_torch_file, None) }, &STORES;
     a_recovery_of_a_lost_metadata: Case { unpublished: true, ..case(recovering, None) }, &STORES;
     a_recovery_over_an_older_checkpoint: Case { unpublished: true, ..case(recovering, Some(saving)) }, &STORES;
     records_to_a_free_path: case(writing_records, None), &STORES;
