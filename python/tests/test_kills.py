@@ -1,5 +1,6 @@
 """Ranks that are killed with SIGKILL while they save, with a checkpoint already there: the old one or a new one is found, whole."""
 
+import contextlib
 import os
 import random
 import signal
@@ -26,6 +27,20 @@ def killed_after(seconds):
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=kill, daemon=True).start()
+
+
+@contextlib.contextmanager
+def until_killed():
+    """The peer may be killed first: this rank is told of the group, by our error or as the cause of PyTorch's, and of nothing else."""
+    try:
+        yield
+    except Exception as error:
+        causes = [error]
+        while causes[-1].__cause__ is not None:
+            causes.append(causes[-1].__cause__)
+        if not any(isinstance(cause, reshard.GroupError) for cause in causes):
+            raise
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def rounds(seed, low, high, number_after):
@@ -58,13 +73,14 @@ def number_at(path):
 def overwrite(rank, size, path, how, first, seconds):
     """Saves over and over to one path, until it is killed."""
     killed_after(seconds)
-    for number in range(first, first + 100_000):
-        # PyTorch's leaves, which the drop-in module is given.
-        state = {**sharded(rank, size, number), "w": torch.full((SIZE,), float(number))}
-        if how == "save":
-            dcp.save(state, checkpoint_id=path)
-        else:
-            dcp.async_save(state, checkpoint_id=path).result()
+    with until_killed():
+        for number in range(first, first + 100_000):
+            # PyTorch's leaves, which the drop-in module is given.
+            state = {**sharded(rank, size, number), "w": torch.full((SIZE,), float(number))}
+            if how == "save":
+                dcp.save(state, checkpoint_id=path)
+            else:
+                dcp.async_save(state, checkpoint_id=path).result()
 
 
 @pytest.mark.parametrize("how", ["save", "async_save"])
@@ -89,18 +105,19 @@ class Counted(nn.Module):
 
 def run(rank, size, root, seconds):
     model = Counted()
-    ckpt = rt.Checkpointer(root, model=model, loader=rt.ResumableSampler(1000), keep_last=2, signals=())
-    start = ckpt.restore()
-    assert (model.weight == start).all() and ckpt.loader.position == 3 * start
-    if seconds is None:
-        ckpt.close()
-        return start
-    killed_after(seconds)
-    for step in range(start, start + 100_000):
-        with torch.no_grad():
-            model.weight.fill_(step + 1)
-        ckpt.loader.position = 3 * (step + 1)
-        ckpt.save(step)
+    with until_killed():
+        ckpt = rt.Checkpointer(root, model=model, loader=rt.ResumableSampler(1000), keep_last=2, signals=())
+        start = ckpt.restore()
+        assert (model.weight == start).all() and ckpt.loader.position == 3 * start
+        if seconds is None:
+            ckpt.close()
+            return start
+        killed_after(seconds)
+        for step in range(start, start + 100_000):
+            with torch.no_grad():
+                model.weight.fill_(step + 1)
+            ckpt.loader.position = 3 * (step + 1)
+            ckpt.save(step)
     return None
 
 
