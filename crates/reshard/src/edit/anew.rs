@@ -10,6 +10,7 @@ use crate::checkpoint::{Checkpoint, Format, LoadedValue};
 use crate::convert::output::{OutputOptions, PlanValue};
 use crate::convert::{ConvertOptions, Destination, Planned, Target, plan_of, write_plan};
 use crate::error::Result;
+use crate::select::Glob;
 
 pub(super) fn edit_anew(
     source: &Checkpoint,
@@ -22,8 +23,16 @@ pub(super) fn edit_anew(
     converting.selection.renames.clone_from(&options.renames);
     converting.skip_opaque = options.skip_opaque;
     converting.control = options.control.clone();
-    let Planned { plan, skipped, .. } = plan_of(source, &converting, Format::Dcp)?;
     let is_set = |key: &str| options.set.iter().any(|(set, ..)| set == key);
+    // What is set takes the place of what is there, which need not be readable. (Something has to be left to plan.)
+    let (replaced, others): (Vec<_>, Vec<_>) =
+        converting.selection.apply(source)?.into_iter().partition(|item| is_set(&item.key));
+    if !others.is_empty() {
+        for item in replaced {
+            converting.selection.exclude.push(Glob::literal(item.stored)?);
+        }
+    }
+    let Planned { plan, skipped, .. } = plan_of(source, &converting, Format::Dcp)?;
     let mut values: Vec<PlanValue> = plan.values.iter().filter(|value| !is_set(&value.key)).cloned().collect();
     values.extend(options.set.iter().map(|(key, path, value)| PlanValue {
         key: key.clone(),

@@ -248,7 +248,30 @@ fn what_is_not_dcp_is_edited_into_a_dcp_checkpoint() {
     assert_eq!(edit(&megatron, &local(elsewhere.path()), &options).unwrap_err().kind(), ErrorKind::Untrusted);
     assert!(std::fs::read_dir(elsewhere.path()).unwrap().next().is_none(), "something was written");
     options.skip_opaque = true;
-    assert!(edit(&megatron, &local(elsewhere.path()), &options).unwrap().skipped.contains(&"args".to_owned()));
+    let skipped = edit(&megatron, &local(elsewhere.path()), &options).unwrap().skipped;
+    assert!(skipped.contains(&"args".to_owned()));
+    // Or set to something else, which leaves nothing to read.
+    let mut options = EditOptions::default();
+    options.set = skipped.iter().map(|key| (key.clone(), None, reshard::Value::from(1))).collect();
+    let third = tempfile::tempdir().unwrap();
+    let report = edit(&megatron, &local(third.path()), &options).unwrap();
+    assert!(report.skipped.is_empty() && report.dropped.is_empty() && report.set == skipped, "{report:?}");
+    assert_eq!(open(third.path()).value("args").unwrap(), reshard::Value::from(1));
+    // Two keys of one name are an error, also where a value takes the place of both; and all keys may be set.
+    let mut options = EditOptions::default();
+    options.renames.push(Rename::new("^model\\.(up|down)\\.weight$", "both").unwrap());
+    options.set.push(("both".to_owned(), None, reshard::Value::from(1)));
+    let fourth = tempfile::tempdir().unwrap();
+    assert!(edit(&checkpoint, &local(fourth.path()), &options).unwrap_err().to_string().contains("would both be named"));
+    options.renames.clear();
+    options.drop.push(Glob::new("optim.*").unwrap());
+    options.set = checkpoint
+        .keys()
+        .filter(|key| !key.starts_with("optim."))
+        .map(|key| (key.to_owned(), None, reshard::Value::from(2)))
+        .collect();
+    let report = edit(&checkpoint, &local(fourth.path()), &options).unwrap();
+    assert_eq!(open(fourth.path()).keys().count(), report.set.len());
 }
 
 #[test]
