@@ -1,7 +1,8 @@
 """12. Numbers about every tensor: one pass from the files, beside NumPy on whole tensors and beside reading alone.
 
-From the page cache a read is a copy in memory, which takes less time than counting can: an element is counted with one load and
-one store. From the disk, where checkpoints that are larger than memory are read, the pass takes what reading takes.
+From the page cache a read is a copy in memory, which takes less time than counting can: every element is counted by one store, and
+a processor does one store at a time. From the disk, where checkpoints that are larger than memory are read, the pass takes what
+reading takes.
 """
 
 from __future__ import annotations

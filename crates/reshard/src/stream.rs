@@ -95,7 +95,7 @@ impl<'c> TensorStream<'c> {
         Ok(TensorStream { checkpoint, key, tensor, region, only: None, verify, position: 0, open, scratch })
     }
 
-    /// A region that lies in one chunk, read from that chunk whatever else holds it.
+    /// A region that lies in one chunk, read from that chunk whatever else holds it, and not needed again.
     pub(crate) fn part(
         checkpoint: &'c Checkpoint,
         key: &'c str,
@@ -139,9 +139,14 @@ impl<'c> TensorStream<'c> {
         if open.in_order {
             let reader = checkpoint.reader(located.file)?;
             let (start, end) = (stretches.clone().next().map_or(0, |run| run.src), stretches.ends().0);
-            let last = layout.end().min(start.saturating_add(open.left));
-            announce(reader.as_ref(), &mut open.announced, (start, end), last);
-            read_runs(reader.as_ref(), stretches, bytes).doing(|| format!("reading {key:?} from {}", reader.path()))?;
+            let read = if self.only.is_some() && stretches.count_runs() == 1 {
+                reader.read_once(start, bytes)
+            } else {
+                let last = layout.end().min(start.saturating_add(open.left));
+                announce(reader.as_ref(), &mut open.announced, (start, end), last);
+                read_runs(reader.as_ref(), stretches, bytes)
+            };
+            read.doing(|| format!("reading {key:?} from {}", reader.path()))?;
         } else {
             let slab = match open.slab.take().filter(|slab| slab.contains(&from)) {
                 Some(slab) => slab,

@@ -38,6 +38,15 @@ impl Workers {
         }
     }
 
+    /// For a pass over whole files that computes on what it reads: some threads wait for the disk while the others compute.
+    pub(crate) fn scanning(store: &dyn Store) -> &'static Workers {
+        static POOL: PerProcess<Workers> = PerProcess::new();
+        match store.capabilities().remote {
+            true => Workers::reading(store),
+            false => POOL.get(|| Workers::new("reshard-scan", given_threads().unwrap_or_else(|| processors() * 2), false)),
+        }
+    }
+
     /// For asynchronous saves: yields the processor and the disk to training.
     pub(crate) fn background() -> &'static Workers {
         static POOL: PerProcess<Workers> = PerProcess::new();
@@ -72,9 +81,12 @@ impl Workers {
     }
 }
 
+fn given_threads() -> Option<usize> {
+    std::env::var("RESHARD_THREADS").ok().and_then(|n| n.parse().ok()).filter(|&n| n > 0)
+}
+
 fn processors() -> usize {
-    let given = std::env::var("RESHARD_THREADS").ok().and_then(|n| n.parse().ok()).filter(|&n| n > 0);
-    given.unwrap_or_else(|| std::thread::available_parallelism().map_or(2, |n| n.get().min(16)))
+    given_threads().unwrap_or_else(|| std::thread::available_parallelism().map_or(2, |n| n.get().min(16)))
 }
 
 /// Lets everything else on the machine go first. Best effort: a system that refuses still writes the checkpoint.

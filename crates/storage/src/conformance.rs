@@ -406,6 +406,7 @@ fn reads_past_the_end_fail(make: Make<'_>) {
         let mut good = [0];
         let mut ranges = [RangeRead { offset: 0, buf: &mut good }, RangeRead { offset, buf: &mut buf }];
         assert!(matches!(reader.read_ranges(&mut ranges), Err(StorageError::OutOfRange { .. })));
+        assert!(matches!(reader.read_once(offset, &mut buf), Err(StorageError::OutOfRange { .. })));
     }
 }
 

@@ -282,6 +282,12 @@ pub trait Reader: Send + Sync + Debug {
     /// Fills `buf` from `offset`; a file that ends before is [`StorageError::OutOfRange`].
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()>;
 
+    /// [`Reader::read_at`] of bytes that nobody needs again soon: where they are not in memory anyway, they do not drive out
+    /// what is. For a pass over whole files, in large blocks.
+    fn read_once(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.read_at(offset, buf)
+    }
+
     /// Fills many buffers. Sorted ranges are cheapest: neighbours become one request.
     fn read_ranges(&self, ranges: &mut [RangeRead<'_>]) -> Result<()> {
         for range in ranges {

@@ -14,6 +14,7 @@
 
 mod elements;
 mod parts;
+mod singles;
 mod sums;
 mod table;
 mod tally;
@@ -39,6 +40,8 @@ use crate::workers::Workers;
 
 /// A block is this many bytes: a multiple of every element's size, and still in a core's own cache when it is counted.
 const BLOCK: u64 = 256 << 10;
+/// What is asked of a disk at a time.
+const LOCAL_BLOCK: u64 = 1 << 20;
 /// What is asked of a service at a time.
 const REMOTE_BLOCK: u64 = 2 << 20;
 
@@ -230,7 +233,7 @@ impl Pass<'_> {
         let done: Mutex<Vec<TensorStats>> = Mutex::new(vec![TensorStats::default(); tensors.len()]);
         // As many as threads work at once: a table for each part would cost more than what is counted in a small one.
         let counters: Mutex<Vec<Counter>> = Mutex::new(Vec::new());
-        Workers::reading(self.checkpoint.store.as_ref()).run(|| {
+        Workers::scanning(self.checkpoint.store.as_ref()).run(|| {
             work.par_iter().with_max_len(1).try_for_each(|&(i, part, _)| -> Result<()> {
                 let counted = &tensors[i];
                 let idle = counters.lock().unwrap_or_else(PoisonError::into_inner).pop();
@@ -259,7 +262,7 @@ impl Pass<'_> {
         let mut stream = TensorStream::part(self.checkpoint, key, tensor, part.chunk, part.region.clone(), self.verify)?;
         let mut left = part.region.volume() * dtype.size();
         let mut buffer = std::mem::take(&mut counter.buffer);
-        let most = if self.checkpoint.store.capabilities().remote { REMOTE_BLOCK } else { BLOCK };
+        let most = if self.checkpoint.store.capabilities().remote { REMOTE_BLOCK } else { LOCAL_BLOCK };
         while left > 0 {
             self.control.check("computing statistics")?;
             let length = left.min(most) as usize;

@@ -24,6 +24,20 @@ impl Default for Sums {
 }
 
 impl Sums {
+    /// Of so many numbers whose distances from `shift`, and the squares of these, add up to `sum` and `squares`.
+    pub(super) fn of_distances(count: usize, shift: f64, sum: f64, squares: f64, (min, max): (f64, f64)) -> Sums {
+        let numbers = count as f64;
+        Sums {
+            count: count as u64,
+            mean: shift + sum / numbers,
+            spread: (squares - sum * sum / numbers).max(0.0),
+            min,
+            max,
+            zeros: 0,
+            subnormals: 0,
+        }
+    }
+
     /// Two sums as one (Chan's formula, which loses nothing to cancellation).
     pub(super) fn join(self, other: Sums) -> Sums {
         if self.count == 0 || other.count == 0 {
@@ -116,16 +130,7 @@ fn by_lanes<const N: usize, T: Number, const FUSED: bool>(
         return None;
     }
     let (min, max) = extremes(elements, read);
-    let count = elements.len() as f64;
-    Some(Sums {
-        count: elements.len() as u64,
-        mean: shift + sum / count,
-        spread: (squares - sum * sum / count).max(0.0),
-        min,
-        max,
-        zeros: 0,
-        subnormals: 0,
-    })
+    Some(Sums::of_distances(elements.len(), shift, sum, squares, (min, max)))
 }
 
 /// The sum of all distances from a number, and that of their squares.
@@ -175,8 +180,7 @@ fn extremes<const N: usize, T: Number>(elements: &[[u8; N]], read: impl Fn([u8; 
     (min.iter().fold(f64::INFINITY, |a, b| a.min(b.wide())), max.iter().fold(f64::NEG_INFINITY, |a, b| a.max(b.wide())))
 }
 
-/// How many are zero, and how many subnormal. Most blocks have none, which their counts by bin tell; looking for them in
-/// every block would cost more than all the sums.
+/// How many are zero, and how many subnormal.
 pub(super) fn tiny<const N: usize, T: Number>(elements: &[[u8; N]], read: impl Fn([u8; N]) -> T) -> (u64, u64) {
     let (mut zeros, mut tiny) = (0u64, 0u64);
     // Narrow counts of a few elements at a time, which vector instructions have room for.

@@ -9,7 +9,7 @@ use reshard_formats::DType;
 use crate::cast::as_f64;
 
 /// Bins of a table.
-const BINS: usize = 1 << 16;
+pub(super) const BINS: usize = 1 << 16;
 /// Counts are moved to wider ones before they could overflow.
 const MOST: u64 = 1 << 31;
 
@@ -29,24 +29,28 @@ impl Table {
         Table { counts, pending: 0, moved: Vec::new() }
     }
 
-    /// Counts bins; all alike are counted at once, since counting waits for the last count of the same bin. Says how many are
-    /// in bins that hold zeros and subnormals of `f32`, and so all those of wider elements.
-    pub(super) fn count(&mut self, bins: impl Iterator<Item = u16> + Clone, elements: u64) -> u64 {
-        self.make_room(elements);
-        let before = self.tiny();
-        if !self.count_alike(bins.clone(), elements) {
+    /// Counts so many more without overflowing; to be called before they are.
+    pub(super) fn make_room(&mut self, elements: u64) {
+        if self.pending + elements > MOST {
+            let moved = self.drain();
+            self.moved = moved;
+        }
+        self.pending += elements;
+    }
+
+    /// Counts bins.
+    pub(super) fn count(&mut self, bins: impl Iterator<Item = u16> + Clone) {
+        if !self.count_alike(bins.clone()) {
             for bin in bins {
                 self.counts[usize::from(bin)] += 1;
             }
         }
-        self.tiny() - before
     }
 
     /// Counts elements of two bytes, each its own bin.
     pub(super) fn count_pairs(&mut self, pairs: &[[u8; 2]]) {
-        self.make_room(pairs.len() as u64);
-        let bin = |pair: &[u8; 2]| usize::from(u16::from_le_bytes(*pair));
-        if self.count_alike(pairs.iter().map(|pair| u16::from_le_bytes(*pair)), pairs.len() as u64) {
+        let bin = |pair: &[u8; 2]| u16::from_le_bytes(*pair);
+        if self.count_alike(pairs.iter().map(bin)) {
             return;
         }
         // One load for four of them: what limits this loop is how many loads and stores a processor does at a time.
@@ -58,28 +62,37 @@ impl Table {
             }
         }
         for pair in rest {
-            self.counts[bin(pair)] += 1;
+            self.counts[usize::from(bin(pair))] += 1;
         }
     }
 
-    fn make_room(&mut self, elements: u64) {
-        if self.pending + elements > MOST {
-            let moved = self.drain();
-            self.moved = moved;
-        }
-        self.pending += elements;
-    }
-
-    fn count_alike(&mut self, mut bins: impl Iterator<Item = u16>, elements: u64) -> bool {
+    /// Counts bins that are all the same at once, since counting waits for the last count of the same bin; says whether they are.
+    pub(super) fn count_alike(&mut self, mut bins: impl Iterator<Item = u16>) -> bool {
         let Some(first) = bins.next() else { return true };
-        let alike = bins.all(|bin| bin == first);
+        let mut count = 1u32;
+        let alike = bins.all(|bin| {
+            count += 1;
+            bin == first
+        });
         if alike {
-            self.counts[usize::from(first)] += elements as u32;
+            self.counts[usize::from(first)] += count;
         }
         alike
     }
 
-    fn tiny(&self) -> u64 {
+    /// Takes back one that was counted since there was last made room.
+    pub(super) fn uncount(&mut self, bin: u16) {
+        self.counts[usize::from(bin)] -= 1;
+    }
+
+    /// The counts, for loops that do more than counting.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn counts(&mut self) -> &mut [u32; BINS] {
+        &mut self.counts
+    }
+
+    /// How many are in bins that hold zeros and subnormals of `f32`, and so all those of wider elements.
+    pub(super) fn tiny(&self) -> u64 {
         let half = |from: usize| self.counts[from..from + (1 << 7)].iter().map(|count| u64::from(*count)).sum::<u64>();
         half(0) + half(BINS / 2)
     }
@@ -234,11 +247,13 @@ mod tests {
     #[test]
     fn counts_are_kept_over_moves_and_alike_elements() {
         let mut table = Table::new();
-        table.count([7; 100].into_iter(), 100);
-        table.count([1, 2, 1].into_iter(), 3);
-        let moved = table.drain();
-        table.moved = moved;
-        table.count([0xffff, 2].into_iter(), 2);
+        table.count([7; 100].into_iter());
+        table.count([1, 2, 1].into_iter());
+        table.make_room(MOST);
+        table.make_room(1);
+        assert_eq!(table.moved, [(1, 2), (2, 1), (7, 100)]);
+        table.count([0xffff, 2, 9].into_iter());
+        table.uncount(9);
         assert_eq!(table.drain(), [(1, 2), (2, 2), (7, 100), (0xffff, 1)]);
         assert_eq!(table.drain(), []);
     }

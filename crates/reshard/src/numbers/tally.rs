@@ -3,6 +3,7 @@
 use reshard_formats::DType;
 
 use super::elements::real_part;
+use super::singles;
 use super::sums::{Number, Sums, sums, tiny};
 use super::table::{self, Bin, Table, bin_of, exact_values, joined, span};
 use super::{Percentiles, TensorStats};
@@ -71,66 +72,78 @@ impl Counter {
 
     /// Counts a block of packed elements into a tally.
     pub(super) fn block(&mut self, dtype: DType, bytes: &[u8], tally: &mut Tally) -> Result<()> {
-        match kind(dtype).ok_or_else(|| Error::unsupported(format!("elements of type {dtype} have no numeric value here")))? {
-            Kind::Bytes => drop(self.table.count(bytes.iter().map(|byte| u16::from(*byte)), bytes.len() as u64)),
-            Kind::Pairs => {
-                let (pairs, _) = bytes.as_chunks::<2>();
-                self.table.count_pairs(pairs);
-            }
-            Kind::Single => {
-                let (elements, _) = bytes.as_chunks::<4>();
-                self.wide(elements, f32::from_le_bytes, |x| x, tally);
-            }
-            Kind::Double => {
-                let (elements, _) = bytes.as_chunks::<8>();
-                self.wide(elements, f64::from_le_bytes, |x| x as f32, tally);
-            }
+        let kind =
+            kind(dtype).ok_or_else(|| Error::unsupported(format!("elements of type {dtype} have no numeric value here")))?;
+        self.table.make_room(bytes.len() as u64);
+        match kind {
+            Kind::Bytes => self.table.count(bytes.iter().map(|byte| u16::from(*byte))),
+            Kind::Pairs => self.table.count_pairs(bytes.as_chunks::<2>().0),
+            Kind::Single => self.wide(bytes.as_chunks::<4>().0, f32::from_le_bytes, |x| x, singles::sum_and_count, tally),
+            Kind::Double => self.doubles(bytes.as_chunks::<8>().0, tally),
             Kind::Wide(read) => {
                 let real = real_part(dtype).unwrap_or(dtype).size() as usize;
                 let numbers: Vec<[u8; 8]> = bytes.chunks_exact(real).map(|element| read(element).to_le_bytes()).collect();
-                self.wide(&numbers, f64::from_le_bytes, |x| x as f32, tally);
+                self.doubles(&numbers, tally);
             }
         }
         Ok(())
     }
 
+    fn doubles(&mut self, elements: &[[u8; 8]], tally: &mut Tally) {
+        let narrow = |x: f64| x as f32;
+        let sum_and_count = |part: &[[u8; 8]], table: &mut Table| {
+            table.count(part.iter().map(|element| bin_of(narrow(f64::from_le_bytes(*element)))));
+            sums(part, f64::from_le_bytes)
+        };
+        self.wide(elements, f64::from_le_bytes, narrow, sum_and_count, tally);
+    }
+
+    /// Wide elements: `sum_and_count` counts each by the bin of the nearest `f32`, and adds them up if they are finite.
     fn wide<const N: usize, T: Number>(
         &mut self,
         elements: &[[u8; N]],
         read: impl Fn([u8; N]) -> T + Copy,
-        narrow: impl Fn(T) -> f32 + Copy,
+        narrow: impl Fn(T) -> f32,
+        sum_and_count: impl Fn(&[[u8; N]], &mut Table) -> Option<Sums>,
         tally: &mut Tally,
     ) {
-        let mut parts = elements.chunks(IN_CACHE / N).map(|part| sums(part, read));
-        let all = parts.try_fold(Sums::default(), |all, part| part.map(|part| all.join(part)));
-        if let Some(mut found) = all {
-            let bins = elements.iter().map(|element| bin_of(narrow(read(*element))));
-            if self.table.count(bins, elements.len() as u64) > 0 {
-                (found.zeros, found.subnormals) = tiny(elements, read);
-            }
+        let tiny_before = self.table.tiny();
+        for part in elements.chunks(IN_CACHE / N) {
+            let found = sum_and_count(part, &mut self.table).unwrap_or_else(|| self.odd(part, read, &narrow, tally));
             tally.sums = std::mem::take(&mut tally.sums).join(found);
-            return;
         }
-        // Something is not finite: a block to look at one by one.
+        // Looking for these in every block would cost more than all the sums; most have none, which the counts tell.
+        if self.table.tiny() != tiny_before {
+            let (zeros, subnormals) = tiny(elements, read);
+            tally.sums.zeros += zeros;
+            tally.sums.subnormals += subnormals;
+        }
+    }
+
+    /// The sums of elements of which some are not finite (or their sum is not), one by one.
+    fn odd<const N: usize, T: Number>(
+        &mut self,
+        elements: &[[u8; N]],
+        read: impl Fn([u8; N]) -> T,
+        narrow: impl Fn(T) -> f32,
+        tally: &mut Tally,
+    ) -> Sums {
         self.scratch.clear();
-        for x in elements.iter().map(|element| read(*element).wide()) {
-            match (x.is_nan(), x.is_infinite(), x > 0.0) {
-                (true, ..) => tally.nans += 1,
-                (_, true, true) => tally.positive_infinities += 1,
-                (_, true, false) => tally.negative_infinities += 1,
-                _ => self.scratch.push(x),
+        for x in elements.iter().map(|element| read(*element)) {
+            let wide = x.wide();
+            if wide.is_finite() {
+                self.scratch.push(wide);
+                continue;
+            }
+            self.table.uncount(bin_of(narrow(x)));
+            match (wide.is_nan(), wide > 0.0) {
+                (true, _) => tally.nans += 1,
+                (_, true) => tally.positive_infinities += 1,
+                (_, false) => tally.negative_infinities += 1,
             }
         }
         let bytes: Vec<[u8; 8]> = self.scratch.iter().map(|x| x.to_le_bytes()).collect();
-        let mut found = sums(&bytes, f64::from_le_bytes).unwrap_or_else(|| overflowing(&self.scratch));
-        (found.zeros, found.subnormals) = tiny(&bytes, f64::from_le_bytes);
-        if N == 4 {
-            // As f64 they are all normal.
-            found.subnormals =
-                self.scratch.iter().filter(|x| **x != 0.0 && x.abs() < f64::from(f32::MIN_POSITIVE)).count() as u64;
-        }
-        tally.sums = std::mem::take(&mut tally.sums).join(found);
-        self.table.count(self.scratch.iter().map(|x| bin_of(*x as f32)), self.scratch.len() as u64);
+        sums(&bytes, f64::from_le_bytes).unwrap_or_else(|| overflowing(&self.scratch))
     }
 
     /// Moves what the table holds to the tally.

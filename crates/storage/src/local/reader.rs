@@ -2,6 +2,8 @@
 
 use std::fs::File;
 use std::io::IoSliceMut;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::direct;
 use super::system;
@@ -15,11 +17,31 @@ pub(super) struct LocalReader {
     file: File,
     direct: Option<File>,
     len: u64,
+    /// For what is read once, opened when it is first wanted.
+    once: OnceLock<Option<File>>,
+    refused: AtomicBool,
 }
+
+/// Less than this is read through the page cache, which costs less than waiting for a disk at every read.
+const LEAST_ONCE: usize = 128 << 10;
+/// Where there is no way past the page cache, what is read once is announced so many bytes ahead.
+const ONCE_AHEAD: u64 = 16 << 20;
+/// So far beyond its end a file has no page, whatever the size of a page.
+const BEYOND_END: u64 = 1 << 20;
 
 impl LocalReader {
     pub(super) fn new(path: String, file: File, direct: Option<File>, len: u64) -> LocalReader {
-        LocalReader { path, file, direct, len }
+        LocalReader { path, file, direct, len, once: OnceLock::new(), refused: AtomicBool::new(false) }
+    }
+
+    /// The file past the page cache, where the system has a way and tells what is in the cache.
+    fn past_cache(&self) -> Option<&File> {
+        let open = || {
+            // Of files of other users the system says that all is, also what is beyond their end.
+            let beyond = self.len.saturating_add(BEYOND_END);
+            if system::is_cached(&self.file, beyond) { None } else { system::open_direct(&self.file) }
+        };
+        self.once.get_or_init(open).as_ref().filter(|_| !self.refused.load(Ordering::Relaxed))
     }
 }
 
@@ -40,6 +62,25 @@ impl Reader for LocalReader {
             return Ok(());
         }
         read_full(&self.file, offset, buf, &self.path, self.len)
+    }
+
+    fn read_once(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        check_range(&self.path, offset, buf.len(), self.len)?;
+        if self.direct.is_some() || buf.len() < LEAST_ONCE {
+            return self.read_at(offset, buf);
+        }
+        let Some(direct) = self.past_cache() else {
+            system::start_reading(&self.file, offset.saturating_add(ONCE_AHEAD), buf.len() as u64);
+            return self.read_at(offset, buf);
+        };
+        // The middle tells for all: files are read, and forgotten, in long stretches. A wrong guess costs time alone.
+        if !system::is_cached(&self.file, offset + buf.len() as u64 / 2) {
+            if direct::read(direct, offset, buf, &self.path, self.len)? {
+                return Ok(());
+            }
+            self.refused.store(true, Ordering::Relaxed);
+        }
+        self.read_at(offset, buf)
     }
 
     fn read_ranges(&self, ranges: &mut [RangeRead<'_>]) -> Result<()> {

@@ -153,3 +153,73 @@ fn a_reader_keeps_what_it_opened_while_the_file_is_replaced() {
     reader.read_at(0, &mut bytes).unwrap();
     assert_eq!(&bytes, b"old");
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn what_is_read_once_is_right_and_stays_out_of_the_page_cache() {
+    use std::os::fd::AsFd;
+
+    use rustix::fs::{Advice, fadvise};
+
+    let bytes: Vec<u8> = (0..(3u32 << 20) + 777).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    // On a disk, and where there is no way past the page cache.
+    let folders = [Some(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()), tempfile::tempdir_in("/dev/shm").ok()];
+    for (folder, on_disk) in folders.into_iter().flatten().zip([true, false]) {
+        let store = store(folder.path());
+        store.publish("file", &bytes, Publish::Create).unwrap();
+        let file = std::fs::File::open(folder.path().join("file")).unwrap();
+        let forget = || {
+            file.sync_all().unwrap();
+            fadvise(file.as_fd(), 0, None, Advice::DontNeed).unwrap();
+        };
+        let reader = store.open_reader("file").unwrap();
+        for (offset, length) in [(0, 1 << 20), (4096, 256 << 10), (777, (1 << 20) + 5), (2 << 20, (1 << 20) + 777), (9, 40)] {
+            for cached in [false, true] {
+                if cached {
+                    reader.read_at(0, &mut vec![0; bytes.len()]).unwrap();
+                } else {
+                    forget();
+                }
+                let mut found = vec![0; length];
+                reader.read_once(offset as u64, &mut found).unwrap();
+                assert!(found == bytes[offset..offset + length], "{length} bytes at {offset}, cached: {cached}");
+            }
+        }
+        let past_end = reader.read_once(2 << 20, &mut vec![0; 2 << 20]);
+        assert!(matches!(past_end, Err(StorageError::OutOfRange { .. })), "{past_end:?}");
+        if on_disk && opens_directly(&folder.path().join("file")) {
+            forget();
+            let before = cached_pages(&file, bytes.len());
+            reader.read_once(0, &mut vec![0; 1 << 20]).unwrap();
+            assert!(cached_pages(&file, bytes.len()) <= before, "it went through the page cache");
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn opens_directly(path: &std::path::Path) -> bool {
+    use rustix::fs::{Mode, OFlags};
+
+    let Ok(file) = rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECT, Mode::empty()) else { return false };
+    // Some file systems open and then refuse.
+    let mut bytes = vec![0u8; 8192];
+    let start = bytes.as_ptr().align_offset(4096);
+    rustix::io::pread(&file, &mut bytes[start..start + 4096], 0).is_ok()
+}
+
+/// How many pages of a file the page cache has, by the system's own account.
+#[cfg(target_os = "linux")]
+fn cached_pages(file: &std::fs::File, length: usize) -> usize {
+    use std::os::fd::AsRawFd;
+
+    let pages = length.div_ceil(4096);
+    let mut resident = vec![0u8; pages];
+    // SAFETY: a mapping that is never read, and gone before this returns; one byte is written for each of its pages.
+    unsafe {
+        let mapped = libc::mmap(std::ptr::null_mut(), length, libc::PROT_NONE, libc::MAP_SHARED, file.as_raw_fd(), 0);
+        assert_ne!(mapped, libc::MAP_FAILED);
+        assert_eq!(libc::mincore(mapped, length, resident.as_mut_ptr()), 0);
+        libc::munmap(mapped, length);
+    }
+    resident.iter().filter(|page| **page & 1 != 0).count()
+}

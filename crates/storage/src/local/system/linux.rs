@@ -82,6 +82,30 @@ pub(in super::super) fn start_reading(file: &File, offset: u64, length: u64) {
     let _ = rustix::fs::fadvise(file, offset, NonZeroU64::new(length), rustix::fs::Advice::WillNeed);
 }
 
+/// Whether the page cache has a byte of a file. Where the system does not tell, such as of files of other users, it is said to.
+pub(in super::super) fn is_cached(file: &File, offset: u64) -> bool {
+    let page = rustix::param::page_size();
+    let Ok(start) = libc::off_t::try_from(offset - offset % page as u64) else { return true };
+    let mut resident = 0u8;
+    // SAFETY: a mapping of its own, at an address that the kernel chooses, that nothing may read and nobody learns of; it is
+    // gone before this returns. The call in between writes one byte for its one page.
+    unsafe {
+        let mapped = libc::mmap(std::ptr::null_mut(), page, libc::PROT_NONE, libc::MAP_SHARED, file.as_raw_fd(), start);
+        if mapped == libc::MAP_FAILED {
+            return true;
+        }
+        let told = libc::mincore(mapped, page, &raw mut resident);
+        libc::munmap(mapped, page);
+        told != 0 || resident & 1 != 0
+    }
+}
+
+/// The same file, to be read past the page cache; `None` where that cannot be.
+pub(in super::super) fn open_direct(file: &File) -> Option<File> {
+    let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
+    rustix::fs::open(itself, OFlags::RDONLY | OFlags::CLOEXEC | DIRECT, Mode::empty()).ok().map(File::from)
+}
+
 /// Fills buffers one after the other; may fill less than all.
 pub(in super::super) fn read_parts(file: &File, buffers: &mut [IoSliceMut<'_>], offset: u64) -> Result<usize> {
     rustix::io::preadv(file, buffers, offset)

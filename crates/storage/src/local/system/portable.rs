@@ -33,6 +33,16 @@ pub(in super::super) fn start_writeback(_: &File) {}
 /// A read waits for the disk.
 pub(in super::super) fn start_reading(_: &File, _: u64, _: u64) {}
 
+/// Nothing tells.
+pub(in super::super) fn is_cached(_: &File, _: u64) -> bool {
+    true
+}
+
+/// There is no way past the page cache.
+pub(in super::super) fn open_direct(_: &File) -> Option<File> {
+    None
+}
+
 /// One buffer a call.
 pub(in super::super) fn read_parts(file: &File, buffers: &mut [IoSliceMut<'_>], offset: u64) -> Result<usize> {
     match buffers.iter_mut().find(|buffer| !buffer.is_empty()) {
