@@ -312,7 +312,9 @@ def test_a_writer_has_the_identity_of_what_it_saved(path, in_background):
         ours.async_save({"a": torch.zeros(3)}, storage_writer=writer).result(60)
     else:
         ours.save({"a": torch.zeros(3)}, storage_writer=writer)
-    assert ours.FileSystemReader(path).read_metadata().storage_meta.save_id == writer.save_id
+    reader = ours.FileSystemReader(path)
+    found = reader.read_metadata().storage_meta
+    assert (found.save_id, found.load_id) == (writer.save_id, reader.load_id)
 
 
 class OwnWriter(ours.FileSystemWriter):

@@ -111,9 +111,23 @@ pub enum StateError {
         /// Every option the members disagree about.
         disagreements: Vec<GroupDisagreement>,
     },
-    /// Members of a flat parameter have state that can not share one flat tensor.
-    #[error("the members of flat parameter '{flat}' can not share slot '{slot}': {reason}")]
+    /// Members of a flat parameter have state that cannot share one flat tensor.
+    #[error("the members of flat parameter '{flat}' cannot share slot '{slot}': {reason}")]
     FlatMembers {
+        /// The flat parameter's name.
+        flat: String,
+        /// The slot in question.
+        slot: String,
+        /// What differs, with the names of the members.
+        reason: String,
+    },
+    /// Members of a flat parameter have different numbers where the flat parameter has one. In PyTorch's words, which programs
+    /// look for.
+    #[error(
+        "All unflattened parameters comprising a single flat parameter must have scalar state with the same value and dtype: \
+         slot '{slot}' of flat parameter '{flat}': {reason}"
+    )]
+    FlatScalars {
         /// The flat parameter's name.
         flat: String,
         /// The slot in question.
@@ -134,12 +148,10 @@ pub enum StateError {
         expected: Vec<u64>,
     },
     /// What is at hand does not cover a region that is needed.
-    #[error("slot '{slot}' of '{param}' is incomplete: nothing holds {region}")]
+    #[error("'{key}' is incomplete: nothing holds {region}")]
     Uncovered {
-        /// The parameter's canonical name.
-        param: String,
-        /// The slot.
-        slot: String,
+        /// What is needed; of a slot, the parameter's canonical name comes first.
+        key: String,
         /// The first region that nothing covers.
         region: String,
     },

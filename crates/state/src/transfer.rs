@@ -90,7 +90,7 @@ pub fn gather_plan(tensors: Vec<HeldTensor>, recipients: Recipients) -> Result<T
         let covered = coverage(&tensor.shape, &regions).map_err(StateError::layout(&tensor.key))?;
         if let Some(gap) = covered.gaps.first() {
             let region = gap.to_string();
-            return Err(StateError::Uncovered { param: tensor.key, slot: String::new(), region });
+            return Err(StateError::Uncovered { key: tensor.key, region });
         }
         let mut from = Vec::with_capacity(holders.len());
         for (region, ranks) in holders {

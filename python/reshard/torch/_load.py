@@ -239,7 +239,7 @@ def _load(
     for key, value in loaded.items():
         _put(description, key, value)
     for template in templates:
-        template.take_own_names()
+        template.settle()
     for step in later:
         step()
     for key, value in wanted.items():

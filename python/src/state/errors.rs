@@ -51,13 +51,15 @@ fn exception<'py>(py: Python<'py>, error: &StateError) -> PyResult<Bound<'py, Py
             details.set_item("keys", vec![name])?;
             "StateError"
         }
-        StateError::SlotShape { param, slot, .. }
-        | StateError::Uncovered { param, slot, .. }
-        | StateError::RankDisagreement { param, slot, .. } => {
+        StateError::SlotShape { param, slot, .. } | StateError::RankDisagreement { param, slot, .. } => {
             details.set_item("keys", vec![format!("{param}.{slot}")])?;
             "StateMismatch"
         }
-        StateError::FlatMembers { .. } | StateError::GroupDisagreement { .. } => "StateMismatch",
+        StateError::Uncovered { key, .. } => {
+            details.set_item("keys", vec![key])?;
+            "StateIncomplete"
+        }
+        StateError::FlatMembers { .. } | StateError::FlatScalars { .. } | StateError::GroupDisagreement { .. } => "StateMismatch",
         _ => "StateError",
     };
     let class = py.import("reshard.torch.state._errors")?.getattr(name)?;

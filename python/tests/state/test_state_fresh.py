@@ -133,6 +133,49 @@ def everything_local(tree):
     return [everything_local(v) for v in tree] if isinstance(tree, (list, tuple)) else tree
 
 
+def test_slots_wait_on_when_the_checkpoint_has_none_either(path):
+    """What was loaded is what the optimizer says of itself afterwards, in both forms; and nothing was invented."""
+    for flattened in (False, True):
+        options = rt.StateDictOptions(flatten_optimizer_state_dict=flattened)
+        model = make("single")
+        rt.save({"optim": rt.get_optimizer_state_dict(model, optimizer(model), options=options)}, path, overwrite=True)
+        assert not [key for key in reshard.Checkpoint(path).keys() if "exp_avg" in key]
+        other = make("single", seed=2)
+        second = torch.optim.AdamW(other.parameters(), lr=0.7)
+        state = rt.get_optimizer_state_dict(other, second, options=options)
+        rt.load({"optim": state}, path)
+        rt.set_optimizer_state_dict(other, second, state, options=options)
+        assert not second.state and second.param_groups[0]["lr"] == optimizer(make("single")).param_groups[0]["lr"]
+        assert_close(dict(state), dict(rt.get_optimizer_state_dict(other, second, options=options)), path)
+        # What waits is stored by nobody, also not now.
+        rt.save({"optim": state}, path, overwrite=True)
+        assert not [key for key in reshard.Checkpoint(path).keys() if "exp_avg" in key]
+
+
+def stages(rank, size, path):
+    """Stages of a pipeline save their groups under one key; one of them is what the checkpoint has."""
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    model[rank].to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in model[rank].parameters():
+            parameter.fill_(rank)
+    optim = torch.optim.Adam(model[rank].parameters(), lr=0.25)
+    own = {key: value for key, value in rt.get_model_state_dict(model).items() if not value.is_meta}
+    rt.save({"model": own, "optim": rt.get_optimizer_state_dict(model, optim)}, path)
+    whole = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    target = torch.optim.Adam(whole.parameters())
+    state = {"model": rt.get_model_state_dict(whole), "optim": rt.get_optimizer_state_dict(whole, target)}
+    rt.load(state, path)
+    rt.set_optimizer_state_dict(whole, target, state["optim"])
+    assert target.param_groups[0]["lr"] == 0.25 and not target.state
+    assert [float(layer.weight.detach()[0, 0]) for layer in whole] == [0.0, 1.0]
+
+
+def test_groups_of_one_pipeline_stage_stand_for_all_before_the_first_step(ranks, path):
+    ranks(2, stages, path)
+
+
 def test_stateless_optimizer_stays_stateless(path):
     model = make("single")
     optim = optimizer(model, "plain_sgd")

@@ -66,6 +66,88 @@ def test_the_older_names_do_what_they_did(ranks):
     ranks(2, old_names)
 
 
+class Partly(nn.Module):
+    """A model of which FSDP holds a part."""
+
+    def __init__(self, extra=""):
+        super().__init__()
+        torch.manual_seed(1)
+        self.inner = nn.Linear(3, 4)
+        self.outer = nn.Linear(4, 2)
+        if extra:
+            holder = self.inner if extra == "inner" else self
+            holder.extra = nn.Parameter(torch.ones(5, 5))
+        self.inner = FSDP(self.inner, device_id=torch.device("cpu"))
+
+    def forward(self, x):
+        return self.outer(self.inner(x))
+
+
+def unmanaged(rank, size):
+    model = Partly()
+    optim = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optim.step()
+    whole = rt.full_optim_state_dict(model, optim, rank0_only=False)
+    sharded = rt.sharded_optim_state_dict(model, optim)
+
+    def calls(extra):
+        other = Partly(extra)
+        target = torch.optim.Adam(other.parameters())
+        yield other, target, lambda: rt.shard_full_optim_state_dict(whole, other, optim=target)
+        yield other, target, lambda: rt.flatten_sharded_optim_state_dict(sharded, other, target)
+        yield other, target, lambda: rt.scatter_full_optim_state_dict(whole if rank == 0 else None, other, optim=target)
+
+    for other, target, call in calls("model"):
+        state = call()
+        ids = {id(param): index for index, param in enumerate(p for g in target.param_groups for p in g["params"])}
+        own = ids[id(other.extra)]
+        assert state["param_groups"][0]["params"] == sorted(set(ids.values()) - {own}), "it is in no group"
+        # Whoever manages it adds it.
+        step = {"step": torch.tensor(1.0), "exp_avg": torch.ones(5, 5), "exp_avg_sq": torch.ones(5, 5)}
+        state["state"][own] = step
+        state["param_groups"][0]["params"] = sorted(ids.values())
+        target.load_state_dict(state)
+        expected, found = state_of(model, optim), state_of(other, target)
+        assert_same_state({name: found[name] for name in expected}, expected, "unmanaged")
+    for _, _, call in calls("inner"):
+        with pytest.raises(ValueError, match="^All unflattened parameters comprising a single flat parameter must have scalar"):
+            call()
+    # What FSDP holds is never left out, and without FSDP nothing is.
+    other = Partly()
+    target = torch.optim.Adam(other.parameters())
+    known = {name: slots for name, slots in whole["state"].items() if not name.startswith("inner")}
+    group = {**whole["param_groups"][0], "params": list(known)}
+    with pytest.raises(rt.StateMismatch, match=r"Missing.*inner"):
+        rt.shard_full_optim_state_dict({"state": known, "param_groups": [group]}, other, optim=target)
+    plain = nn.Linear(2, 2)
+    with pytest.raises(rt.StateMismatch, match="Missing"):
+        known = {"state": {"weight": {"step": torch.tensor(1.0)}}, "param_groups": [{"params": ["weight"]}]}
+        rt.shard_full_optim_state_dict(known, plain, optim=torch.optim.Adam(plain.parameters()))
+
+
+def test_the_older_names_leave_to_others_what_fsdp_does_not_hold(ranks):
+    ranks(2, unmanaged)
+
+
+def incomplete(rank, size):
+    torch.manual_seed(0)
+    model = nn.Sequential(*(FSDP(nn.Linear(4, 4), device_id=torch.device("cpu")) for _ in range(2)))
+    params = list(model.parameters())
+    optim = torch.optim.Adam(params if rank == 0 else params[:-1])
+    model(torch.ones(1, 4)).sum().backward()
+    optim.step()
+    with pytest.raises(
+        RuntimeError, match=r"some ranks are missing some of those states: '1\.\w+\.exp_avg' is incomplete"
+    ) as raised:
+        rt.full_optim_state_dict(model, optim)
+    assert all(key.startswith("1.") for key in raised.value.keys) and raised.value.keys
+
+
+def test_state_that_some_ranks_lack_is_named(ranks):
+    ranks(2, incomplete)
+
+
 def in_a_smaller_group(rank, size):
     """The group that is given are the ranks that take part, also where that is one of several."""
     group = dist.new_group([0])

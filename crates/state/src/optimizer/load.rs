@@ -119,6 +119,11 @@ pub fn optim_state_to_load<T: TensorLike>(
         keys.push(own_keys);
     }
     let known: IndexSet<&str> = members.iter().flatten().flatten().map(|name| names.primary(name)).collect();
+    // An optimizer that had not run has no slots that could be missing. Pipeline stages that saved their groups under one key
+    // have left those of one stage, which lists its own parameters.
+    if given_state.is_empty() && known.iter().any(|name| listed.contains(name)) {
+        report.absent.append(&mut report.missing);
+    }
     let extra: IndexSet<&str> = given_state.keys().map(String::as_str).chain(listed.iter().copied()).collect();
     report.unexpected = extra.into_iter().filter(|name| !known.contains(name)).map(str::to_owned).collect();
     if options.strict && !report.missing.is_empty() {
@@ -263,6 +268,8 @@ fn flatten_slot<T: TensorLike>(
         return Err(differ(slot, format!("it is of one kind for '{}' and of another for '{}'", name(first), name(*other))));
     }
     if expected != Class::Tensor {
+        let differ =
+            |slot: &str, reason: String| StateError::FlatScalars { flat: flat.name().to_owned(), slot: slot.to_owned(), reason };
         let missing: Vec<&str> = (0..values.len()).filter(|index| values[*index].is_none()).map(name).collect();
         if !missing.is_empty() {
             // No value and some value are not the same: for Adam, no step means the most bias correction.

@@ -157,7 +157,7 @@ pub(crate) fn copies_for<T: Clone>(
         None => Ok(copies),
         Some(gap) => {
             let gap = gap.translated(wanted.offsets()).map_err(StateError::layout(param))?;
-            Err(StateError::Uncovered { param: param.to_owned(), slot: slot.to_owned(), region: gap.to_string() })
+            Err(StateError::Uncovered { key: format!("{param}.{slot}"), region: gap.to_string() })
         }
     }
 }

@@ -248,7 +248,7 @@ fn parts_that_are_not_at_hand_are_named() {
     let slot = SlotTensor::Sharded { dtype: DType::Float32, shape: [3, 4].into_iter().collect(), pieces: vec![half] };
     given.state["a.weight"].insert(Key::from("exp_avg"), Tree::Tensor(slot));
     let error = load_error(given);
-    assert!(error.contains("'exp_avg' of 'a.weight' is incomplete") && error.contains("1:"), "{error}");
+    assert!(error.contains("'a.weight.exp_avg' is incomplete") && error.contains("1:"), "{error}");
 }
 
 #[test]

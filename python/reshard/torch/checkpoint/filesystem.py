@@ -86,6 +86,7 @@ class FileSystemReader(_torch.FileSystemReader):  # type: ignore[no-redef]
             self._engine = _storage.StorageReader(
                 str(self.path), registry, allow_pickle=options.allow_pickle, verify=options.verify
             )
+            self._engine.load_id = self.load_id
         return self._engine
 
     def reset(self, checkpoint_id: Any = None) -> None:

@@ -13,4 +13,8 @@ class StateMismatch(Mismatch, RuntimeError):
     """A state dict does not fit the model or the optimizers; every difference is listed."""
 
 
-__all__ = ["InvalidInput", "StateError", "StateMismatch"]
+class StateIncomplete(StateMismatch):
+    """Parts of a tensor are on no rank."""
+
+
+__all__ = ["InvalidInput", "StateError", "StateIncomplete", "StateMismatch"]

@@ -120,18 +120,14 @@ def _renamed(
 def expand(state: Any, checkpoint: Any, rename: Rename | None = None) -> list[OptimizerStateDict]:
     """Gives every optimizer state dict inside of a state that is about to be loaded the structure of the checkpoint.
 
-    `rename` says under which key the checkpoint has a wanted one. Returns the dicts, which take their own names when all is
-    loaded.
+    `rename` says under which key the checkpoint has a wanted one. Returns the dicts, which are to be settled when all is loaded.
     """
     expanded = []
     for _, template, nested in _from_checkpoint(state, checkpoint, rename):
         if "state" in template or "param_groups" in template:
             nested.setdefault("state", {})
             nested.setdefault("param_groups", [])
-        template.clear()
-        template.update(nested)
-        template.unknown = ()
-        SlotMemory.loaded(template)
+        template.take_structure(nested)
         expanded.append(template)
     return expanded
 

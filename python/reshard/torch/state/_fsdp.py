@@ -17,11 +17,17 @@ from ... import _reshard
 from .._tensor import describe
 from ._as_torch import as_torch_tree
 from ._calls import _delivered, _on_cpu, _received
-from ._errors import InvalidInput
+from ._errors import InvalidInput, StateIncomplete
 from ._model import LiveModel, check_model
 from ._optimizer import Applied, give, plan, read
 from ._options import StateDictOptions, options_from
 from ._stream import Ranks
+
+#: In PyTorch's words, which programs look for.
+_MISSING = (
+    "FSDP currently requires each rank to have at least the optimizer states needed by rank 0's optimizer but some ranks are "
+    "missing some of those states"
+)
 
 
 @torch.no_grad()
@@ -57,7 +63,10 @@ def optim_state_dict(
     state = read(live, (optim,), options, optim_state_dict)
     if as_torch and not full:
         as_torch_tree(live, state)
-    delivered = _delivered(live, state, options)
+    try:
+        delivered = _delivered(live, state, options)
+    except StateIncomplete as error:
+        raise StateIncomplete(f"{_MISSING}: {error.message}", keys=error.keys) from error
     if cpu_offload and full and not rank0_only:
         delivered = _on_cpu(delivered)
     return delivered
@@ -98,6 +107,31 @@ def optim_state_dict_to_load(
         give(live, optim, load, planned.blocks)
         return optim.state_dict()
     return Applied(live, optim, load, planned.blocks).state_dict
+
+
+@torch.no_grad()
+def _to_load_of_managed(
+    model: nn.Module, optim: Any, given: Mapping[str, Any] | None, group: Any = None, rank0_only: bool = False
+) -> dict[str, Any]:
+    """What the older calls give: parameters that the given state does not list, and that FSDP does not hold, belong to someone
+    else, who adds them. So they are in no group."""
+    live = LiveModel(check_model(model))
+    given = given or {}
+    if rank0_only:
+        given = _received(live, (optim,), given, group)
+    planned = plan(live, (optim,), given, StateDictOptions(strict=not live.has_flats))
+    missing = [live.parameters[name] for name in planned.report.missing]
+    if any(parameter.flat is not None for parameter in missing):
+        # Which says what is missing.
+        planned = plan(live, (optim,), given, StateDictOptions())
+    (load,) = planned.loads
+    state = Applied(live, optim, load, planned.blocks).state_dict
+    others = {parameter.identity for parameter in missing}
+    if not others:
+        return state
+    pairs = [(theirs, zip(theirs["params"], own["params"])) for theirs, own in zip(state["param_groups"], optim.param_groups)]
+    groups = [{**theirs, "params": [key for key, param in params if id(param) not in others]} for theirs, params in pairs]
+    return {**state, "param_groups": groups}
 
 
 def _from_rank0(live: LiveModel) -> bool:
@@ -158,14 +192,14 @@ def shard_full_optim_state_dict(
 ) -> dict[str, Any]:
     """What this rank's optimizer loads, from the whole state on every rank. Older than :func:`optim_state_dict_to_load`."""
     optimizer = _optimizer_or_parameters(model, optim_input, optim)
-    return optim_state_dict_to_load(model, optimizer, full_optim_state_dict, rank0_only=False)
+    return _to_load_of_managed(model, optimizer, full_optim_state_dict)
 
 
 def flatten_sharded_optim_state_dict(
     sharded_optim_state_dict: Mapping[str, Any], model: nn.Module, optim: torch.optim.Optimizer
 ) -> dict[str, Any]:
     """What this rank's optimizer loads, from a sharded state. Older than :func:`optim_state_dict_to_load`."""
-    return optim_state_dict_to_load(model, optim, sharded_optim_state_dict, rank0_only=False)
+    return _to_load_of_managed(model, optim, sharded_optim_state_dict)
 
 
 def scatter_full_optim_state_dict(
@@ -177,7 +211,7 @@ def scatter_full_optim_state_dict(
 ) -> dict[str, Any]:
     """What each rank's optimizer loads, from the whole state on rank 0 alone. Older than :func:`optim_state_dict_to_load`."""
     optimizer = _optimizer_or_parameters(model, optim_input, optim)
-    return optim_state_dict_to_load(model, optimizer, full_optim_state_dict, group=group, rank0_only=True)
+    return _to_load_of_managed(model, optimizer, full_optim_state_dict, group, rank0_only=True)
 
 
 def rekey_optim_state_dict(

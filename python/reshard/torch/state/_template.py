@@ -51,6 +51,8 @@ class OptimizerStateDict(dict):  # type: ignore[type-arg]
     unplaced: tuple[str, ...] = ()
     #: What a checkpoint that is being loaded calls the parameters it has under other names.
     names: dict[str, str] = {}
+    #: Slots that wait on, since the checkpoint that is being loaded is of an optimizer that had not run either.
+    kept: dict[Any, Any] = {}
     _values: tuple[Any, ...] = ()
 
     def watch(self) -> None:
@@ -69,13 +71,28 @@ class OptimizerStateDict(dict):  # type: ignore[type-arg]
         shared = (int, str, bool, type(None))
         return tuple(v for k, v in self.items() if is_group_value(k) and not isinstance(v, (torch.Tensor, *shared)))
 
-    def take_own_names(self) -> None:
-        """Gives parameters that groups list by the checkpoint's names the names that they have here."""
+    def take_structure(self, nested: Mapping[Any, Any]) -> None:
+        """Takes over a checkpoint's structure, for its content to be loaded."""
+        before = {key: value for key, value in self._slots().items() if all(map(SlotMemory.waits, leaves_in(value)))}
+        self.clear()
+        self.update(nested)
+        self.unknown = ()
+        self.kept = {} if self._slots() else before
+        SlotMemory.loaded(self)
+
+    def settle(self) -> None:
+        """All is loaded: parameters that groups list by the checkpoint's names get the names that they have here."""
         groups = self.get("param_groups")
         for group in groups if isinstance(groups, list) and self.names else ():
             if isinstance(group, dict) and isinstance(group.get("params"), list):
                 group["params"] = [self.names.get(name, name) for name in group["params"]]
-        self.names = {}
+        (self["state"] if "state" in self else self).update(self.kept)
+        self.names, self.kept = {}, {}
+
+    def _slots(self) -> dict[Any, Any]:
+        if "state" in self:
+            return dict(self["state"])
+        return {key: value for key, value in self.items() if str(key).startswith("state.")}
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The only class of dicts that torch's restricted unpickler makes from a pickle of another class.
