@@ -663,7 +663,7 @@ class HealthReport:
 
 @dataclasses.dataclass(frozen=True)
 class FirstBad:
-    """A tensor that is bad ("nan", "inf" or "zero") since a step, and the last step at which it was fine."""
+    """A tensor that is bad since a step, what it is there ("nan", "inf" or "zero"), and the last step at which it was fine."""
 
     key: str
     what: str
@@ -706,7 +706,7 @@ class TrendStep:
 
 @dataclasses.dataclass(frozen=True)
 class Trend:
-    """A run: its complete steps, oldest first, and since when tensors of the newest one are bad."""
+    """A run: its complete steps, oldest first, and since when tensors of the newest one are bad, the first to go bad first."""
 
     folder: str
     steps: tuple[TrendStep, ...]

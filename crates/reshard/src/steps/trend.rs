@@ -1,6 +1,6 @@
 //! A run's steps side by side: the metrics stored with them, how far weights moved, and since when a tensor is bad.
 
-use indexmap::IndexMap;
+use indexmap::{IndexMap, IndexSet};
 use reshard_formats::Value;
 use serde::Serialize;
 
@@ -39,7 +39,7 @@ pub struct Trend {
     pub steps: Vec<TrendStep>,
     /// Folders that were left out, and why.
     pub skipped: Vec<(String, String)>,
-    /// Tensors that are bad in the newest step, and since when.
+    /// Tensors that are bad in the newest step, and since when; the first to go bad comes first.
     pub bad: Vec<FirstBad>,
 }
 
@@ -89,7 +89,7 @@ pub struct TrendTensor {
 pub struct FirstBad {
     /// The key.
     pub key: String,
-    /// `nan`, `inf` or `zero`.
+    /// `nan`, `inf` or `zero`: what it is at the first step at which it is bad. (Infinite elements often become NaN later.)
     pub what: &'static str,
     /// The first step at which it is bad.
     pub first: String,
@@ -163,12 +163,14 @@ fn plain_number(value: &Value) -> Option<f64> {
     }
 }
 
+const ZERO: &str = "zero";
+
 /// What is wrong with a tensor, in one word.
 fn wrong(stats: &TensorStats, matrix: bool) -> Option<&'static str> {
     match stats {
         stats if stats.nans > 0 => Some("nan"),
         stats if stats.infinities > 0 => Some("inf"),
-        stats if matrix && stats.elements > 1 && stats.zeros == stats.elements => Some("zero"),
+        stats if matrix && stats.elements > 1 && stats.zeros == stats.elements => Some(ZERO),
         _ => None,
     }
 }
@@ -245,20 +247,19 @@ impl Run<'_> {
     fn bad(&self, newest: &Checkpoint) -> Result<Vec<FirstBad>> {
         let now = self.bad_in(newest, self.options.selection.clone())?;
         let mut found = Vec::new();
-        let keys: Vec<String> = now.keys().cloned().collect();
-        self.search(None, self.steps.len() - 1, keys, &now, &mut found)?;
-        found.sort_by_key(|bad| now.get_index_of(&bad.key));
-        Ok(found)
+        let order: IndexSet<String> = now.keys().cloned().collect();
+        self.search(None, self.steps.len() - 1, now, &mut found)?;
+        found.sort_by_key(|(step, bad)| (*step, order.get_index_of(&bad.key)));
+        Ok(found.into_iter().map(|(_, bad)| bad).collect())
     }
 
-    /// Finds since when keys are bad that are fine at `fine` and bad at `bad`.
+    /// Finds since when keys are bad that are fine at `fine`, and at `bad` are what is said.
     fn search(
         &self,
         fine: Option<usize>,
         bad: usize,
-        keys: Vec<String>,
-        what: &IndexMap<String, &'static str>,
-        found: &mut Vec<FirstBad>,
+        keys: IndexMap<String, &'static str>,
+        found: &mut Vec<(usize, FirstBad)>,
     ) -> Result<()> {
         if keys.is_empty() {
             return Ok(());
@@ -266,24 +267,27 @@ impl Run<'_> {
         let start = fine.map_or(0, |fine| fine + 1);
         if start == bad {
             let name = |step: usize| self.steps.get(step).map(|step| step.name.clone()).unwrap_or_default();
-            found.extend(keys.into_iter().map(|key| FirstBad {
-                what: what.get(&key).copied().unwrap_or("nan"),
-                key,
-                first: name(bad),
-                fine: fine.map(name),
-            }));
+            let since = |(key, what)| (bad, FirstBad { key, what, first: name(bad), fine: fine.map(name) });
+            found.extend(keys.into_iter().map(since));
             return Ok(());
         }
         let middle = start + (bad - start) / 2;
         let checkpoint = self.open(middle)?;
-        let there = keys.iter().filter(|key| checkpoint.tensor(key).is_ok());
+        let there = keys.keys().filter(|key| checkpoint.tensor(key).is_ok());
         let globs = there.map(|key| Glob::literal(key)).collect::<Result<Vec<Glob>>>()?;
         let bad_there = match globs.is_empty() {
             true => IndexMap::new(),
             false => self.bad_in(&checkpoint, Selection { include: globs, ..Selection::default() })?,
         };
-        let (already, not_yet): (Vec<String>, Vec<String>) = keys.into_iter().partition(|key| bad_there.contains_key(key));
-        self.search(fine, middle, already, what, found)?;
-        self.search(Some(middle), bad, not_yet, what, found)
+        let (mut already, mut not_yet) = (IndexMap::new(), IndexMap::new());
+        for (key, what) in keys {
+            match bad_there.get(&key) {
+                // What starts as zeros and is NaN later was fine in between.
+                Some(before) if (*before == ZERO) == (what == ZERO) => already.insert(key, *before),
+                _ => not_yet.insert(key, what),
+            };
+        }
+        self.search(fine, middle, already, found)?;
+        self.search(Some(middle), bad, not_yet, found)
     }
 }

@@ -307,6 +307,13 @@ fn since_when_a_tensor_is_bad_is_found_by_halving() {
             floats("model.big.weight", &[1000, 100], |i| wave(i) + step as f32),
             floats("model.late.weight", &[16, 8], |i| if step >= 11 && i == 5 { f32::NAN } else { wave(i) }),
             floats("model.always.weight", &[16, 8], |_| 0.0),
+            // Begins as zeros, as some slots and adapters do, overflows, and is NaN after that.
+            floats("model.first.weight", &[16, 8], |i| match step {
+                ..=8 => 0.0,
+                9 if i == 3 => f32::INFINITY,
+                10.. => f32::NAN,
+                _ => wave(i),
+            }),
         ];
         bytes += wholes.iter().map(|whole| whole.bytes.len() as u64).sum::<u64>();
         save(&at, &wholes, &[("_reshard.metrics.loss", Value::from(10.0 / f64::from(step)))]);
@@ -316,16 +323,20 @@ fn since_when_a_tensor_is_bad_is_found_by_halving() {
     options.control = Control::new();
     let run = trend(folder.path().to_str().unwrap(), &options).unwrap();
     assert_eq!((run.steps.len(), run.steps[15].metrics["loss"]), (16, 0.625));
-    let mut bad: Vec<_> =
+    let bad: Vec<_> =
         run.bad.iter().map(|bad| (bad.key.as_str(), bad.what, bad.first.as_str(), bad.fine.as_deref())).collect();
-    bad.sort();
+    // The first to go bad is the one to look at first.
     assert_eq!(
         bad,
-        [("model.always.weight", "zero", "step_100", None), ("model.late.weight", "nan", "step_1100", Some("step_1000"))]
+        [
+            ("model.always.weight", "zero", "step_100", None),
+            ("model.first.weight", "inf", "step_900", Some("step_800")),
+            ("model.late.weight", "nan", "step_1100", Some("step_1000"))
+        ]
     );
-    // The newest step whole, and of four others one or two small tensors.
+    // The newest step whole, and of four others some small tensors.
     let read = options.control.done();
-    assert!(read < bytes / 16 + 16 * 2 * 512, "{read} of {bytes} bytes");
+    assert!(read < bytes / 16 + 16 * 3 * 512, "{read} of {bytes} bytes");
     options.numbers = true;
     options.selection = Selection::globs(&["model.big.*"]).unwrap();
     let run = trend(folder.path().to_str().unwrap(), &options).unwrap();
