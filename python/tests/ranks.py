@@ -46,7 +46,10 @@ def _rank_main(
             connection.poll(None)
         except OSError:
             pass
-        # Nothing to clean up is worth waiting for: a peer may have been killed on purpose.
+        # Nothing to clean up is worth waiting for: a peer may have been killed on purpose. But processes that a trainer or
+        # PyTorch saves in would stay for ever.
+        for child in multiprocessing.active_children():
+            child.kill()
         os._exit(0)
 
 

@@ -215,6 +215,10 @@ fn weights_before<'a>(
     })
 }
 
+fn is_bias(param: &str) -> bool {
+    param.rsplit('.').next().is_some_and(|name| name == "bias" || name.ends_with("_bias"))
+}
+
 /// What rules say of it.
 pub(super) fn judge(
     checkpoint: &Checkpoint,
@@ -242,7 +246,9 @@ pub(super) fn judge(
                 HealthFinding::add(found, limits, "dead-parameter", key, None, format!("all of it is zero{step}"));
             }
         }
-        if let Some(ratio) = param.update_ratio.filter(|ratio| *ratio > limits.of("large-update")) {
+        // Biases start at zero, where every update is large.
+        let judged = param.update_ratio.filter(|_| !is_bias(&param.param));
+        if let Some(ratio) = judged.filter(|ratio| *ratio > limits.of("large-update")) {
             let key = param.weights.clone().unwrap_or_else(|| param.param.clone());
             HealthFinding::add(found, limits, "large-update", &key, Some(ratio), format!("about {ratio:.3} of the weights"));
         }

@@ -50,7 +50,12 @@ pub const HEALTH_RULES: &[HealthRule] = &[
     ),
     rule("steps-differ", Severity::Warning, None, "parameters of one optimizer have taken different numbers of steps"),
     rule("no-state", Severity::Warning, None, "a parameter has no optimizer state although others have"),
-    rule("large-update", Severity::Warning, Some(0.1), "the next update, estimated, is more than this share of the weights"),
+    rule(
+        "large-update",
+        Severity::Warning,
+        Some(0.1),
+        "the next update, estimated, is more than this share of the weights (not of biases)",
+    ),
 ];
 
 /// From which numbers on rules are broken, and which are not looked at.

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use indexmap::IndexMap;
 use reshard::diff::{DiffOptions, KeyDifference, diff};
 use reshard::health::{HealthOptions, health};
 use reshard::numbers::{ScanOptions, StatsOptions, scan, stats};
@@ -168,9 +169,11 @@ fn moments_are_judged_whatever_a_trainer_calls_them() {
     assert_eq!(optimizer.params[0].weights.as_deref(), Some("decoder.fc.weight"));
     // torchtitan: options of groups with every parameter, and groups told apart by them.
     let at = folder.path().join("torchtitan");
-    let mut wholes = vec![floats("fc.weight", &[16, 8], wave), floats("norm.weight", &[16], |_| 1.0)];
+    // A bias that has just left zero moves far, as it should.
+    let bias = floats("fc.bias", &[16], |_| 1e-6);
+    let mut wholes = vec![floats("fc.weight", &[16, 8], wave), floats("norm.weight", &[16], |_| 1.0), bias];
     let mut values = Vec::new();
-    for (param, decay) in [("fc.weight", 0.1), ("norm.weight", 0.0)] {
+    for (param, decay) in [("fc.weight", 0.1), ("norm.weight", 0.0), ("fc.bias", 0.0)] {
         wholes.extend(optimizer_of("optimizer.", param));
         values.push((format!("optimizer.param_groups.{param}.lr"), Value::from(1e-3)));
         values.push((format!("optimizer.param_groups.{param}.weight_decay"), Value::from(decay)));
@@ -180,8 +183,11 @@ fn moments_are_judged_whatever_a_trainer_calls_them() {
     let (told, optimizer) = rules_of(&at);
     assert_eq!(told, []);
     let groups: Vec<_> = optimizer.groups.iter().map(|group| (group.weight_decay, group.params)).collect();
-    assert_eq!(groups, [(Some(0.1), Some(1)), (Some(0.0), Some(1))]);
-    assert_eq!(optimizer.params.iter().map(|param| param.group).collect::<Vec<_>>(), [Some(0), Some(1)]);
+    assert_eq!(groups, [(Some(0.1), Some(1)), (Some(0.0), Some(2))]);
+    let group_of: IndexMap<_, _> = optimizer.params.iter().map(|param| (param.param.as_str(), param.group)).collect();
+    assert_eq!(group_of, IndexMap::from([("fc.weight", Some(0)), ("norm.weight", Some(1)), ("fc.bias", Some(1))]));
+    let bias = optimizer.params.iter().find(|param| param.param == "fc.bias").unwrap();
+    assert!(bias.update_ratio.unwrap() > 1.0, "{bias:?}");
     // Low-bit moments are several tensors; Lightning's best score is infinite before the first one.
     let at = folder.path().join("low-bit");
     let wholes = [
@@ -323,8 +329,7 @@ fn since_when_a_tensor_is_bad_is_found_by_halving() {
     options.control = Control::new();
     let run = trend(folder.path().to_str().unwrap(), &options).unwrap();
     assert_eq!((run.steps.len(), run.steps[15].metrics["loss"]), (16, 0.625));
-    let bad: Vec<_> =
-        run.bad.iter().map(|bad| (bad.key.as_str(), bad.what, bad.first.as_str(), bad.fine.as_deref())).collect();
+    let bad: Vec<_> = run.bad.iter().map(|bad| (bad.key.as_str(), bad.what, bad.first.as_str(), bad.fine.as_deref())).collect();
     // The first to go bad is the one to look at first.
     assert_eq!(
         bad,
