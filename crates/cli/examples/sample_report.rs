@@ -171,7 +171,8 @@ fn small() -> ReportData {
         }
     }
     let mut changed = Vec::new();
-    let mut numbers = Numbers::default();
+    let other_check = Some(check(CheckState::Bad, "2 nan, 1 zero-weight"));
+    let mut numbers = Numbers { other_check, ..Numbers::default() };
     let mut slots: BTreeMap<(bool, &str), (u64, u64)> = BTreeMap::new();
     for (n, (name, shape, parts)) in params.iter().enumerate() {
         let number = add(&mut builder, &format!("model.{name}"), "bfloat16", shape, parts, &ranks);

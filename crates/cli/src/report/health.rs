@@ -147,6 +147,9 @@ pub struct Numbers {
     /// Statistics of B's tensors, by the numbers of A's.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub other: BTreeMap<u32, Stats>,
+    /// What rules say of B's numbers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other_check: Option<Check>,
 }
 
 /// What rules say of a tensor.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use reshard::health::{HealthFinding, HealthLimits, HealthOptions, health};
-use reshard::numbers::{ScanOptions, TensorStats, scan};
+use reshard::numbers::TensorStats;
 use reshard::verify::Severity;
 use reshard::{Checkpoint, Control};
 
@@ -59,10 +59,9 @@ pub(super) fn look(
         }
     }
     if let Some(other) = other {
-        let mut options = ScanOptions::default();
-        options.bins = BINS;
-        options.control = control.clone();
-        numbers.other = by_place(&scan(other, &options)?, place);
+        let report = health(other, &options)?;
+        numbers.other = by_place(&report.tensors, place);
+        numbers.other_check = Some(check(&report.findings, report.tensors.len()));
     }
     let findings: Vec<Finding> = report.findings.iter().map(told).collect();
     Ok(Looked { numbers, check: check(&report.findings, report.tensors.len()), findings })

@@ -182,7 +182,7 @@ class ReportTest(unittest.TestCase):
     def checks(self):
         """What the badge says was checked, and what came of it."""
         return self.browser.js(
-            "return Object.fromEntries([...document.querySelectorAll('.checks li')].map((li) => [li.dataset.check, li.dataset.state]))"
+            "return Object.fromEntries([...document.querySelectorAll('#health .checks li')].map((li) => [li.dataset.check, li.dataset.state]))"
         )
 
     def phone(self, width=400):
@@ -484,6 +484,8 @@ class ReportTest(unittest.TestCase):
         self.assertIn("step-48000", self.text("#diff .versus"))
         self.assertIn("step-49000", self.text("#diff .versus"))
         self.assertNotIn("only in A", self.text("#diff"))
+        # What is wrong with the second is said beside its name, not only what changed.
+        self.assertIn("2 nan, 1 zero-weight", self.text("#diff .versus [data-check=numbers][data-state=bad]"))
 
     # The numbers.
 
@@ -719,6 +721,7 @@ class ReportTest(unittest.TestCase):
         said = self.text("#diff")
         for words in ("30 changed", "14 unchanged", "model.head.weight", "only in tp_fsdp2_w4"):
             self.assertIn(words, said)
+        self.assertNotEqual(self.browser.js("return document.querySelector('#diff .versus li').dataset.state"), "unchecked")
         self.check_quiet()
         self.shot("compared-dark", full=True)
 
@@ -755,7 +758,7 @@ class ReportTest(unittest.TestCase):
             self.show(url)
             # Numbers come from behind: the badge and the columns follow.
             b.wait(
-                "return !['unchecked', 'running'].includes(document.querySelector('.checks [data-check=numbers]').dataset.state)"
+                "return !['unchecked', 'running'].includes(document.querySelector('#health [data-check=numbers]').dataset.state)"
             )
             b.wait("return document.querySelector('#table.with-numbers .body .rms')?.textContent")
             self.assertEqual((self.checks()["structure"], self.checks()["checksums"]), ("fine", "unchecked"))
@@ -768,6 +771,28 @@ class ReportTest(unittest.TestCase):
             self.shot("served")
             self.check_quiet([f"{url}api/tensor?key=model.blocks.0.down.weight", f"{url}api/numbers"])
             self.assertEqual(sorted(SHARDED.iterdir()), before, "nothing is written into the checkpoint")
+        finally:
+            server.stdin.close()
+            self.assertEqual(server.wait(timeout=20), 0, "the server did not stop cleanly")
+
+    def test_numbers_of_the_second_come_from_behind_too(self):
+        server = command(
+            "serve",
+            SHARDED,
+            SHARDED,
+            "--until-stdin-ends",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.addCleanup(server.stdout.close)
+        try:
+            self.show(server.stdout.readline().strip())
+            state = "document.querySelector('{} [data-check=numbers]').dataset.state"
+            self.browser.wait(f"return !['unchecked', 'running'].includes({state.format('#diff .versus')})")
+            same = f"return {state.format('#diff .versus')} === {state.format('#health')}"
+            self.assertTrue(self.browser.js(same), "one checkpoint has one verdict")
         finally:
             server.stdin.close()
             self.assertEqual(server.wait(timeout=20), 0, "the server did not stop cleanly")

@@ -34,12 +34,17 @@ function diffSection() {
     : diff.tolerance ? `values compared, up to ${number(diff.tolerance)} counts as equal` : 'values compared bit by bit';
   const table = el('div', { class: 'rows short diff-rows', id: 'diff-table' });
   const choose = el('div', { class: 'segmented', role: 'group', 'aria-label': 'Differences to list' });
+  // The verdict at the head is A's; B is not called anything that was not looked at.
+  const numbersB = el('ul', { class: 'checks', 'aria-label': `What was checked of ${nameB}` });
+  const judgeB = () => numbersB.replaceChildren(checkItem('numbers', numbers?.other_check ?? { state: 'unchecked', note: 'not looked at' }));
+  judgeB();
+  onNumbers.push(judgeB);
   $('diff').hidden = false;
   $('diff').replaceChildren(
     el('div', { class: 'card-head' }, el('h2', { id: 'diff-title' }, 'What changed'), choose),
     el('dl', { class: 'versus' },
       el('div', {}, el('dt', {}, 'from'), el('dd', {}, nameA, el('small', { class: 'mono soft', title: data.checkpoint.location }, data.checkpoint.location))),
-      el('div', {}, el('dt', {}, 'to'), el('dd', {}, nameB, el('small', { class: 'mono soft', title: diff.location }, diff.location)))),
+      el('div', {}, el('dt', {}, 'to'), el('dd', {}, nameB, el('small', { class: 'mono soft', title: diff.location }, diff.location), numbersB))),
     stack(segments, { class: 'stack tall' }),
     el('div', { class: 'legend' }, ...segments.map(({ text, size, hue }) => el('span', { css: { '--hue': hue } }, `${count(size)} ${text}`)),
       el('span', { class: 'plain soft' }, compared)),

@@ -10,14 +10,15 @@ const CHECK = {
 };
 const icon = (d) => svg('svg', { viewBox: '0 0 16 16', 'aria-hidden': 'true' }, svg('path', { d }));
 
+function checkItem(name, { state, note }) {
+  const [mark, says] = CHECK[state];
+  return el('li', { 'data-check': name, 'data-state': state }, icon(mark),
+    el('span', {}, el('b', {}, name), ' ', el('span', { class: 'note' }, note || says), el('span', { class: 'visually-hidden' }, ` (${says})`)));
+}
+
 function verdict(health) {
   const [word, path] = WORD[health.state];
-  const checks = ['structure', 'checksums', 'numbers'].map((name) => {
-    const { state, note } = health.checks[name];
-    const [mark, says] = CHECK[state];
-    return el('li', { 'data-check': name, 'data-state': state }, icon(mark),
-      el('span', {}, el('b', {}, name), ' ', el('span', { class: 'note' }, note || says), el('span', { class: 'visually-hidden' }, ` (${says})`)));
-  });
+  const checks = ['structure', 'checksums', 'numbers'].map((name) => checkItem(name, health.checks[name]));
   fill($('health'), { 'data-state': health.state }, []);
   $('health').replaceChildren(el('p', { class: 'pill' }, icon(path), word), el('ul', { class: 'checks', 'aria-label': 'What was checked' }, ...checks));
 
