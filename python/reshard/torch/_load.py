@@ -175,7 +175,8 @@ def _load(
         wanted.update(states)
         asked.update(takers)
         # An optimizer that has not run knows none of its slots: its state dict takes over the checkpoint's.
-        templates.extend(expand(wanted, checkpoint, stored_name))
+        for template in expand(wanted, checkpoint, stored_name):
+            templates.append(template)
         description = Description(loading=True)
         flatten(wanted, description, checkpoint if stored_name is None else _Renamed(checkpoint, stored_name))
         description.owners.append(wanted)
@@ -231,10 +232,15 @@ def _load(
             )
         )
 
-    with Progress(control, "loading", enabled=progress, rank=group.rank if group else 0):
-        done = run_together(group, describe, work, loading=True)
+    try:
+        with Progress(control, "loading", enabled=progress, rank=group.rank if group else 0):
+            done = run_together(group, describe, work, loading=True)
+        loaded = {key: _value(key, where, found, allow_pickle) for key, found in done.values.items()}
+    except BaseException:
+        for template in templates:
+            template.give_back()
+        raise
     description, report = described[0], done.report
-    loaded = {key: _value(key, where, found, allow_pickle) for key, found in done.values.items()}
     description.copy_back()
     for key, value in loaded.items():
         _put(description, key, value)

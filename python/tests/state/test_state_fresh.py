@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import pathlib
 
+import pytest
 import torch
 from models import Net, assert_close, everything, here, make, optimizer, train
 
@@ -150,6 +152,43 @@ def test_slots_wait_on_when_the_checkpoint_has_none_either(path):
         # What waits is stored by nobody, also not now.
         rt.save({"optim": state}, path, overwrite=True)
         assert not [key for key in reshard.Checkpoint(path).keys() if "exp_avg" in key]
+
+
+@pytest.mark.parametrize("flattened", [False, True])
+@pytest.mark.parametrize("why", ["missing", "damaged"])
+def test_a_load_that_fails_leaves_the_dict_as_it_was(path, flattened, why):
+    """Slots that nothing was loaded into are not taken for loaded ones afterwards."""
+    options = rt.StateDictOptions(flatten_optimizer_state_dict=flattened)
+    model = make("single")
+    optim = optimizer(model)
+    train(model, optim, 2)
+    rt.save({"optim": rt.get_optimizer_state_dict(model, optim, options=options), "w": torch.arange(1000)}, path)
+    other = make("single", seed=2)
+    second = torch.optim.SGD(other.parameters(), lr=0.7, momentum=0.9)
+    state = {"optim": rt.get_optimizer_state_dict(other, second, options=options), "w": torch.zeros(1000, dtype=torch.int64)}
+    before = [*leaves(state["optim"])]
+    if why == "missing":
+        state["nowhere"] = torch.zeros(3)
+    else:
+        (file,) = pathlib.Path(path).glob("*.distcp")
+        content = file.read_bytes()
+        place = content.index(torch.arange(1000).numpy().tobytes())
+        file.write_bytes(content[: place + 8] + b"\x77" + content[place + 9 :])
+    with pytest.raises(reshard.Mismatch if why == "missing" else reshard.Corrupt):
+        rt.load(state, path)
+    after = [*leaves(state["optim"])]
+    assert [name for name, _ in before] == [name for name, _ in after]
+    assert all(one is two for (_, one), (_, two) in zip(before, after))
+    rt.set_optimizer_state_dict(other, second, state["optim"], options=options)
+    assert not second.state and second.param_groups[0]["lr"] == 0.7
+
+
+def leaves(tree, path=()):
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        if isinstance(value, (dict, list)):
+            yield from leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
 
 
 def stages(rank, size, path):

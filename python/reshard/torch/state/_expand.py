@@ -117,19 +117,18 @@ def _renamed(
     return below
 
 
-def expand(state: Any, checkpoint: Any, rename: Rename | None = None) -> list[OptimizerStateDict]:
+def expand(state: Any, checkpoint: Any, rename: Rename | None = None) -> Iterator[OptimizerStateDict]:
     """Gives every optimizer state dict inside of a state that is about to be loaded the structure of the checkpoint.
 
-    `rename` says under which key the checkpoint has a wanted one. Returns the dicts, which are to be settled when all is loaded.
+    `rename` says under which key the checkpoint has a wanted one. Yields each dict as it has it: to be settled when all is
+    loaded, and to be given back when that fails.
     """
-    expanded = []
     for _, template, nested in _from_checkpoint(state, checkpoint, rename):
         if "state" in template or "param_groups" in template:
             nested.setdefault("state", {})
             nested.setdefault("param_groups", [])
         template.take_structure(nested)
-        expanded.append(template)
-    return expanded
+        yield template
 
 
 def lacking(state: Any, checkpoint: Any) -> dict[Any, Any]:

@@ -39,6 +39,14 @@ SLOT_KEYS = "slot_keys"
 VALUE_KEYS = "value_keys"
 
 
+class _Before(NamedTuple):
+    """What a dict was before it took over a checkpoint's structure."""
+
+    items: dict[Any, Any]
+    unknown: tuple[str, ...]
+    waiting: list[Any]
+
+
 class OptimizerStateDict(dict):  # type: ignore[type-arg]
     """A dict with the optimizer's state that knows its parameters' layouts. A shallow copy is a plain dict; a pickle has an
     ``OrderedDict``, which ``torch.load`` reads by default."""
@@ -53,6 +61,7 @@ class OptimizerStateDict(dict):  # type: ignore[type-arg]
     names: dict[str, str] = {}
     #: Slots that wait on, since the checkpoint that is being loaded is of an optimizer that had not run either.
     kept: dict[Any, Any] = {}
+    _before: _Before | None = None
     _values: tuple[Any, ...] = ()
 
     def watch(self) -> None:
@@ -74,6 +83,7 @@ class OptimizerStateDict(dict):  # type: ignore[type-arg]
     def take_structure(self, nested: Mapping[Any, Any]) -> None:
         """Takes over a checkpoint's structure, for its content to be loaded."""
         before = {key: value for key, value in self._slots().items() if all(map(SlotMemory.waits, leaves_in(value)))}
+        self._before = _Before(dict(self), self.unknown, [leaf for leaf in leaves_in(self) if SlotMemory.waits(leaf)])
         self.clear()
         self.update(nested)
         self.unknown = ()
@@ -87,7 +97,18 @@ class OptimizerStateDict(dict):  # type: ignore[type-arg]
             if isinstance(group, dict) and isinstance(group.get("params"), list):
                 group["params"] = [self.names.get(name, name) for name in group["params"]]
         (self["state"] if "state" in self else self).update(self.kept)
-        self.names, self.kept = {}, {}
+        self._before, self.names, self.kept = None, {}, {}
+
+    def give_back(self) -> None:
+        """Nothing came of loading: the dict is what it was, and what waited for content still does."""
+        before = self._before
+        if before is not None:
+            self.clear()
+            self.update(before.items)
+            self.unknown = before.unknown
+            for leaf in before.waiting:
+                SlotMemory.wait(leaf)
+        self._before, self.names, self.kept = None, {}, {}
 
     def _slots(self) -> dict[Any, Any]:
         if "state" in self:
