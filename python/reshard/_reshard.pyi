@@ -776,10 +776,11 @@ def merge(
 def edit(
     source: str,
     destination: str,
+    selecting: Selecting,
     editing: Editing,
     storage_options: StorageOptions | None = None,
 ) -> EditReport:
-    """Drops and renames keys and sets values, without touching data."""
+    """Drops and renames keys and sets values; data of DCP is not touched."""
 
 def diff(
     first: str,

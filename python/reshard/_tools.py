@@ -238,6 +238,8 @@ def edit(
     rename: Mapping[str, str] | None = None,
     set: Mapping[str, Any] | None = None,
     skip_opaque: bool = False,
+    view: Views | None = None,
+    parameter_map: StrPath | None = None,
     storage_options: _Storage = None,
 ) -> EditReport:
     """Drops and renames keys and sets plain values, in a new DCP checkpoint. Data files of DCP are linked where the store can, not
@@ -250,11 +252,14 @@ def edit(
         rename: from regular expressions to what replaces them.
         set: plain values by key.
         skip_opaque: leave out objects that a DCP checkpoint cannot carry.
+        view: rules through which to see the source, before all else.
+        parameter_map: see :func:`convert`.
         storage_options: settings of the stores by name.
     """
     editing: Editing = {"drop": drop, "rename": rename, "set": set, "skip_opaque": skip_opaque}
+    selecting = _selecting(None, None, view, parameter_map)
     with as_raised():
-        return _reshard.edit(path_text(source), path_text(destination), editing, storage_options)
+        return _reshard.edit(path_text(source), path_text(destination), selecting, editing, storage_options)
 
 
 def diff(

@@ -130,6 +130,14 @@ def test_edit_and_recover(saved, tmp_path):
         assert ck["step"] == 0 and ck["note"] == ["x", 1] and "net.a" in ck and "optim.x" not in ck
     with pytest.raises(reshard.InvalidInput, match="plain"):
         reshard.edit(saved, tmp_path / "again", set={"step": object()})
+    # Through rules, as the command does: what they make is written.
+    seen = str(tmp_path / "seen")
+    rules = {"from": "model.a", "to": "turned", "steps": [{"transpose": [1, 0]}]}
+    assert reshard.edit(saved, seen, drop=["optim.*"], set={"step": 7}, view=rules).set == ("step",)
+    with reshard.open(seen) as ck:
+        assert ck["step"] == 7 and same(torch.from_numpy(ck["turned"].numpy().copy()), torch.arange(6.0).reshape(2, 3).T)
+    with pytest.raises(reshard.ReshardError, match="map"):
+        reshard.edit(saved, tmp_path / "mapped", parameter_map=tmp_path / "no-map.json")
     (pathlib.Path(saved) / ".metadata").unlink()
     found = reshard.recover(saved, dry_run=True)
     assert not found.published and not (pathlib.Path(saved) / ".metadata").exists()

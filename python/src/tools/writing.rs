@@ -8,7 +8,7 @@ use reshard::convert::Destination;
 use reshard::edit::EditOptions;
 use reshard::mesh::Layout;
 
-use super::options::{Renames, Selecting, Texts, Writing, globs, open_options};
+use super::options::{Renames, Selecting, Texts, Writing, globs};
 use crate::errors::{Raise, invalid};
 use crate::options::{Storage, store_with};
 use crate::reports::report;
@@ -99,13 +99,14 @@ pub(crate) struct Editing<'py> {
     skip_opaque: Option<bool>,
 }
 
-/// Drops and renames keys and sets values, without touching data.
+/// Drops and renames keys and sets values; data of DCP is not touched.
 #[pyfunction]
-#[pyo3(signature = (source, destination, editing, storage_options=None))]
+#[pyo3(signature = (source, destination, selecting, editing, storage_options=None))]
 pub(crate) fn edit<'py>(
     py: Python<'py>,
     source: String,
     destination: String,
+    mut selecting: Selecting,
     editing: Editing<'py>,
     storage_options: Option<Storage>,
 ) -> PyResult<Bound<'py, PyAny>> {
@@ -119,7 +120,7 @@ pub(crate) fn edit<'py>(
         };
         chosen.set.push((key.clone(), None, value));
     }
-    let open = open_options(storage_options);
+    let open = selecting.open(py, storage_options)?;
     let found = run(py, &chosen.control.clone(), move || {
         let source = Checkpoint::open_with(&source, &open)?;
         for (key, path, _) in &mut chosen.set {
