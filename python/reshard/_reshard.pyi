@@ -718,6 +718,9 @@ class WrittenRecords:
 def begin_records(target: _RecordTarget) -> BegunSave:
     """Prepares a path."""
 
+def abandon_records(begun: str) -> None:
+    """Gives up a save that was begun, when no rank of it writes any more."""
+
 def write_records(target: _RecordTarget, save: _Begun, records: list[Leaf], owners: object, control: Control) -> WrittenRecords:
     """Writes one rank's records: leaves that are bytes, or one region of a tensor."""
 

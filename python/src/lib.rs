@@ -48,7 +48,7 @@ mod _reshard {
     #[pymodule_export]
     use crate::options::{Control, LoadOptions, PlanCache, Progress, SaveOptions};
     #[pymodule_export]
-    use crate::records::{BegunSave, WrittenRecords, begin_records, publish_records, write_records};
+    use crate::records::{BegunSave, WrittenRecords, abandon_records, begin_records, publish_records, write_records};
     #[pymodule_export]
     use crate::save::{AsyncSaver, SaveHandle, save};
     #[pymodule_export]

@@ -2,7 +2,7 @@
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
-use reshard::records::{RecordSave, begin, publish_records as publish, write_records as write};
+use reshard::records::{RecordSave, abandon, begin, publish_records as publish, write_records as write};
 
 use crate::checkpoint::RecordLocation;
 use crate::errors::Raise;
@@ -52,6 +52,12 @@ pub(crate) fn begin_records(py: Python<'_>, target: RecordTarget<'_>) -> PyResul
     let (name, options) = (target.metadata_name, target.options.watched(&Control::default()));
     let save = py.detach(|| begin(store.as_ref(), name.as_deref(), &options)).or_raise(py)?;
     Ok(BegunSave { save_id: save.save_id, named: save.named })
+}
+
+/// Gives up a save that was begun, when no rank of it writes any more.
+#[pyfunction]
+pub(crate) fn abandon_records(py: Python<'_>, begun: &str) {
+    py.detach(|| abandon(begun));
 }
 
 /// Writes one rank's records: leaves that are bytes, or one region of a tensor.

@@ -4,17 +4,16 @@
 //! once, [`write_records`] writes one rank's records, [`publish_records`] makes the save visible; the promises are those of
 //! [`save`](crate::save()): old or new, synced, with checksums, files that describe themselves.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use rayon::prelude::*;
 use reshard_formats::own::{KeyEntry, RecordChecksums, Sidecar, SidecarFile, TensorFacts};
 use reshard_formats::{DType, KeyPath, PathSegment, value_record};
 use reshard_layout::{Dims, Region};
-use reshard_storage::{PerProcess, Store};
+use reshard_storage::Store;
 
 use crate::checkpoint::{Checkpoint, LoadedValue};
-use crate::commit::{Commit, Publication, encode_side};
+use crate::commit::{Publication, encode_side, planned};
 use crate::error::{Error, Geometry, Result, chain};
 use crate::group::{Group, decode, encode};
 use crate::layout_names::{data_file, sidecar_name};
@@ -42,19 +41,6 @@ pub struct RecordSave {
     pub named: bool,
     /// The id that [`begin`] gave, and under which the path is claimed. A plan that was used before may write under another.
     pub begun: String,
-}
-
-/// Paths that saves of others' planners claim, from [`begin`] to [`publish_records`]. Who plans does not say when it gives up; so
-/// a new save of this process takes the claim over, and the one before can no longer publish.
-static CLAIMS: PerProcess<Mutex<HashMap<String, Commit>>> = PerProcess::new();
-
-fn claims() -> std::sync::MutexGuard<'static, HashMap<String, Commit>> {
-    CLAIMS.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Several ranks may claim a path, each for metadata of its own.
-fn claim_name(store: &dyn Store, metadata_name: Option<&str>) -> String {
-    format!("{}/{}", store.describe(), metadata_name.unwrap_or_default())
 }
 
 /// One record to write.
@@ -125,16 +111,14 @@ pub struct WrittenRecords {
 /// Prepares a path for a save that someone else plans; one rank calls it, before any writes. `metadata_name` is that of one rank
 /// among several which save without talking to each other; each of them calls it then.
 pub fn begin(store: &dyn Store, metadata_name: Option<&str>, options: &SaveOptions) -> Result<RecordSave> {
-    let name = claim_name(store, metadata_name);
-    let mut claims = claims();
-    drop(claims.remove(&name));
-    let commit = match metadata_name {
-        None => Commit::begin(store, options.overwrite)?,
-        Some(metadata) => Commit::begin_rank(store, options.overwrite, metadata)?,
-    };
-    let save = RecordSave { save_id: commit.save_id.clone(), named: commit.named, begun: commit.save_id.clone() };
-    claims.insert(name, commit);
-    Ok(save)
+    let (save_id, named) = planned::begin(store, metadata_name, options.overwrite)?;
+    Ok(RecordSave { begun: save_id.clone(), save_id, named })
+}
+
+/// Gives up a save: its path is free again, and it can no longer publish. Nothing happens where it is over. To be called when no
+/// rank of it writes any more: another save may write files of the same names at once.
+pub fn abandon(begun: &str) {
+    planned::abandon(begun);
 }
 
 /// Writes one rank's records, synced unless told otherwise. On an error nothing of it stays.
@@ -146,6 +130,7 @@ pub fn write_records(
     records: Vec<RecordToWrite<'_>>,
     options: &SaveOptions,
 ) -> Result<WrittenRecords> {
+    let _writing = planned::Writing::to(store);
     let count = records.len();
     let mut table = Vec::with_capacity(count);
     let mut jobs = Jobs { tensors: Vec::new(), values: Vec::new(), ends: Vec::new() };
@@ -245,14 +230,7 @@ pub fn publish_records(
         files.extend(decode::<Vec<SidecarFile>>(bytes)?);
     }
     files.sort_by(|a, b| a.file.cmp(&b.file));
-    let name = claim_name(store, metadata_name);
-    let commit = {
-        let mut claims = claims();
-        match claims.get(&name) {
-            Some(commit) if commit.save_id == save.begun => claims.remove(&name),
-            _ => None,
-        }
-    };
+    let commit = planned::take(store, metadata_name, &save.begun);
     let commit = commit.ok_or_else(|| Error::Conflict {
         path: store.describe(),
         detail: "another save of this process to it began after this one; nothing of this save was published".into(),

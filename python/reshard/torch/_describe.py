@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 
 from .. import _reshard
 from .._errors import InvalidInput
@@ -113,6 +114,10 @@ class Description:
             self._add_chunked(key, path, per_rank, shards_of(key, tensor), tensor.requires_grad)
         elif cls in PLAIN:
             self._add_plain(key, path, per_rank, tensor, place)
+        elif is_lazy(tensor):
+            raise InvalidInput(
+                f"{key!r} is not initialized: nobody knows its shape yet", keys=[key], hint="run the lazy module once before"
+            )
         elif isinstance(tensor, DTensor):
             self._add_dtensor(key, path, per_rank, tensor, place)
         elif isinstance(tensor, ShardedTensor):
@@ -128,7 +133,7 @@ class Description:
 
     def _add_plain(self, key: str, path: Any, per_rank: bool, tensor: torch.Tensor, place: Place) -> None:
         code = CODES.get(tensor.dtype)
-        if code is None or tensor.layout is not _STRIDED:
+        if code is None or tensor.layout is not _STRIDED or tensor.is_nested:
             self._add_whole_object(key, path, per_rank, tensor, place)
             return
         grad = tensor.requires_grad
@@ -142,7 +147,7 @@ class Description:
         if not contiguous and self.loading:
             _check_writable(key, tensor)
         strides = None if contiguous else tensor.stride()
-        self.leaves.append(_whole(key, path, per_rank, code, grad, tensor.shape, self._memory(tensor), strides))
+        self.leaves.append(_whole(key, path, per_rank, code, grad, tensor.shape, self._memory(key, tensor), strides))
 
     def _add_whole_object(self, key: str, path: Any, per_rank: bool, tensor: torch.Tensor, place: Place) -> None:
         """A tensor without plain memory of its own (sparse, quantized, a wrapper): torch.save stores it whole."""
@@ -165,7 +170,7 @@ class Description:
     def piece(self, key: str, offsets: tuple[int, ...], tensor: torch.Tensor) -> _reshard.Piece:
         """A region that a tensor holds whole."""
         tensor, strides = self._accessible(key, tensor)
-        return _reshard.Piece(offsets, tensor.shape, self._memory(tensor), strides)
+        return _reshard.Piece(offsets, tensor.shape, self._memory(key, tensor), strides)
 
     def _accessible(self, key: str, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...] | None]:
         """A tensor of which the engine can read or write the memory, and its strides; None when it is contiguous."""
@@ -209,7 +214,7 @@ class Description:
     def _cut(self, key: str, local: torch.Tensor, layout: _reshard.ShardLayout) -> list[_reshard.Piece]:
         """What a local tensor holds by its layout."""
         local, strides = self._accessible(key, local)
-        return layout.pieces(key, local.shape, self._memory(local), strides, local.element_size())
+        return layout.pieces(key, local.shape, self._memory(key, local), strides, local.element_size())
 
     def _shards(self, key: str, tensor: ShardedTensor) -> list[_reshard.Piece]:
         """A ShardedTensor's local shards; a shard that is itself sharded is a box inside a box."""
@@ -255,8 +260,9 @@ class Description:
         self.staged.append((stand_in, tensor.detach()))
         return stand_in
 
-    def _memory(self, tensor: torch.Tensor) -> int | DeviceMemory:
+    def _memory(self, key: str, tensor: torch.Tensor) -> int | DeviceMemory:
         """Where a tensor's memory begins: an address, or what reads and writes it."""
+        _check_storage(key, tensor)
         if not is_cpu(tensor):
             # Kept alive by what reads it.
             return DeviceMemory(tensor)
@@ -326,7 +332,15 @@ def _open(
         text = name if type(name) is str else str(name)
         key = prefix + text
         # Nearly all leaves are plain contiguous tensors on the CPU: described here, with as few calls as there can be.
-        if type(below) in PLAIN and below.is_cpu and below.layout is _STRIDED and below.is_contiguous() and not below.is_neg():
+        if (
+            type(below) in PLAIN
+            and below.is_cpu
+            and below.layout is _STRIDED
+            and not below.is_nested
+            and below.is_contiguous()
+            and not below.is_neg()
+            and below.untyped_storage().nbytes() >= below.nbytes + below.storage_offset() * below.itemsize
+        ):
             dtype = below.dtype
             code = code_of(dtype)
             conjugated = dtype in _COMPLEX and below.is_conj()
@@ -409,6 +423,22 @@ def _is_wrapper(tensor: torch.Tensor) -> bool:
     if type(tensor) in PLAIN or tensor.is_meta or tensor.layout is not _STRIDED:
         return False
     return is_traceable_wrapper_subclass(tensor) or (tensor.numel() > 0 and tensor.data_ptr() == 0)
+
+
+def _check_storage(key: str, tensor: torch.Tensor) -> None:
+    """A tensor outlives its memory where the storage was resized, as FSDP does; reading it then would end the process."""
+    if not tensor.numel():
+        return
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    there = tensor.untyped_storage().nbytes()
+    if there < needed:
+        raise InvalidInput(
+            f"{key!r} has lost its memory: its storage has {there} bytes, of which the tensor needs {needed}",
+            keys=[key],
+            hint="wrappers such as FSDP free what they have resharded: take the state from get_model_state_dict, not from tensors that "
+            "were kept",
+        )
 
 
 def _check_memory(key: str, local: torch.Tensor) -> None:

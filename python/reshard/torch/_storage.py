@@ -13,6 +13,7 @@ import io
 import logging
 import pickle
 import uuid
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -185,21 +186,26 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
         """Without rank coordination, every rank prepares by itself."""
         if self.use_collectives or self.rank is None:
             return plan
-        with as_raised():
-            begun = _reshard.begin_records(self._target())
-        self._begun = begun.save_id
+        begun = self._begin(self._target())
         return dataclasses.replace(plan, storage_data=_SaveId(begun.save_id, begun.named, self.rank, 1))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Looks at the path once, for all ranks."""
         if all(isinstance(plan.storage_data, _SaveId) for plan in plans):
             return plans
-        with as_raised():
-            begun = _reshard.begin_records(self._target()._replace(metadata_name=None))
-        self._begun = begun.save_id
+        begun = self._begin(self._target()._replace(metadata_name=None))
         ids = [_SaveId(begun.save_id, begun.named, rank, len(plans)) for rank in range(len(plans))]
         self._saving = ids[0]
         return [dataclasses.replace(plan, storage_data=save) for plan, save in zip(plans, ids)]
+
+    def _begin(self, target: _RecordTarget) -> _reshard.BegunSave:
+        """Claims the path. PyTorch does not say when a save has failed: the next save of this process has the path all the same, and
+        others when this writer is gone."""
+        with as_raised():
+            begun = _reshard.begin_records(target)
+        self._begun = begun.save_id
+        weakref.finalize(self, _reshard.abandon_records, begun.save_id)
+        return begun
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Writes all items of a plan, in one go."""

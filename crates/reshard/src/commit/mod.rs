@@ -21,6 +21,7 @@
 
 mod assemble;
 mod beside;
+pub(crate) mod planned;
 
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -99,8 +100,9 @@ impl Commit {
     /// Claims a path for a new checkpoint, which it makes where there are folders. A checkpoint that is there is an error
     /// unless it may be overwritten; so is a model of another format, which stays in any case.
     pub(crate) fn begin(store: &dyn Store, overwrite: bool) -> Result<Commit> {
-        let lock = claim(store)?;
-        Commit::look(store, None, lock, overwrite)
+        let (lock, gave_way) = claim_from_planned(store)?;
+        let commit = Commit::look(store, None, lock, overwrite)?;
+        Ok(Commit { named: commit.named || gave_way, ..commit })
     }
 
     /// As [`Commit::begin`], for the metadata of one rank among several that save to the path without talking to each other:
@@ -256,9 +258,22 @@ pub(crate) fn settled(store: &dyn Store, name: &str, bytes: &[u8], published: Re
 
 /// Makes a path where there are folders, and keeps other writers away from it.
 pub(crate) fn claim(store: &dyn Store) -> Result<WriteLock> {
+    claim_from_planned(store).map(|(lock, _)| lock)
+}
+
+/// As [`claim`]; says whether a save that someone else plans had to give way.
+fn claim_from_planned(store: &dyn Store) -> Result<(WriteLock, bool)> {
     let path = || format!("preparing {}", store.describe());
     store.prepare().doing(path)?;
-    store.lock().map_err(|error| match error {
+    let mut gave_way = false;
+    let mut locked = store.lock();
+    if let Err(StorageError::Busy { .. }) = locked
+        && planned::give_way(store)
+    {
+        gave_way = true;
+        locked = store.lock();
+    }
+    locked.map(|lock| (lock, gave_way)).map_err(|error| match error {
         StorageError::Busy { path } => {
             let detail = "a save, conversion or recovery is under way there; wait for it to end, or choose another path";
             Error::Conflict { path, detail: detail.to_owned() }

@@ -5,7 +5,10 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use reshard::layout::Placement;
+use reshard::layout::{ByteLayout, Dims, Placement, Region};
+use reshard::leaf::SavePiece;
+use reshard::memory::{DeviceMemory, Source};
+use reshard::records::{RecordContent, RecordToWrite, abandon, begin, publish_records, write_records};
 use reshard::storage::memory::MemoryStore;
 use reshard::storage::{Address, Store, StoreOptions, open};
 use reshard::{Checkpoint, DType, Error, ErrorKind, Group, SaveOptions, SaveState, Solo, Value, run_threads, save_with};
@@ -65,26 +68,63 @@ fn four_threads_overwriting_one_path_lose_nothing() {
     }
 }
 
+fn overwriting() -> SaveOptions {
+    let mut options = SaveOptions::default();
+    options.overwrite = true;
+    options
+}
+
+/// Memory that tries to save to the same path while it is read.
+#[derive(Debug)]
+struct Impatient(Arc<dyn Store>);
+
+impl DeviceMemory for Impatient {
+    fn read(&self, _: u64, into: &mut [u8]) -> Result<(), String> {
+        let error = save_alone(2, &self.0, true).err().ok_or("two saves wrote at once")?;
+        assert!(matches!(error, Error::Conflict { .. }) && error.to_string().contains("under way"), "{error}");
+        into.fill(0);
+        Ok(())
+    }
+}
+
 #[test]
-fn a_second_save_is_refused_while_the_first_is_under_way() {
+fn a_second_save_is_refused_while_the_first_writes() {
     let folder = tempfile::tempdir().unwrap();
     let store = store_at(folder.path());
     save_alone(1, &store, false).unwrap();
-    let options = {
-        let mut options = SaveOptions::default();
-        options.overwrite = true;
-        options
-    };
-    let first = reshard::records::begin(store.as_ref(), None, &options).unwrap();
-    let error = save_alone(2, &store, true).unwrap_err();
-    assert!(matches!(error, Error::Conflict { .. }) && error.to_string().contains("under way"), "{error}");
+    let save = begin(store.as_ref(), None, &overwriting()).unwrap();
+    let (region, layout) = (Region::whole(&[64]).unwrap(), ByteLayout::contiguous(&[64], 1).unwrap());
+    let piece = SavePiece::new(region, layout, Source::device(64, Arc::new(Impatient(Arc::clone(&store))))).unwrap();
+    let content = RecordContent::Tensor { dtype: DType::UInt8, requires_grad: false, shape: Dims::from_slice(&[64]), piece };
+    let records = vec![RecordToWrite { key: "w".into(), path: None, content }];
+    write_records(store.as_ref(), &save, 0, 1, records, &overwriting()).unwrap();
     assert_eq!(number_at(&store), 1);
-    // Whoever planned the first one gave up without a word; the same process may start anew, and the first is over.
-    let second = reshard::records::begin(store.as_ref(), None, &options).unwrap();
-    let late = reshard::records::publish_records(store.as_ref(), &first, &[], b"x", None, &options).unwrap_err();
-    assert!(matches!(late, Error::Conflict { .. }), "{late}");
-    let failed = reshard::records::publish_records(store.as_ref(), &second, &[b"not sums".to_vec()], b"x", None, &options);
+}
+
+#[test]
+fn a_planned_save_gives_way_when_it_may_have_been_given_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store_at(folder.path());
+    // Whoever plans gives up without a word: the same process may start anew, by any road, and the first is over.
+    let first = begin(store.as_ref(), None, &overwriting()).unwrap();
+    let second = begin(store.as_ref(), None, &overwriting()).unwrap();
+    assert!(!first.named && second.named, "another rank of the first may still write");
+    save_alone(1, &store, false).unwrap();
+    for late in [&first, &second] {
+        let late = publish_records(store.as_ref(), late, &[], b"x", None, &overwriting()).unwrap_err();
+        assert!(matches!(late, Error::Conflict { .. }), "{late}");
+    }
+    let named = store.list("").unwrap().iter().any(|file| file.path.ends_with(".distcp") && file.path != "__0_0.distcp");
+    assert!(named, "what other ranks still write is not overwritten");
+    let third = begin(store.as_ref(), None, &overwriting()).unwrap();
+    let failed = publish_records(store.as_ref(), &third, &[b"not sums".to_vec()], b"x", None, &overwriting());
     assert!(failed.is_err() && number_at(&store) == 1);
+    // The path is another process's when it is abandoned.
+    let last = begin(store.as_ref(), None, &overwriting()).unwrap();
+    let elsewhere = store_at(folder.path());
+    assert!(elsewhere.lock().is_err());
+    abandon(&last.begun);
+    drop(elsewhere.lock().unwrap());
 }
 
 fn save_together(stores: &[Arc<dyn Store>], check_files: bool) -> Vec<reshard::Result<()>> {
@@ -219,16 +259,12 @@ fn on_an_object_store_the_second_publisher_gets_an_error() {
     let server = crate::server::Server::start();
     let address = Address::parse(&format!("s3://{}/two", crate::server::BUCKET)).unwrap();
     let store = open(&address, &server.options()).unwrap();
-    let options = {
-        let mut options = SaveOptions::default();
-        options.overwrite = true;
-        options
-    };
+    let options = overwriting();
     for old in [false, true] {
-        let first = reshard::records::begin(store.as_ref(), None, &options).unwrap();
+        let first = begin(store.as_ref(), None, &options).unwrap();
         save_alone(3 + u64::from(old), &store, true).unwrap();
         let sums: Vec<Vec<u8>> = Vec::new();
-        let error = reshard::records::publish_records(store.as_ref(), &first, &sums, b"late", None, &options).unwrap_err();
+        let error = publish_records(store.as_ref(), &first, &sums, b"late", None, &options).unwrap_err();
         assert!(matches!(error, Error::Conflict { .. }) && error.to_string().contains("changed"), "{error}");
         assert_eq!((number_at(&store), store.list("").unwrap().len()), (3 + u64::from(old), 3));
     }
