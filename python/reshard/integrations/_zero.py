@@ -42,10 +42,10 @@ def resized(engine: Any, folder: str, tag: str, timeout: float) -> dict[str, Any
     slots: dict[int, dict[str, Any]] = {}
     groups = _held(engine, third)
     for number, (partition, held) in enumerate(zip(current, groups, strict=True)):
-        whole = torch.zeros(partition.numel(), dtype=partition.dtype)
+        whole = torch.zeros(partition.numel(), dtype=partition.dtype, device="cpu")
         weights.append(whole)
         own = slots[number] = {
-            name: torch.zeros(partition.numel(), dtype=value.dtype) if _is_flat(value) else copy.deepcopy(value)
+            name: torch.zeros(partition.numel(), dtype=value.dtype, device="cpu") if _is_flat(value) else copy.deepcopy(value)
             for name, value in like.items()
         }
         for position, (name, shape, at, start, numel) in enumerate(held):

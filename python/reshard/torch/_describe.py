@@ -373,7 +373,7 @@ def _visit(key: str, path: tuple[str | int, ...], value: Any, place: Place, out:
         for index, below in enumerate(value):
             _visit(f"{key}.{index}", (*path, index), below, Place(value, index, place.wrapper), out, stored)
     elif stored is not None and type(value) in _NUMBERS and (dtype := _stored_number(key, value, stored)) is not None:
-        out.add_number(key, path if len(path) > 1 else None, torch.empty((), dtype=dtype), place)
+        out.add_number(key, path if len(path) > 1 else None, torch.empty((), dtype=dtype, device="cpu"), place)
     else:
         out.add(key, path if len(path) > 1 else None, value, place)
 

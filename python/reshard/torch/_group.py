@@ -120,7 +120,7 @@ class GlooGroup:
             options = GatherOptions()
             options.rootRank = root
             options.timeout = self._timeout
-            heads = [torch.empty(_HEAD, dtype=torch.uint8) for _ in range(self.size)] if self.rank == root else []
+            heads = [torch.empty(_HEAD, dtype=torch.uint8, device="cpu") for _ in range(self.size)] if self.rank == root else []
             self._group.gather([heads] if heads else [], [_head(data)], options).wait()
             if self.rank != root:
                 # Long messages go straight to the root: nobody else needs to know how long they are.
@@ -132,7 +132,7 @@ class GlooGroup:
             waiting = []
             for rank, length in enumerate(lengths):
                 if length > _ROOM and rank != root:
-                    rest = torch.empty(length - _ROOM, dtype=torch.uint8)
+                    rest = torch.empty(length - _ROOM, dtype=torch.uint8, device="cpu")
                     rests[rank] = rest
                     waiting.append(self._group.recv([rest], rank, 0))
             for work in waiting:
@@ -144,12 +144,14 @@ class GlooGroup:
     def broadcast(self, root: int, data: bytes | None) -> bytes:
         """The root gives bytes; every rank gets them."""
         with self._state:
-            head = _head(data) if data is not None else torch.empty(_HEAD, dtype=torch.uint8)
+            head = _head(data) if data is not None else torch.empty(_HEAD, dtype=torch.uint8, device="cpu")
             self._broadcast(root, head)
             length = _length(head)
             if length <= _ROOM:
                 return _bytes(head[8 : 8 + length])
-            rest = _rest(data, length - _ROOM) if data is not None else torch.empty(length - _ROOM, dtype=torch.uint8)
+            rest = (
+                _rest(data, length - _ROOM) if data is not None else torch.empty(length - _ROOM, dtype=torch.uint8, device="cpu")
+            )
             self._broadcast(root, rest)
         return data if data is not None else _joined(head, rest, length)
 
@@ -159,7 +161,7 @@ class GlooGroup:
             options = ScatterOptions()
             options.rootRank = root
             options.timeout = self._timeout
-            head = torch.empty(_HEAD, dtype=torch.uint8)
+            head = torch.empty(_HEAD, dtype=torch.uint8, device="cpu")
             heads = [[_head(part) for part in parts]] if parts is not None else []
             self._group.scatter([head], heads, options).wait()
             if parts is not None:
@@ -172,7 +174,7 @@ class GlooGroup:
             length = _length(head)
             if length <= _ROOM:
                 return _bytes(head[8 : 8 + length])
-            rest = torch.empty(length - _ROOM, dtype=torch.uint8)
+            rest = torch.empty(length - _ROOM, dtype=torch.uint8, device="cpu")
             self._group.recv([rest], root, 0).wait(self._timeout)
         return _joined(head, rest, length)
 

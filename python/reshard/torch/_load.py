@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple, TypedDict
@@ -29,14 +30,14 @@ Rename = Mapping[str, str | None] | Callable[[str], str | None]
 
 #: What the engine calls values that are not plain and that torch's own restricted unpickler reads nevertheless.
 _RESTRICTED = {
-    "torch.Tensor",
-    "a sparse tensor",
-    "a quantised tensor",
-    "a nested tensor",
-    "a tensor with attributes",
-    "a tensor subclass without storage",
-    "collections.OrderedDict",
-    "collections.Counter",
+    "torch.Tensor": None,
+    "a sparse tensor": "torch._utils._rebuild_sparse_tensor",
+    "a quantised tensor": "torch._utils._rebuild_qtensor",
+    "a nested tensor": "torch._utils._rebuild_nested_tensor",
+    "a tensor with attributes": None,
+    "a tensor subclass without storage": "torch._utils._rebuild_wrapper_subclass",
+    "collections.OrderedDict": None,
+    "collections.Counter": None,
 }
 
 
@@ -295,9 +296,18 @@ class _Renamed:
         return self._checkpoint.entry(self._stored_name(key) or key)
 
 
+@functools.cache
+def _restricted_kinds() -> frozenset[str]:
+    """What the restricted unpickler of this PyTorch takes: releases differ in that."""
+    from torch._weights_only_unpickler import _get_allowed_globals
+
+    allowed = _get_allowed_globals()
+    return frozenset(kind for kind, name in _RESTRICTED.items() if name is None or name in allowed)
+
+
 def _trusted_classes() -> set[str]:
     """Classes that the program has declared safe to torch's restricted unpickler."""
-    trusted = set(_RESTRICTED)
+    trusted = set(_restricted_kinds())
     for entry in torch.serialization.get_safe_globals():
         name = entry[1] if isinstance(entry, tuple) else f"{entry.__module__}.{entry.__qualname__}"
         trusted.add(name)

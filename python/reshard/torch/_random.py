@@ -17,7 +17,10 @@ from .._errors import InvalidInput
 def random_state() -> dict[str, Any]:
     """This process's random state, as plain data and tensors."""
     version, words, gauss = random.getstate()
-    state: dict[str, Any] = {"python": [version, torch.tensor(words, dtype=torch.int64), gauss], "torch": torch.get_rng_state()}
+    state: dict[str, Any] = {
+        "python": [version, torch.tensor(words, dtype=torch.int64, device="cpu"), gauss],
+        "torch": torch.get_rng_state(),
+    }
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         name, words, position, has_gauss, gauss = numpy.random.get_state()
@@ -30,7 +33,10 @@ def random_state() -> dict[str, Any]:
 def random_state_like(parts: Collection[str]) -> dict[str, Any]:
     """A random state to load into, with the parts that were saved: those that this process has not are read and left out."""
     state = random_state()
-    elsewhere = {"numpy": ["", torch.zeros(624, dtype=torch.int64), 0, 0, 0.0], "cuda": torch.zeros(16, dtype=torch.uint8)}
+    elsewhere = {
+        "numpy": ["", torch.zeros(624, dtype=torch.int64, device="cpu"), 0, 0, 0.0],
+        "cuda": torch.zeros(16, dtype=torch.uint8, device="cpu"),
+    }
     return {name: state.get(name, elsewhere.get(name)) for name in parts}
 
 

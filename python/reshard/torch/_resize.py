@@ -71,7 +71,7 @@ def _saved(entries: Iterable[_reshard.Entry], path: _Path) -> dict[int, list[_re
 
 def _give(leaf: PerRank, saved: dict[int, list[_reshard.Entry]], path: _Path, rank: int, size: int, read: Any) -> None:
     wanted = {
-        entry.key: None if entry.dtype is None else torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
+        entry.key: None if entry.dtype is None else torch.empty(entry.shape, dtype=getattr(torch, entry.dtype), device="cpu")
         for entries in saved.values()
         for entry in entries
     }

@@ -479,7 +479,7 @@ class StorageReader(storage.StorageReader):
             dtype, pieces = groups.setdefault(key, (target.dtype, []))
             if target.dtype != dtype:
                 # One key, two element types: the second is converted after reading.
-                stand_in = torch.empty(target.shape, dtype=dtype)
+                stand_in = torch.empty(target.shape, dtype=dtype, device="cpu")
                 description.staged.append((stand_in, target))
                 target = stand_in
             chunk = item.storage_index.offset or (0,) * len(item.storage_offsets)

@@ -144,7 +144,7 @@ class _Views:
     def make(self, code: int, shape: tuple[int, ...], parts: list[_reshard.SlotPart]) -> ShardView:
         dtype = DTYPES[code]
         if not parts:
-            return FlatView(torch.empty(0, dtype=dtype), shape, ())
+            return FlatView(torch.empty(0, dtype=dtype, device="cpu"), shape, ())
         base = parts[0].tensor
         if all(part.tensor is base and part.within == part.sizes for part in parts) and base.is_contiguous():
             return FlatView(base, shape, [FlatPiece(part.offsets, part.sizes, part.start) for part in parts])
@@ -337,7 +337,7 @@ class Applied:
             base = _adoptable(copies, dtype, shape)
             if base is not None:
                 return base
-            device = param.device if param is not None else copies[0].source.device if copies else None
+            device = param.device if param is not None else copies[0].source.device if copies else torch.device("cpu")
             target = torch.zeros(shape, dtype=dtype, device=device)
         for copy in copies:
             source = box_of(copy.source.detach(), copy.source_start, copy.source_box, copy.source_at, copy.sizes)
@@ -483,7 +483,7 @@ def _keep_rates(groups: Sequence[dict[str, Any]], rates: Sequence[Any]) -> None:
         after = group.get("lr")
         if not isinstance(before, torch.Tensor) or after is None:
             continue
-        value = torch.as_tensor(after).detach()
+        value = after.detach() if isinstance(after, torch.Tensor) else torch.tensor(after, device="cpu")
         if id(before) not in taken_by:
             taken_by[id(before)] = value.clone()
         elif not torch.equal(taken_by[id(before)].to(before.dtype).cpu(), value.to(before.dtype).cpu()):

@@ -194,7 +194,7 @@ def gather_pieces(
         counts[part.rank] += math.prod(part.sizes)
     senders = [rank for rank, count in enumerate(counts) if count]
     mine = dict(own)
-    size = torch.empty((), dtype=dtype).element_size()
+    size = dtype.itemsize
     silent = ranks.size == 1 or (len(receivers) == 1 and senders == list(receivers))
     buffers: list[torch.Tensor] = []
     if silent:
@@ -240,7 +240,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _typed(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    size = torch.empty((), dtype=dtype).element_size()
+    size = dtype.itemsize
     if data.storage_offset() % size:
         data = data.clone()
     return data.view(dtype) if data.numel() else torch.empty(0, dtype=dtype, device=data.device)

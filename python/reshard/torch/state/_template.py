@@ -196,11 +196,12 @@ class Slots:
         nested: dict[Any, Any] = _typed_like(_reshard.unflatten(leaves, key_types), live)
         return nested
 
+    @torch.inference_mode(False)
     def make(self, name: str | None, slot: str, dtype: torch.dtype, shape: Sequence[int]) -> Any:
-        """A new slot of zeros: laid out as its parameter, or whole."""
+        """A new slot of zeros: laid out as its parameter, or whole. An optimizer steps on it, whatever the mode is just now."""
         layout = self.layouts.get(name) if name is not None else None
         if layout is None:
-            return SlotMemory.made(torch.zeros(tuple(shape), dtype=dtype))
+            return SlotMemory.made(torch.zeros(tuple(shape), dtype=dtype, device="cpu"))
         if isinstance(layout, FlatView):
             base = self._base(layout, slot, dtype)
             offset = 0 if base.numel() == layout.base.numel() else _first(layout)
