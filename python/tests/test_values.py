@@ -294,3 +294,27 @@ def test_a_storage_writer_tells_of_objects_and_refuses_them_when_asked(path):
         warnings.simplefilter("error", UserWarning)
         warnings.filterwarnings("ignore", message=".*torch.distributed is.*")
         dcp.save({"w": torch.ones(2), "n": 3}, storage_writer=rt.StorageWriter(path), **ALONE)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"a": {"b": {"c": torch.arange(3)}}, "a.b": 2},
+        {"a": {"0": {"x": torch.arange(3), "y": [1, {"z": 4}]}, 0: -0.0}},
+        {"a": {"b": {"c": {"d": torch.arange(2)}}}, "a.b": [1, 2], "a.b.c": "text"},
+    ],
+)
+def test_a_key_that_others_begin_with_is_one_of_its_own(tmp_path, state):
+    """What is stored under the name of a dict need not be that dict."""
+
+    def blank(tree):
+        if isinstance(tree, dict):
+            return {key: blank(value) for key, value in tree.items()}
+        if isinstance(tree, torch.Tensor):
+            return torch.zeros_like(tree)
+        return [blank(value) for value in tree] if isinstance(tree, list) and dict in map(type, tree) else "another"
+
+    rt.save(state, tmp_path / "checkpoint")
+    wanted = blank(state)
+    rt.load(wanted, tmp_path / "checkpoint")
+    assert repr(wanted) == repr(state)

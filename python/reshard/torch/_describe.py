@@ -362,7 +362,7 @@ def _visit(key: str, path: tuple[str | int, ...], value: Any, place: Place, out:
     elif isinstance(value, PerRank):
         _visit(key, path, value.value, Place(None, None, value), out, stored)
     elif isinstance(value, Mapping):
-        if stored is not None and key in stored:
+        if stored is not None and key in stored and not _is_below(key, value, stored):
             out.add(key, path, value, place)
         elif not value:
             out.empty.add(str(path[0]))
@@ -376,6 +376,17 @@ def _visit(key: str, path: tuple[str | int, ...], value: Any, place: Place, out:
         out.add_number(key, path if len(path) > 1 else None, torch.empty((), dtype=dtype, device="cpu"), place)
     else:
         out.add(key, path if len(path) > 1 else None, value, place)
+
+
+def _is_below(key: str, value: Any, stored: Any) -> bool:
+    """Whether a checkpoint has something of what a container holds under keys of its own: another entry has the container's then, as
+    in ``{"a": {"b": {"c": 1}}, "a.b": 2}``."""
+    below = value.items() if isinstance(value, Mapping) else enumerate(value)
+    for name, each in below:
+        inside = f"{key}.{name}"
+        if inside in stored or (isinstance(each, (Mapping, list)) and _is_below(inside, each, stored)):
+            return True
+    return False
 
 
 def _is_number(key: str, stored: Any) -> bool:
