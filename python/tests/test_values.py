@@ -214,6 +214,7 @@ def test_keys_that_become_one_are_refused_at_the_save(path):
         {"None": torch.ones(1), None: {}},
         {"1": torch.ones(1), 1: torch.ones(1)},
         {"a": {"b": {}}, "a.b": torch.ones(1)},
+        {0: {"x": {"y": {}}}, "0": torch.ones(1)},
     ):
         with pytest.raises(reshard.InvalidInput, match="same flattened key"):
             rt.save(state, path)

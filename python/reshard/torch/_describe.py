@@ -90,6 +90,10 @@ class Description:
         seen: set[str] = set()
         keys = {leaf.key for leaf in self.leaves}
         taken = self.vacant & keys if not self.loading else ()
+        if not self.loading:
+            # A dict of nothing but empty ones is stored nowhere, and a load would take the leaf of its name for it.
+            above = {key[:dot] for key in self.vacant for dot in range(len(key)) if key[dot] == "."} & keys
+            taken = taken or {name for name in above if not any(key.startswith(f"{name}.") for key in keys)}
         if taken:
             key = min(taken)
             raise InvalidInput(

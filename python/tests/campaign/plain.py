@@ -161,14 +161,18 @@ def _fails_without_us(state: dict[Any, Any], wanted: dict[Any, Any], path: str) 
 
 
 def _wants_what_is_empty(state: dict[Any, Any], error: str) -> bool:
-    missing = re.search(r"Missing key in checkpoint state_dict: (\S+)\.\n", error)
-    value: Any = state
-    for part in missing[1].split(".") if missing else ():
-        if isinstance(value, list) and part.isdigit() and int(part) < len(value):
-            value = value[int(part)]
-        else:
-            value = value.get(part) if isinstance(value, dict) else None
-    return missing is not None and value in ({}, [])
+    missing = re.search(r"Missing key in checkpoint state_dict: (.+)\.\n", error)
+    return missing is not None and missing[1] in _empty_keys(state, "")
+
+
+def _empty_keys(tree: Any, prefix: str) -> set[str]:
+    """The flattened keys of containers that hold nothing."""
+    below = tree.items() if type(tree) is dict else enumerate(tree)
+    found: set[str] = set()
+    for key, value in below:
+        if type(value) in (dict, list):
+            found |= _empty_keys(value, f"{prefix}{key}.") if value else {f"{prefix}{key}"}
+    return found
 
 
 def _by_key(state: dict[Any, Any], path: str) -> str:
