@@ -38,12 +38,13 @@ impl Workers {
         }
     }
 
-    /// For a pass over whole files that computes on what it reads: some threads wait for the disk while the others compute.
+    /// For a pass over whole files that computes on what it reads: most threads wait for the disk, which gives more the more it is
+    /// asked for at once, while the others compute.
     pub(crate) fn scanning(store: &dyn Store) -> &'static Workers {
         static POOL: PerProcess<Workers> = PerProcess::new();
         match store.capabilities().remote {
             true => Workers::reading(store),
-            false => POOL.get(|| Workers::new("reshard-scan", given_threads().unwrap_or_else(|| processors() * 2), false)),
+            false => POOL.get(|| Workers::new("reshard-scan", given_threads().unwrap_or_else(|| processors() * 4), false)),
         }
     }
 
