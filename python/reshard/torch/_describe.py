@@ -89,11 +89,10 @@ class Description:
         """Refuses two leaves of one flattened key."""
         seen: set[str] = set()
         keys = {leaf.key for leaf in self.leaves}
-        taken = self.vacant & keys if not self.loading else ()
-        if not self.loading:
-            # A dict of nothing but empty ones is stored nowhere, and a load would take the leaf of its name for it.
-            above = {key[:dot] for key in self.vacant for dot in range(len(key)) if key[dot] == "."} & keys
-            taken = taken or {name for name in above if not any(key.startswith(f"{name}.") for key in keys)}
+        vacant = set() if self.loading else self.vacant
+        # A dict of nothing but empty ones is stored nowhere either, and a load would take the leaf of its name for it.
+        above = {key[:dot] for key in vacant for dot in range(len(key)) if key[dot] == "."} & keys
+        taken = (vacant & keys) | {name for name in above if not any(key.startswith(f"{name}.") for key in keys)}
         if taken:
             key = min(taken)
             raise InvalidInput(

@@ -176,6 +176,7 @@ def _load(
         wanted.update(states)
         asked.update(takers)
         # An optimizer that has not run knows none of its slots: its state dict takes over the checkpoint's.
+        # Each is noted as soon as it has changed: should a later one fail, all are given back.
         for template in expand(wanted, checkpoint, stored_name):
             templates.append(template)
         description = Description(loading=True)

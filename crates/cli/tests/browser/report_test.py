@@ -8,6 +8,7 @@ browser; each opens its page afresh.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -740,12 +741,12 @@ class ReportTest(unittest.TestCase):
         self.check_quiet()
         self.shot("zoo", full=True)
 
-    def test_the_command_serves_tensors_on_demand(self):
-        b = self.browser
-        before = sorted(SHARDED.iterdir())
+    @contextlib.contextmanager
+    def served(self, *paths):
+        """The address at which the command serves a page; it has to stop cleanly."""
         server = command(
             "serve",
-            SHARDED,
+            *paths,
             "--until-stdin-ends",
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -754,7 +755,15 @@ class ReportTest(unittest.TestCase):
         )
         self.addCleanup(server.stdout.close)
         try:
-            url = server.stdout.readline().strip()
+            yield server.stdout.readline().strip()
+        finally:
+            server.stdin.close()
+            self.assertEqual(server.wait(timeout=20), 0, "the server did not stop cleanly")
+
+    def test_the_command_serves_tensors_on_demand(self):
+        b = self.browser
+        before = sorted(SHARDED.iterdir())
+        with self.served(SHARDED) as url:
             self.show(url)
             # Numbers come from behind: the badge and the columns follow.
             b.wait(
@@ -771,31 +780,14 @@ class ReportTest(unittest.TestCase):
             self.shot("served")
             self.check_quiet([f"{url}api/tensor?key=model.blocks.0.down.weight", f"{url}api/numbers"])
             self.assertEqual(sorted(SHARDED.iterdir()), before, "nothing is written into the checkpoint")
-        finally:
-            server.stdin.close()
-            self.assertEqual(server.wait(timeout=20), 0, "the server did not stop cleanly")
 
     def test_numbers_of_the_second_come_from_behind_too(self):
-        server = command(
-            "serve",
-            SHARDED,
-            SHARDED,
-            "--until-stdin-ends",
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self.addCleanup(server.stdout.close)
-        try:
-            self.show(server.stdout.readline().strip())
+        with self.served(SHARDED, SHARDED) as url:
+            self.show(url)
             state = "document.querySelector('{} [data-check=numbers]').dataset.state"
             self.browser.wait(f"return !['unchecked', 'running'].includes({state.format('#diff .versus')})")
             same = f"return {state.format('#diff .versus')} === {state.format('#health')}"
             self.assertTrue(self.browser.js(same), "one checkpoint has one verdict")
-        finally:
-            server.stdin.close()
-            self.assertEqual(server.wait(timeout=20), 0, "the server did not stop cleanly")
 
     # Live.
 
