@@ -12,7 +12,6 @@
 use std::sync::Mutex;
 
 use indexmap::IndexMap;
-use rayon::prelude::*;
 use reshard_formats::Value;
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
@@ -92,13 +91,11 @@ pub fn digest(checkpoint: &Checkpoint, options: &DigestOptions) -> Result<Digest
     // Large ones first, so that no thread is left alone with one at the end.
     work.sort_by_key(|&(i, bytes)| (std::cmp::Reverse(bytes), i));
     let sums: Mutex<Vec<Option<String>>> = Mutex::new(vec![None; selected.len()]);
-    Workers::reading(checkpoint.store.as_ref()).run(|| {
-        work.par_iter().with_max_len(1).try_for_each(|&(i, _)| -> Result<()> {
-            let hex = sha256(checkpoint, selected[i].stored, options)?;
-            sums.lock().unwrap_or_else(std::sync::PoisonError::into_inner)[i] = Some(hex);
-            Ok(())
-        })
-    })??;
+    Workers::reading(checkpoint.store.as_ref()).in_order(&work, |&(i, _)| {
+        let hex = sha256(checkpoint, selected[i].stored, options)?;
+        sums.lock().unwrap_or_else(std::sync::PoisonError::into_inner)[i] = Some(hex);
+        Ok(())
+    })?;
     let sums = sums.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     let mut entries = IndexMap::with_capacity(selected.len());
     for (item, sum) in selected.into_iter().zip(sums) {

@@ -10,7 +10,6 @@ mod slab;
 
 use std::collections::HashMap;
 
-use rayon::prelude::*;
 use reshard_formats::DType;
 use reshard_layout::{ByteLayout, Dims, Region, copy_runs, coverage, flat_pieces, runs};
 
@@ -350,10 +349,8 @@ pub(crate) fn check_seen_records(checkpoint: &Checkpoint, keys: &[&str], control
     }
     let mut records: Vec<_> = records.into_iter().collect();
     records.sort_by_key(|((file, check), _)| (*file, check.stretch()));
-    Workers::reading(checkpoint.store.as_ref()).run(|| {
-        let check = |((file, check), key): &((u32, Check), &str)| checkpoint.check_stretch(key, *file, *check, control).map(drop);
-        records.par_iter().with_max_len(1).try_for_each(check)
-    })?
+    Workers::reading(checkpoint.store.as_ref())
+        .in_order(&records, |((file, check), key)| checkpoint.check_stretch(key, *file, *check, control).map(drop))
 }
 
 /// Whether a chunk is most of the bytes that its checksum is of. A small part of a shared storage, such as a parameter's

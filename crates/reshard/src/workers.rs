@@ -1,6 +1,9 @@
 //! The threads that move bytes: one pool for work that someone waits for, one of low priority for work in the background, and
 //! one of threads that mostly wait for a service's answers.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use reshard_storage::{PerProcess, Store};
 
@@ -73,6 +76,19 @@ impl Workers {
         self.threads
     }
 
+    /// Does all of `work`, each begun in its order by the next thread that is free: what is first is done first, and threads read
+    /// a disk near each other. After an error nothing more is begun.
+    pub(crate) fn in_order<T: Sync>(&self, work: &[T], each: impl Fn(&T) -> Result<()> + Sync) -> Result<()> {
+        let next = AtomicUsize::new(0);
+        let one = |_| {
+            while let Some(item) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
+                each(item).inspect_err(|_| next.store(work.len(), Ordering::Relaxed))?;
+            }
+            Ok(())
+        };
+        self.run(|| (0..self.threads.min(work.len())).into_par_iter().with_max_len(1).try_for_each(one))?
+    }
+
     /// Runs `work` with rayon's iterators using this pool.
     pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
         match &self.pool {
@@ -96,5 +112,36 @@ pub(crate) fn lower_priority() {
     {
         // On Linux the nice value is per thread; the I/O priority follows it unless set otherwise.
         let _ = rustix::process::nice(10);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[test]
+    fn work_is_begun_in_its_order_and_no_more_of_it_after_an_error() {
+        let work: Vec<usize> = (0..500).collect();
+        for threads in [1, 3] {
+            let workers = Workers::new("test", threads, false);
+            let begun = Mutex::new(Vec::new());
+            let failing_from = |bad: usize| {
+                workers.in_order(&work, |item| {
+                    begun.lock().unwrap().push(*item);
+                    if *item < bad { Ok(()) } else { Err(Error::internal("no")) }
+                })
+            };
+            failing_from(usize::MAX).unwrap();
+            let mut all = std::mem::take(&mut *begun.lock().unwrap());
+            if threads > 1 {
+                all.sort_unstable();
+            }
+            assert_eq!(all, work);
+            failing_from(100).unwrap_err();
+            assert!(begun.lock().unwrap().len() <= 100 + threads);
+            workers.in_order(&[] as &[usize], |_| Err(Error::internal("nothing to do"))).unwrap();
+        }
     }
 }

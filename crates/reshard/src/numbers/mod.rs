@@ -22,7 +22,6 @@ mod tally;
 use std::sync::{Mutex, PoisonError};
 
 use indexmap::IndexMap;
-use rayon::prelude::*;
 use reshard_layout::Region;
 use serde::Serialize;
 
@@ -40,10 +39,8 @@ use crate::workers::Workers;
 
 /// A block is this many bytes: a multiple of every element's size, and still in a core's own cache when it is counted.
 const BLOCK: u64 = 256 << 10;
-/// What is asked of a disk at a time.
-const LOCAL_BLOCK: u64 = 1 << 20;
-/// What is asked of a service at a time.
-const REMOTE_BLOCK: u64 = 2 << 20;
+/// What is asked of a disk or of a service at a time.
+const ASKED: u64 = 2 << 20;
 
 /// What to compute for one tensor.
 #[derive(Debug, Clone, Default)]
@@ -233,25 +230,23 @@ impl Pass<'_> {
         let done: Mutex<Vec<TensorStats>> = Mutex::new(vec![TensorStats::default(); tensors.len()]);
         // As many as threads work at once: a table for each part would cost more than what is counted in a small one.
         let counters: Mutex<Vec<Counter>> = Mutex::new(Vec::new());
-        Workers::scanning(self.checkpoint.store.as_ref()).run(|| {
-            work.par_iter().with_max_len(1).try_for_each(|&(i, part, _)| -> Result<()> {
-                let counted = &tensors[i];
-                let idle = counters.lock().unwrap_or_else(PoisonError::into_inner).pop();
-                let mut counter = idle.unwrap_or_else(Counter::new);
-                let mut tally = self.part(&mut counter, counted, &counted.parts[part])?;
-                counters.lock().unwrap_or_else(PoisonError::into_inner).push(counter);
-                let mut open = open[i].lock().unwrap_or_else(PoisonError::into_inner);
-                open.sums[part] = tally.take_sums();
-                open.tally = std::mem::take(&mut open.tally).join(tally);
-                open.left -= 1;
-                if open.left == 0 {
-                    let sums = std::mem::take(&mut open.sums);
-                    let stats = std::mem::take(&mut open.tally).with_sums(sums).stats(counted.tensor.dtype, self.bins);
-                    done.lock().unwrap_or_else(PoisonError::into_inner)[i] = stats;
-                }
-                Ok(())
-            })
-        })??;
+        Workers::scanning(self.checkpoint.store.as_ref()).in_order(&work, |&(i, part, _)| {
+            let counted = &tensors[i];
+            let idle = counters.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let mut counter = idle.unwrap_or_else(Counter::new);
+            let mut tally = self.part(&mut counter, counted, &counted.parts[part])?;
+            counters.lock().unwrap_or_else(PoisonError::into_inner).push(counter);
+            let mut open = open[i].lock().unwrap_or_else(PoisonError::into_inner);
+            open.sums[part] = tally.take_sums();
+            open.tally = std::mem::take(&mut open.tally).join(tally);
+            open.left -= 1;
+            if open.left == 0 {
+                let sums = std::mem::take(&mut open.sums);
+                let stats = std::mem::take(&mut open.tally).with_sums(sums).stats(counted.tensor.dtype, self.bins);
+                done.lock().unwrap_or_else(PoisonError::into_inner)[i] = stats;
+            }
+            Ok(())
+        })?;
         Ok(done.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -262,10 +257,9 @@ impl Pass<'_> {
         let mut stream = TensorStream::part(self.checkpoint, key, tensor, part.chunk, part.region.clone(), self.verify)?;
         let mut left = part.region.volume() * dtype.size();
         let mut buffer = std::mem::take(&mut counter.buffer);
-        let most = if self.checkpoint.store.capabilities().remote { REMOTE_BLOCK } else { LOCAL_BLOCK };
         while left > 0 {
             self.control.check("computing statistics")?;
-            let length = left.min(most) as usize;
+            let length = left.min(ASKED) as usize;
             buffer.resize(buffer.len().max(length), 0);
             stream.fill(&mut buffer[..length])?;
             for block in buffer[..length].chunks(BLOCK as usize) {

@@ -7,19 +7,18 @@ use super::table::{Table, bin_of};
 
 /// Counts every element by its bin, and adds them up; `None` when one of them is not finite.
 pub(super) fn sum_and_count(elements: &[[u8; 4]], table: &mut Table) -> Option<Sums> {
-    let bins = elements.iter().map(|element| bin_of(f32::from_le_bytes(*element)));
     #[cfg(target_arch = "x86_64")]
     if wide::is_known() && !elements.is_empty() {
         let (groups, rest) = elements.as_chunks::<{ wide::GROUP }>();
-        if table.count_alike(bins.clone()) {
+        if table.count_alike(elements.iter().map(|element| bin_of(f32::from_le_bytes(*element)))) {
             return sums(elements, f32::from_le_bytes);
         }
         // SAFETY: the processor has just been asked whether it knows these instructions; nothing else is required.
         let most = unsafe { wide::sum_and_count(groups, table.counts()) };
-        table.count(rest.iter().map(|element| bin_of(f32::from_le_bytes(*element))));
+        table.count_upper::<4, 2>(rest);
         return Some(most?.join(sums(rest, f32::from_le_bytes)?));
     }
-    table.count(bins);
+    table.count_upper::<4, 2>(elements);
     sums(elements, f32::from_le_bytes)
 }
 
@@ -33,7 +32,7 @@ mod wide {
     };
 
     use crate::numbers::sums::Sums;
-    use crate::numbers::table::BINS;
+    use crate::numbers::table::{BINS, count_neighbours};
 
     /// Elements of one turn.
     pub(super) const GROUP: usize = 32;
@@ -79,8 +78,8 @@ mod wide {
                 max[at] = _mm512_max_ps(sixteen, max[at]);
                 added.add(at, sixteen, shift);
             }
-            for element in group {
-                counts[(u32::from_le_bytes(*element) >> 16) as usize] += 1;
+            for two in group.as_chunks::<2>().0 {
+                count_neighbours(counts, two);
             }
         }
         let all = |[a, b, c, d]: [__m512d; 4]| _mm512_reduce_add_pd(_mm512_add_pd(_mm512_add_pd(a, b), _mm512_add_pd(c, d)));

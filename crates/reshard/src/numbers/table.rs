@@ -47,22 +47,39 @@ impl Table {
         }
     }
 
-    /// Counts elements of two bytes, each its own bin.
-    pub(super) fn count_pairs(&mut self, pairs: &[[u8; 2]]) {
-        let bin = |pair: &[u8; 2]| u16::from_le_bytes(*pair);
-        if self.count_alike(pairs.iter().map(bin)) {
+    /// Counts bytes, each its own bin.
+    pub(super) fn count_bytes(&mut self, bytes: &[u8]) {
+        if self.count_alike(bytes.iter().map(|byte| u16::from(*byte))) {
             return;
         }
-        // One load for four of them: what limits this loop is how many loads and stores a processor does at a time.
-        let (fours, rest) = pairs.as_chunks::<4>();
-        for [a, b, c, d] in fours {
-            let all = u64::from_le_bytes([a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1]]);
-            for place in 0..4 {
-                self.counts[usize::from((all >> (16 * place)) as u16)] += 1;
+        // Each of four neighbours in bins of its own: a count waits for the last one of the same bin, and there are few of them.
+        let (fours, rest) = bytes.as_chunks::<4>();
+        for four in fours {
+            for (place, byte) in four.iter().enumerate() {
+                self.counts[usize::from(*byte) + (place << 8)] += 1;
             }
         }
-        for pair in rest {
-            self.counts[usize::from(bin(pair))] += 1;
+        for byte in rest {
+            self.counts[usize::from(*byte)] += 1;
+        }
+        let (first, others) = self.counts[..4 << 8].split_at_mut(1 << 8);
+        for (at, count) in others.iter_mut().enumerate() {
+            first[at & 0xff] += std::mem::take(count);
+        }
+    }
+
+    /// Counts elements by the upper two of their bytes, so many neighbours at a time.
+    pub(super) fn count_upper<const SIZE: usize, const NEIGHBOURS: usize>(&mut self, elements: &[[u8; SIZE]]) {
+        let bin = |element: &[u8; SIZE]| u16::from_le_bytes([element[SIZE - 2], element[SIZE - 1]]);
+        if self.count_alike(elements.iter().map(bin)) {
+            return;
+        }
+        let (groups, rest) = elements.as_chunks::<NEIGHBOURS>();
+        for group in groups {
+            count_neighbours(&mut self.counts, group);
+        }
+        for element in rest {
+            self.counts[usize::from(bin(element))] += 1;
         }
     }
 
@@ -113,6 +130,20 @@ impl Table {
         }
         self.pending = 0;
         joined(std::mem::take(&mut self.moved), found)
+    }
+}
+
+/// Counts neighbours that are eight bytes together by the upper two bytes of each. One load for all of them: what limits such a loop is
+/// how many loads and stores a processor does at a time.
+#[inline(always)]
+pub(super) fn count_neighbours<const SIZE: usize, const NEIGHBOURS: usize>(
+    counts: &mut [u32; BINS],
+    neighbours: &[[u8; SIZE]; NEIGHBOURS],
+) {
+    const { assert!(SIZE * NEIGHBOURS == 8) };
+    let all = u64::from_le_bytes(neighbours.as_flattened().first_chunk().copied().unwrap_or_default());
+    for place in 1..=NEIGHBOURS {
+        counts[usize::from((all >> (8 * SIZE * place - 16)) as u16)] += 1;
     }
 }
 

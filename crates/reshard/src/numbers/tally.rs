@@ -76,8 +76,8 @@ impl Counter {
             kind(dtype).ok_or_else(|| Error::unsupported(format!("elements of type {dtype} have no numeric value here")))?;
         self.table.make_room(bytes.len() as u64);
         match kind {
-            Kind::Bytes => self.table.count(bytes.iter().map(|byte| u16::from(*byte))),
-            Kind::Pairs => self.table.count_pairs(bytes.as_chunks::<2>().0),
+            Kind::Bytes => self.table.count_bytes(bytes),
+            Kind::Pairs => self.table.count_upper::<2, 4>(bytes.as_chunks().0),
             Kind::Single => self.wide(bytes.as_chunks::<4>().0, f32::from_le_bytes, |x| x, singles::sum_and_count, tally),
             Kind::Double => self.doubles(bytes.as_chunks::<8>().0, tally),
             Kind::Wide(read) => {

@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 
+use super::system;
 use super::transfer::{retry, write_full};
 use crate::{Operation, PerProcess, Result, StorageError};
 
@@ -17,6 +18,9 @@ pub const DIRECT_ALIGNMENT: usize = 4096;
 
 const ALIGNMENT: u64 = DIRECT_ALIGNMENT as u64;
 const BUFFER: usize = 4 << 20;
+/// Buffers start where a large page could: a request to a disk has room for a few hundred addresses, so that one into memory of small
+/// pages is cut into many small ones.
+const LARGE_PAGE: usize = 2 << 20;
 /// How many idle buffers are kept.
 const POOL: usize = 8;
 
@@ -26,7 +30,7 @@ fn idle() -> MutexGuard<'static, Vec<Aligned>> {
     IDLE.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A buffer whose used part starts at a multiple of [`DIRECT_ALIGNMENT`].
+/// A buffer whose used part starts at a multiple of [`LARGE_PAGE`], and so of [`DIRECT_ALIGNMENT`].
 struct Aligned {
     bytes: Vec<u8>,
     start: usize,
@@ -34,9 +38,11 @@ struct Aligned {
 
 impl Aligned {
     fn new() -> Aligned {
-        let bytes = vec![0; BUFFER + DIRECT_ALIGNMENT];
-        let start = bytes.as_ptr().align_offset(DIRECT_ALIGNMENT).min(DIRECT_ALIGNMENT);
-        Aligned { bytes, start }
+        let bytes = vec![0; BUFFER + LARGE_PAGE];
+        let start = bytes.as_ptr().align_offset(LARGE_PAGE).min(LARGE_PAGE);
+        let mut buffer = Aligned { bytes, start };
+        system::prefer_large_pages(buffer.get());
+        buffer
     }
 
     fn get(&mut self) -> &mut [u8] {

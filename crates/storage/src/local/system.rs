@@ -9,6 +9,6 @@ mod calls;
 mod calls;
 
 pub(super) use calls::{
-    DIRECT, PATH, clone, is_cached, open_beneath, open_direct, read_parts, reserve, start_reading, start_writeback, sync_all,
-    sync_data, write_parts,
+    DIRECT, PATH, clone, is_cached, open_beneath, open_direct, prefer_large_pages, read_parts, reserve, start_reading,
+    start_writeback, sync_all, sync_data, write_parts,
 };

@@ -106,6 +106,18 @@ pub(in super::super) fn open_direct(file: &File) -> Option<File> {
     rustix::fs::open(itself, OFlags::RDONLY | OFlags::CLOEXEC | DIRECT, Mode::empty()).ok().map(File::from)
 }
 
+/// Asks for large pages under memory that holds zeros, from a large page's boundary on. Best effort: small ones do, too.
+pub(in super::super) fn prefer_large_pages(zeros: &mut [u8]) {
+    let (start, length) = (zeros.as_mut_ptr().cast(), zeros.len());
+    // SAFETY: the memory is the caller's alone. The first call changes nothing that could be read; the second gives pages that were
+    // touched before back, and what comes instead holds zeros, as they did. It is not made unless the first one was understood.
+    unsafe {
+        if rustix::mm::madvise(start, length, rustix::mm::Advice::LinuxHugepage).is_ok() {
+            let _ = rustix::mm::madvise(start, length, rustix::mm::Advice::LinuxDontNeed);
+        }
+    }
+}
+
 /// Fills buffers one after the other; may fill less than all.
 pub(in super::super) fn read_parts(file: &File, buffers: &mut [IoSliceMut<'_>], offset: u64) -> Result<usize> {
     rustix::io::preadv(file, buffers, offset)
@@ -124,4 +136,22 @@ pub(in super::super) fn sync_data(file: impl AsFd) -> Result<()> {
 /// Makes a file or a folder durable.
 pub(in super::super) fn sync_all(file: impl AsFd) -> Result<()> {
     rustix::fs::fsync(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeros_stay_zeros_under_large_pages_and_take_what_is_written() {
+        let mut bytes = vec![0u8; 8 << 20];
+        let start = bytes.as_ptr().align_offset(2 << 20);
+        let zeros = &mut bytes[start..start + (4 << 20)];
+        prefer_large_pages(zeros);
+        assert!(zeros.iter().all(|byte| *byte == 0));
+        zeros.fill(7);
+        assert!(zeros.iter().all(|byte| *byte == 7));
+        // Memory that no page starts at is left as it is.
+        prefer_large_pages(&mut [0u8; 100][1..]);
+    }
 }

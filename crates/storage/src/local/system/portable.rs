@@ -43,6 +43,9 @@ pub(in super::super) fn open_direct(_: &File) -> Option<File> {
     None
 }
 
+/// Pages are as they are.
+pub(in super::super) fn prefer_large_pages(_: &mut [u8]) {}
+
 /// One buffer a call.
 pub(in super::super) fn read_parts(file: &File, buffers: &mut [IoSliceMut<'_>], offset: u64) -> Result<usize> {
     match buffers.iter_mut().find(|buffer| !buffer.is_empty()) {
