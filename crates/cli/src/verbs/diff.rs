@@ -1,7 +1,7 @@
 //! `reshard diff A B`: what differs.
 
 use reshard::Checkpoint;
-use reshard::diff::{DiffOptions, DiffReport, Differing, KeyDifference, ModuleChange, Tolerance, ValueDifference, diff};
+use reshard::diff::{DiffOptions, DiffReport, KeyDifference, ModuleChange, Tolerance, ValueDifference, diff};
 use reshard::select::{Selection, Unmatched};
 use serde::Serialize;
 
@@ -89,12 +89,8 @@ fn print(printer: &mut Printer, report: &DiffReport, args: &DiffArgs) -> Result<
         }
         more(printer, keys.len(), most, &format!("keys only in {}", human::printable(place)))?;
     }
-    // What broke never hides behind what training moved.
-    let (broken, others): (Vec<&Differing>, Vec<&Differing>) =
-        report.different.iter().partition(|differing| is_broken(&differing.difference));
-    for (differing, paint) in
-        broken.into_iter().map(|it| (it, Paint::Bad)).chain(others.into_iter().map(|it| (it, Paint::Warn))).take(most)
-    {
+    for differing in report.gravest_first().into_iter().take(most) {
+        let paint = if differing.is_broken() { Paint::Bad } else { Paint::Warn };
         let mark = printer.paint(paint, "~");
         let key = human::printable(&differing.key);
         printer.line(format!("{mark} {key}  {}", human::printable(&words(&differing.difference))))?;
@@ -143,17 +139,6 @@ fn more(printer: &mut Printer, all: usize, most: usize, what: &str) -> Result<()
         printer.line(text)?;
     }
     Ok(())
-}
-
-/// Whether no training does this: elements that became NaN or infinite, a tensor that became all zero, or another tensor altogether.
-fn is_broken(difference: &KeyDifference) -> bool {
-    match difference {
-        KeyDifference::Elements(found) | KeyDifference::DType { elements: Some(found), .. } => {
-            found.new_nans > 0 || found.new_infinities > 0 || found.newly_zero
-        }
-        KeyDifference::Kind { .. } | KeyDifference::Shape { .. } => true,
-        _ => false,
-    }
 }
 
 fn words(difference: &KeyDifference) -> String {

@@ -15,13 +15,13 @@ mod elements;
 use std::sync::Mutex;
 
 pub use elements::{Tolerance, ValueDifference};
-use rayon::prelude::*;
 use reshard_formats::DType;
 use serde::Serialize;
 
 use crate::checkpoint::{CatalogKind, CatalogTensor, Checkpoint, LoadedValue};
 use crate::control::Control;
 use crate::error::Result;
+use crate::health::optimizer_keys;
 use crate::numbers::real_part;
 use crate::select::{Selected, Selection};
 use crate::stream::check_covered;
@@ -103,6 +103,29 @@ pub struct Differing {
     /// How.
     #[serde(flatten)]
     pub difference: KeyDifference,
+    /// Whether it is of an optimizer's state, and no weight.
+    #[serde(skip)]
+    pub of_optimizer: bool,
+}
+
+impl Differing {
+    /// Whether no training does this: elements that became NaN or infinite, a tensor that became all zero, or another tensor altogether.
+    pub fn is_broken(&self) -> bool {
+        match &self.difference {
+            KeyDifference::Kind { .. } | KeyDifference::Shape { .. } => true,
+            other => other.elements().is_some_and(|found| found.new_nans > 0 || found.new_infinities > 0 || found.newly_zero),
+        }
+    }
+}
+
+impl KeyDifference {
+    /// What differs between the elements of two tensors, where they were compared.
+    pub fn elements(&self) -> Option<&ValueDifference> {
+        match self {
+            KeyDifference::Elements(found) | KeyDifference::DType { elements: Some(found), .. } => Some(found),
+            _ => None,
+        }
+    }
 }
 
 /// What differs.
@@ -140,14 +163,24 @@ pub struct ModuleChange {
 }
 
 impl DiffReport {
-    /// The modules whose tensors differ (what stands before the last dot of a key), the one that moved most first.
+    /// What differs, by what matters: what broke (see [`Differing::is_broken`]), plain values, weights by how far they moved, and at
+    /// last the optimizer's state, which every step changes.
+    pub fn gravest_first(&self) -> Vec<&Differing> {
+        let rank = |differing: &Differing| {
+            let is_value = matches!(differing.difference, KeyDifference::Value { .. });
+            (!differing.is_broken(), differing.of_optimizer, !is_value)
+        };
+        let far = |differing: &Differing| differing.difference.elements().and_then(|found| found.relative_change).unwrap_or(0.0);
+        let mut all: Vec<&Differing> = self.different.iter().collect();
+        all.sort_by(|a, b| rank(a).cmp(&rank(b)).then(far(b).total_cmp(&far(a))));
+        all
+    }
+
+    /// The modules whose weights differ (what stands before the last dot of a key), the one that moved most first.
     pub fn modules(&self) -> Vec<ModuleChange> {
         let mut sums: indexmap::IndexMap<&str, (ModuleChange, f64, f64)> = indexmap::IndexMap::new();
-        for differing in &self.different {
-            let (KeyDifference::Elements(found) | KeyDifference::DType { elements: Some(found), .. }) = &differing.difference
-            else {
-                continue;
-            };
+        for differing in self.different.iter().filter(|differing| !differing.of_optimizer) {
+            let Some(found) = differing.difference.elements() else { continue };
             let module = differing.key.rsplit_once('.').map_or("", |(module, _)| module);
             let (change, moved, all) = sums.entry(module).or_insert_with(|| {
                 let (module, tensors, relative_change, new_nans, newly_zero) = (module.to_owned(), 0, None, 0, 0);
@@ -210,18 +243,22 @@ pub fn diff(first: &Checkpoint, second: &Checkpoint, options: &DiffOptions) -> R
         }
     }
     let found: Mutex<Vec<(usize, KeyDifference)>> = Mutex::new(Vec::new());
-    Workers::reading_any([first.store.as_ref(), second.store.as_ref()]).run(|| {
-        pairs.par_iter().enumerate().with_max_len(1).try_for_each(|(i, pair)| -> Result<()> {
-            if let Some(difference) = compare(first, second, pair, options)? {
-                found.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((i, difference));
-            }
-            Ok(())
-        })
-    })??;
+    let work: Vec<(usize, &Pair<'_>)> = pairs.iter().enumerate().collect();
+    Workers::reading_any([first.store.as_ref(), second.store.as_ref()]).in_order(&work, |&(i, pair)| {
+        if let Some(difference) = compare(first, second, pair, options)? {
+            found.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((i, difference));
+        }
+        Ok(())
+    })?;
     let mut found = found.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     found.sort_by_key(|(i, _)| *i);
     let same = (pairs.len() - found.len()) as u64;
-    let different = found.into_iter().map(|(i, difference)| Differing { key: pairs[i].key.clone(), difference }).collect();
+    let of_optimizer = optimizer_keys(first);
+    let differing = |(i, difference)| {
+        let Pair { key, first, .. } = &pairs[i];
+        Differing { key: key.clone(), difference, of_optimizer: of_optimizer(first.stored) }
+    };
+    let different = found.into_iter().map(differing).collect();
     let (first, second) = (first.path().to_owned(), second.path().to_owned());
     Ok(DiffReport { first, second, only_first, only_second, different, same })
 }

@@ -30,6 +30,12 @@ use crate::numbers::{ScanOptions, TensorStats, scan};
 use crate::select::{Selection, is_float};
 use crate::verify::Severity;
 
+/// Tells which keys of a checkpoint are an optimizer's own.
+pub(crate) fn optimizer_keys(checkpoint: &Checkpoint) -> impl Fn(&str) -> bool + use<> {
+    let roots = state_keys::roots(checkpoint.catalog().entries.keys().map(String::as_str));
+    move |key| roots.as_ref().is_some_and(|roots| state_keys::is_own(key, &roots.all))
+}
+
 /// What to look at.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]

@@ -376,3 +376,36 @@ fn how_far_a_tensor_and_its_module_moved_counts_what_did_not() {
     let modules: Vec<(String, u64, u64)> = report.modules().into_iter().map(|m| (m.module, m.new_nans, m.newly_zero)).collect();
     assert_eq!(modules, [("model.n".to_owned(), 2, 0), ("model.m".to_owned(), 0, 1)]);
 }
+
+#[test]
+fn what_broke_comes_first_and_an_optimizers_state_last() {
+    let folder = tempfile::tempdir().unwrap();
+    let (a, b) = (folder.path().join("a"), folder.path().join("b"));
+    let tensors = |moved: f32, bad: f32, step: f32| {
+        [
+            floats("model.a.weight", &[4, 4], move |i| wave(i) * (1.0 + moved)),
+            floats("model.b.weight", &[4, 4], move |i| wave(i) * (1.0 + 3.0 * moved)),
+            floats("model.c.weight", &[4, 4], move |i| wave(i) * if i == 3 { bad } else { 1.0 }),
+            floats("optim.state.a.weight.step", &[], move |_| step),
+            floats("optim.state.a.weight.exp_avg", &[4, 4], move |i| wave(i) * step * step),
+        ]
+    };
+    save(&a, &tensors(0.0, 1.0, 1.0), &[("epoch", Value::Int(1i64.into())), ("optim.param_groups.0.lr", Value::Float(0.1))]);
+    save(&b, &tensors(0.1, f32::NAN, 9.0), &[("epoch", Value::Int(2i64.into())), ("optim.param_groups.0.lr", Value::Float(0.2))]);
+    let report = diff(&corpus::open(&a), &corpus::open(&b), &DiffOptions::default()).unwrap();
+    let keys: Vec<&str> = report.gravest_first().into_iter().map(|differing| differing.key.as_str()).collect();
+    assert_eq!(
+        keys,
+        [
+            "model.c.weight",
+            "epoch",
+            "model.b.weight",
+            "model.a.weight",
+            "optim.param_groups.0.lr",
+            "optim.state.a.weight.exp_avg",
+            "optim.state.a.weight.step",
+        ]
+    );
+    let modules: Vec<String> = report.modules().into_iter().map(|change| change.module).collect();
+    assert_eq!(modules, ["model.c", "model.b", "model.a"], "what an optimizer remembers is no weight");
+}
