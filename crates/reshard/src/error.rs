@@ -454,7 +454,7 @@ fn keys_hint(caller: Caller) -> &'static str {
     match caller {
         Caller::Rust => "`Checkpoint::catalog` lists the keys; a `KeyMap` loads them under other names",
         Caller::Python => "`reshard.open(path).keys()` lists the keys; `rename=` loads them under other names",
-        Caller::Command => "`reshard ls` lists the keys; `--rename` changes their names",
+        Caller::Command => "`reshard ls` lists the keys",
     }
 }
 

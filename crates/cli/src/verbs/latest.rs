@@ -8,6 +8,7 @@ use serde::Serialize;
 use crate::args::LatestArgs;
 use crate::failure::Result;
 use crate::human;
+use crate::paths;
 use crate::printer::Paint;
 use crate::progress::Progress;
 use crate::table::{Side, Table};
@@ -40,7 +41,10 @@ pub(crate) fn run(context: &mut Context, args: &LatestArgs) -> Result<Outcome> {
         match &found {
             Some(step) if !args.all => context.printer.line(&step.path)?,
             Some(_) => {}
-            None => context.printer.note(format!("no complete checkpoint in {}", args.folder)),
+            None => {
+                let plainly = || format!("no complete checkpoint in {}", args.folder);
+                context.printer.note(paths::no_run(&args.folder).map_or_else(plainly, |failure| failure.to_string()));
+            }
         }
     }
     Ok(if found.is_some() { Outcome::Fine } else { Outcome::Bad })

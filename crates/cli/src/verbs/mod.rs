@@ -77,20 +77,17 @@ impl Context {
 
     /// Opens a checkpoint in a certain way.
     fn open_as(&self, path: &str, open: &OpenOptions) -> Result<Checkpoint> {
-        Checkpoint::open_with(path, open).map_err(|error| match std::path::Path::new(path).is_file() {
-            true if matches!(error, reshard::Error::Storage { .. }) => {
-                Failure::because(format!("{path}: unrecognized file type"), &error)
-                    .hint("a checkpoint in one file ends in .safetensors, .pt, .pth, .bin or .ckpt")
-            }
-            _ => {
-                let hint = (error.kind() == ErrorKind::NotFound).then(|| paths::meant(path)).flatten();
-                let failure = Failure::from(error);
-                match hint {
-                    Some(hint) => failure.hint(hint),
-                    None => failure,
-                }
-            }
-        })
+        Checkpoint::open_with(path, open).map_err(|error| not_opened(path, error))
+    }
+}
+
+/// A checkpoint that was not opened, with what may have been meant.
+fn not_opened(path: &str, error: reshard::Error) -> Failure {
+    let hint = (error.kind() == ErrorKind::NotFound).then(|| paths::meant(path)).flatten();
+    let failure = Failure::from(error);
+    match hint {
+        Some(hint) => failure.hint(hint),
+        None => failure,
     }
 }
 

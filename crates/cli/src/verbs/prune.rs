@@ -8,6 +8,7 @@ use crate::args::PruneArgs;
 use crate::failure::{Failure, Result};
 use crate::human;
 use crate::meaning;
+use crate::paths;
 use crate::printer::{Paint, Printer};
 use crate::progress::Progress;
 use crate::table::{Side, Table};
@@ -30,6 +31,9 @@ pub(crate) fn run(context: &mut Context, args: &PruneArgs) -> Result<Outcome> {
         let _bar = Progress::watch(&context.printer, "prune", &options.control);
         prune(&args.folder, &retention, args.dry_run, &options)?
     };
+    if let (true, Some(failure)) = (report.steps.is_empty(), paths::no_run(&args.folder)) {
+        return Err(failure);
+    }
     if args.output.json {
         context.printer.json(&Pruned { schema: 1, folder: &args.folder, report: &report })?;
     } else {

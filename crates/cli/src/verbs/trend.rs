@@ -12,6 +12,7 @@ use crate::args::TrendArgs;
 use crate::failure::{Failure, Result};
 use crate::human;
 use crate::meaning;
+use crate::paths;
 use crate::printer::{Paint, Printer};
 use crate::progress::Progress;
 use crate::table::{Side, Table};
@@ -40,8 +41,10 @@ pub(crate) fn run(context: &mut Context, args: &TrendArgs) -> Result<Outcome> {
         trend(&args.folder, &options)?
     };
     if found.steps.is_empty() {
-        let failure = Failure::new(format!("{} holds no complete step", human::printable(&args.folder)));
-        return Err(failure.hint("give the folder that holds a folder for each step; `reshard latest --all` shows their states"));
+        return Err(paths::no_run(&args.folder).unwrap_or_else(|| {
+            Failure::new(format!("{} holds no complete step", human::printable(&args.folder)))
+                .hint("give the folder that holds a folder for each step; `reshard latest --all` shows their states")
+        }));
     }
     if let (Some(newest), false) = (found.steps.last(), args.key.is_empty()) {
         meaning::all_used(&context.open(&newest.path)?, &options.selection)?;

@@ -11,7 +11,7 @@ use crate::failure::Result;
 use crate::human;
 use crate::printer::Paint;
 use crate::progress::Progress;
-use crate::verbs::{Context, Outcome};
+use crate::verbs::{Context, Outcome, not_opened};
 
 #[derive(Debug, Serialize)]
 struct Verified<'a> {
@@ -33,7 +33,7 @@ pub(crate) fn run(context: &mut Context, args: &VerifyArgs) -> Result<Outcome> {
     options.data = !args.quick;
     let report = {
         let _bar = Progress::watch(&context.printer, "verify", &options.control);
-        verify_path(&args.path, &open, &options)?
+        verify_path(&args.path, &open, &options).map_err(|error| not_opened(&args.path, error))?
     };
     // What is not sound has no numbers to speak of.
     let numbers = match args.numbers && report.is_sound() {

@@ -30,6 +30,14 @@ fn a_place_without_a_checkpoint_is_told() {
     std::fs::write(folder.path().join("text.safetensors"), "hello, this is no safetensors file").unwrap();
     check("broken_text_as_safetensors", Some(folder.path()), &["digest", &at("text.safetensors")]);
     check("broken_address", None, &["inspect", "ftp://host/x"]);
+    let (folder, at) = damaged(|_| {});
+    check("broken_metadata_given", Some(folder.path()), &["inspect", &format!("{at}/.metadata")]);
+    for verb in ["inspect", "ls", "stats", "verify", "digest"] {
+        for file in [".metadata", "__1_0.distcp"] {
+            let tried = run(&[verb, &format!("{at}/{file}")]);
+            assert!(tried.code == 2 && tried.stderr.contains(&format!("give its folder: {at}")), "{verb}\n{tried}");
+        }
+    }
 }
 
 #[test]

@@ -42,6 +42,23 @@ fn prune_keeps_what_rules_keep() {
 }
 
 #[test]
+fn a_path_that_holds_no_run_is_told_apart() {
+    let folder = folder_of_steps();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    for (path, why) in [("step_10", "does not exist"), ("step_100", "is a checkpoint itself")] {
+        let path = at(path);
+        let prune = ["prune", &path, "--keep-last", "1"];
+        for (arguments, code) in [(&["trend", &path][..], 2), (&prune[..], 2), (&["latest", &path][..], 1)] {
+            let tried = run(arguments);
+            assert!(tried.code == code && tried.stderr.contains(why), "{arguments:?}\n{tried}");
+        }
+    }
+    check("trend_nowhere", Some(folder.path()), &["trend", &at("step_10")]);
+    check("trend_of_a_checkpoint", Some(folder.path()), &["trend", &at("step_100")]);
+    assert!(folder.path().join("step_100/.metadata").exists());
+}
+
+#[test]
 fn recover_brings_metadata_back() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path().join("dcp").to_str().unwrap().to_owned();

@@ -20,6 +20,7 @@ mod torch_file;
 mod values;
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 
 pub(crate) use dcp::is_plain_id;
@@ -53,6 +54,10 @@ const PLAIN: &[OpenFolder] = &[safetensors::open_folder, torch_file::open_folder
 /// Opens what the root of a store holds.
 pub(crate) fn open_folder(store: Arc<dyn Store>) -> Result<Checkpoint> {
     let folder = Folder::new(store);
+    if let Some(root) = folder.store.local_root().filter(|root| root.is_file()) {
+        let detail = no_folder(root).to_owned();
+        return Err(Error::NotFound { path: folder.path, detail });
+    }
     for open in MARKED {
         if let Some(checkpoint) = open(&folder)? {
             return Ok(checkpoint);
@@ -113,6 +118,16 @@ fn candidates<'f>(files: impl Iterator<Item = &'f str>) -> Vec<String> {
     }
     all.extend(found);
     all
+}
+
+/// Why a file is no checkpoint.
+fn no_folder(file: &Path) -> &'static str {
+    let named = |suffix: &str| file.file_name().is_some_and(|name| name.to_string_lossy().ends_with(suffix));
+    if named(METADATA_FILE) || named(DATA_SUFFIX) {
+        "it is one file of a checkpoint, which is the folder that it lies in"
+    } else {
+        "it is a file, and a checkpoint in one file ends in .safetensors, .pt, .pth, .bin or .ckpt"
+    }
 }
 
 /// Why a folder is no checkpoint: it does not exist, it is empty, or what it holds instead.
