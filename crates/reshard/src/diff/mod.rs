@@ -163,12 +163,12 @@ pub struct ModuleChange {
 }
 
 impl DiffReport {
-    /// What differs, by what matters: what is no longer finite, what else broke (see [`Differing::is_broken`]), plain values, weights by how far they moved, and at
-    /// last the optimizer's state, which every step changes.
+    /// What differs, by what matters: what is no longer finite, what else broke (see [`Differing::is_broken`]), plain values, weights by
+    /// how far they moved, and at last the optimizer's state, which every step changes.
     pub fn gravest_first(&self) -> Vec<&Differing> {
         let rank = |differing: &Differing| {
             let is_value = matches!(differing.difference, KeyDifference::Value { .. });
-            let is_finite = !differing.difference.elements().is_some_and(|found| found.new_nans + found.new_infinities > 0);
+            let is_finite = differing.difference.elements().is_none_or(|found| found.new_nans == 0 && found.new_infinities == 0);
             (is_finite, !differing.is_broken(), differing.of_optimizer, !is_value)
         };
         let far = |differing: &Differing| differing.difference.elements().and_then(|found| found.relative_change).unwrap_or(0.0);

@@ -12,7 +12,10 @@
 //! # Ok::<(), reshard::Error>(())
 //! ```
 
+mod alike;
 mod moments;
+mod names;
+mod plain;
 mod rules;
 mod state_keys;
 mod summary;
@@ -21,6 +24,7 @@ use indexmap::IndexMap;
 use serde::Serialize;
 
 pub use self::moments::{GroupHealth, OptimizerHealth, ParamHealth};
+use self::names::{is_buffer, is_mask, starts_at_zero};
 pub use self::rules::{HEALTH_RULES, HealthLimits, HealthRule};
 pub use self::summary::{OptimizerGroup, OptimizerSummary, SlotShare, optimizer_summary, small_integer};
 use crate::checkpoint::Checkpoint;
@@ -144,10 +148,13 @@ pub fn health(checkpoint: &Checkpoint, options: &HealthOptions) -> Result<Health
     let summary = optimizer_summary(checkpoint);
     let optimizer = summary.as_ref().map(|summary| moments::optimizer_health(checkpoint, summary, &tensors));
     let mut findings = Vec::new();
+    let of_optimizer = |key: &str| summary.as_ref().is_some_and(|summary| state_keys::is_own(key, &summary.root));
     for (key, stats) in &tensors {
-        let of_optimizer = summary.as_ref().is_some_and(|summary| state_keys::is_own(key, &summary.root));
-        tensor(checkpoint, key, stats, of_optimizer, &options.limits, &mut findings);
+        tensor(checkpoint, key, stats, of_optimizer(key), &options.limits, &mut findings);
     }
+    let weights = tensors.iter().map(|(key, stats)| (key.as_str(), stats)).filter(|(key, _)| !of_optimizer(key));
+    alike::judge(checkpoint, weights, &options.limits, &mut findings);
+    plain::judge(checkpoint, options, &mut findings)?;
     for (name, weight) in checkpoint.scaled_weights() {
         let codes = [name.clone(), format!("{name}_blocks")].into_iter().find(|key| tensors.contains_key(key));
         if let (Some(key), Err(why)) = (codes, weight) {
@@ -158,7 +165,7 @@ pub fn health(checkpoint: &Checkpoint, options: &HealthOptions) -> Result<Health
         moments::judge(checkpoint, optimizer, summary, &tensors, &options.limits, &mut findings);
     }
     findings.sort_by_key(|finding| finding.severity);
-    let checked = Checked { structure: false, checksums: options.verify, numbers: true };
+    let checked = Checked { structure: false, checksums: options.verify, numbers: !tensors.is_empty() };
     Ok(HealthReport { path: checkpoint.path().to_owned(), checked, findings, optimizer, tensors })
 }
 
@@ -180,12 +187,13 @@ fn tensor(
     if stats.nans > 0 {
         add("nan", Some(stats.nans as f64), share(stats.nans));
     }
-    // A callback's best score before the first one is infinite in every run.
+    // A callback's best score before the first one is infinite in every run, and so is what a mask takes away.
     let is_score = tensor.shape.is_empty() && key.starts_with("callbacks.");
-    if stats.infinities > 0 && !is_score {
+    let masks = is_mask(key) && stats.positive_infinities == 0;
+    if stats.infinities > 0 && !is_score && !masks {
         add("inf", Some(stats.infinities as f64), share(stats.infinities));
     }
-    if of_optimizer {
+    if of_optimizer || is_buffer(key) {
         return;
     }
     if let Some(most) = stats.absmax.filter(|most| *most > limits.of("large-weight") && stats.elements > 1) {
@@ -195,8 +203,8 @@ fn tensor(
     if part(stats.subnormals) > limits.of("subnormal") {
         add("subnormal", Some(part(stats.subnormals)), share(stats.subnormals));
     }
-    // Biases and scales of norms are zero or one in every fresh model.
-    if tensor.shape.len() < 2 || stats.elements < 2 {
+    // Biases and scales of norms are zero or one in every fresh model; see `alike`.
+    if tensor.shape.len() < 2 || stats.elements < 2 || starts_at_zero(key) {
         return;
     }
     if stats.zeros == stats.elements {

@@ -7,6 +7,7 @@ use indexmap::IndexMap;
 use serde::Serialize;
 
 use super::HealthFinding;
+use super::names::is_bias;
 use super::rules::HealthLimits;
 use super::state_keys::{by_param, is_own};
 use super::summary::{OptimizerGroup, OptimizerSummary, small_number};
@@ -213,10 +214,6 @@ fn weights_before<'a>(
         let before = key.strip_suffix(param)?;
         (before.is_empty() || before.ends_with('.')).then(|| before.to_owned())
     })
-}
-
-fn is_bias(param: &str) -> bool {
-    param.rsplit('.').next().is_some_and(|name| name == "bias" || name.ends_with("_bias"))
 }
 
 /// What rules say of it.

@@ -30,7 +30,18 @@ pub const HEALTH_RULES: &[HealthRule] = &[
     rule("nan", Severity::Error, None, "a floating-point tensor has elements that are NaN"),
     rule("inf", Severity::Error, None, "a floating-point tensor has elements that are infinite"),
     rule("large-weight", Severity::Error, Some(1e4), "a weight is larger in magnitude than {limit}"),
-    rule("zero-weight", Severity::Warning, None, "all elements of a weight matrix are zero"),
+    rule(
+        "outlier-weight",
+        Severity::Error,
+        Some(1e3),
+        "a weight's RMS is more than {limit} times that of weights of its name in other layers",
+    ),
+    rule(
+        "zero-weight",
+        Severity::Warning,
+        None,
+        "all elements of a weight matrix are zero, or of a norm's weight while those of others are not",
+    ),
     rule("mostly-zero", Severity::Warning, Some(0.99), "more than this share of a weight matrix is zero"),
     rule("constant-weight", Severity::Warning, None, "all elements of a weight matrix are the same"),
     rule("subnormal", Severity::Warning, Some(0.5), "more than this share of a weight is subnormal and has lost digits"),
@@ -40,6 +51,7 @@ pub const HEALTH_RULES: &[HealthRule] = &[
         None,
         "a weight is stored as codes whose scales are missing or do not fit: its numbers are unknown",
     ),
+    rule("nan-value", Severity::Warning, None, "a plain value is NaN, or holds one"),
     rule("negative-second-moment", Severity::Error, None, "a second moment, a mean of squares, is negative"),
     rule("large-second-moment", Severity::Error, Some(1e8), "a second moment is larger than {limit}: gradients explode"),
     rule(

@@ -409,3 +409,73 @@ fn what_broke_comes_first_and_an_optimizers_state_last() {
     let modules: Vec<String> = report.modules().into_iter().map(|change| change.module).collect();
     assert_eq!(modules, ["model.c", "model.b", "model.a"], "what an optimizer remembers is no weight");
 }
+
+#[test]
+fn weights_are_judged_beside_those_of_other_layers() {
+    let folder = tempfile::tempdir().unwrap();
+    let (small, million) = (1e-3, 1e6);
+    let mut wholes = vec![floats("model.norm.weight", &[8], |_| 0.0)];
+    for layer in 0..5 {
+        let size = if layer == 2 { small * million } else { small };
+        wholes.push(floats(&format!("model.layers.{layer}.mlp.weight"), &[8, 8], move |i| wave(i) * size));
+        // Nothing is told of biases, which start at zero and go where they like.
+        wholes.push(floats(&format!("model.layers.{layer}.mlp.bias"), &[8], move |i| if layer == 1 { wave(i) } else { 1e-9 }));
+        wholes.push(floats(&format!("model.layers.{layer}.norm.weight"), &[8], move |_| if layer == 3 { 0.0 } else { 1.0 }));
+    }
+    save(folder.path(), &wholes, &[]);
+    let error = Severity::Error;
+    let zero = |key: &str| ("zero-weight", Severity::Warning, key.to_owned());
+    assert_eq!(
+        found(folder.path(), |_| ()),
+        [
+            ("outlier-weight", error, "model.layers.2.mlp.weight".to_owned()),
+            zero("model.layers.3.norm.weight"),
+            zero("model.norm.weight")
+        ]
+    );
+    let less = |options: &mut HealthOptions| {
+        options.limits.parse("outlier-weight=1e7").unwrap();
+        options.limits.parse("zero-weight=off").unwrap();
+    };
+    assert_eq!(found(folder.path(), less), []);
+}
+
+#[test]
+fn what_good_models_hold_breaks_no_rule() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut wholes = vec![
+        // Models whose norms add one to their weights, and blocks that begin as identities, start so.
+        floats("model.norm.weight", &[8], |_| 0.0),
+        floats("model.attn.causal_mask", &[8, 8], |i| if i % 8 > i / 8 { f32::NEG_INFINITY } else { 0.0 }),
+        floats("model.bn.running_var", &[8], |i| 1e6 * (i as f32 + 1.0)),
+        floats("model.router.tokens_per_expert", &[8], |_| 3e6),
+        floats("model.q.lora_A.default.weight", &[2, 8], wave),
+        floats("model.q.lora_B.default.weight", &[8, 2], |_| 0.0),
+    ];
+    for layer in 0..4 {
+        wholes.push(floats(&format!("model.layers.{layer}.norm.weight"), &[8], |_| 0.0));
+        wholes.push(floats(&format!("model.layers.{layer}.weight"), &[8, 8], move |i| wave(i) / (layer + 1) as f32));
+    }
+    save(folder.path(), &wholes, &[("best", Value::Float(f64::INFINITY))]);
+    assert_eq!(found(folder.path(), |_| ()), []);
+    let sick = [floats("model.mask", &[4, 4], |_| f32::INFINITY), floats("model.nan_mask", &[4, 4], |_| f32::NAN)];
+    let other = tempfile::tempdir().unwrap();
+    save(other.path(), &sick, &[("metrics", Value::List(vec![Value::Float(1.0), Value::Float(f64::NAN)]))]);
+    let key = |key: &str| key.to_owned();
+    assert_eq!(
+        found(other.path(), |_| ()),
+        [
+            ("inf", Severity::Error, key("model.mask")),
+            ("nan", Severity::Error, key("model.nan_mask")),
+            ("nan-value", Severity::Warning, key("metrics"))
+        ]
+    );
+}
+
+#[test]
+fn numbers_that_are_not_there_were_not_looked_at() {
+    let folder = tempfile::tempdir().unwrap();
+    save(folder.path(), &[], &[("step", Value::Int(3i64.into()))]);
+    let report = health(&corpus::open(folder.path()), &HealthOptions::default()).unwrap();
+    assert!(!report.checked.numbers && report.findings.is_empty());
+}
