@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _html, _reshard
-from ._errors import InvalidInput
+from ._errors import InvalidInput, ReshardError
 from ._paths import path_text
 from ._types import StorageOptions, StrPath
 from ._view import Views, inner_views
@@ -306,28 +306,46 @@ class Checkpoint(Mapping[str, Any]):
             return "<reshard.Checkpoint, closed>"
         return f"<reshard.Checkpoint {self.path!r}: {len(self)} keys, {self.format}>"
 
+    def _shown(self, key: str) -> str:
+        """A plain value in a few letters; an object that only unpickling could bring back has none."""
+        try:
+            text = repr(self[key])
+        except ReshardError:
+            return ""
+        return text if len(text) <= 60 else f"{text[:59]}…"
+
     def _repr_html_(self) -> str:
         from ._reports import human_bytes
 
         most = 60
         entries = self._open().entries()
+        sizes = {entry.key: Tensor(self, entry).nbytes for entry in entries if entry.dtype is not None}
         rows: list[tuple[str, ...]] = []
-        modules: dict[str, list[int]] = {}
-        for entry in entries:
-            size = 0
+        for entry in entries[:most]:
+            what = ("value", self._shown(entry.key), "")
             if entry.dtype is not None:
-                size = Tensor(self, entry).nbytes
-                whole = modules.setdefault(".".join(entry.key.split(".")[:2]), [0])
-                whole[0] += size
-            if len(rows) < most:
-                what = (entry.dtype, " × ".join(map(str, entry.shape)), human_bytes(size)) if entry.dtype else ("value", "", "")
-                rows.append((entry.key, *what, str(entry.chunk_count or "")))
-        total = sum(size for (size,) in modules.values())
-        boxes = {name: (size, human_bytes(size)) for name, (size,) in modules.items()}
-        keys = _html.table(("key", "type", "shape", "bytes", "chunks"), rows, (3, 4))
-        more = f"<p class=soft>and {len(entries) - most} more keys</p>" if len(entries) > most else ""
+                what = (entry.dtype, " × ".join(map(str, entry.shape)), human_bytes(sizes[entry.key]))
+            rows.append((entry.key, *what, str(entry.chunk_count or "")))
+        total = sum(sizes.values())
+        boxes = {name: (size, human_bytes(size)) for name, size in _modules(sizes).items()}
+        keys = _html.table(("key", "type", "shape or value", "bytes", "chunks"), rows, (3, 4))
+        more = _html.more(len(entries) - most, "key")
         note = f"{self.format}, {len(entries)} keys, {human_bytes(total)}"
         return _html.card(self.path, note, _html.treemap(boxes), keys, more)
+
+
+def _modules(sizes: dict[str, int]) -> dict[str, int]:
+    """Sizes by the first parts of keys: as many parts as it takes to see more than a few modules."""
+    few, deepest = 8, max((key.count(".") for key in sizes), default=0)
+    found: dict[str, int] = {}
+    for depth in range(2, max(deepest, 2) + 1):
+        found = {}
+        for key, size in sizes.items():
+            module = ".".join(key.split(".")[:depth])
+            found[module] = found.get(module, 0) + size
+        if len(found) >= few:
+            break
+    return found
 
 
 def open(

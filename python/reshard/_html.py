@@ -52,6 +52,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[
     return f"<table><tr>{top}</tr>{body}</table>"
 
 
+def more(count: int, what: str) -> str:
+    """A line about what a table leaves out."""
+    return f"<p class=soft>and {count} more {what}{'s' if count > 1 else ''}</p>" if count > 0 else ""
+
+
 def treemap(sizes: dict[str, tuple[int, str]]) -> str:
     """Boxes by size, each with a name and a word on it: `{name: (size, word)}`."""
     items = sorted(((size, name, word) for name, (size, word) in sizes.items() if size > 0), reverse=True)

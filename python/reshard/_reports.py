@@ -40,6 +40,14 @@ class Difference(TypedDict):
     detail: NotRequired[str]
 
 
+#: Rows of a table in a notebook.
+_MOST = 100
+
+
+def _short(number: float | None) -> str:
+    return "" if number is None else f"{number:.3g}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Slowest:
     """The rank whose own work, without any waiting for others, took longest, and what it was busy with most of that time."""
@@ -303,8 +311,7 @@ class VerifyReport:
         note = f"{'sound' if self.sound else 'damaged'}, {self.checked} of {self.records} records compared"
         rows = [(found.key or found.file or "", found.severity, found.what) for found in self.findings[:100]]
         parts = [_html.table(("where", "how grave", "what"), rows)] if rows else []
-        more = len(self.findings) - len(rows)
-        return _html.card(self.path, note, *parts, f"<p>and {more} more</p>" if more else "")
+        return _html.card(self.path, note, *parts, _html.more(len(self.findings) - len(rows), "finding"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -427,6 +434,21 @@ class KeyDifference:
     second: Any = None
     elements: ElementDifference | None = None
 
+    def _cells(self) -> tuple[str, str, str]:
+        """What differs, and how far a tensor moved."""
+        found = self.elements
+        sides = "" if self.first is None and self.second is None else f"{self.kind} {self.first} → {self.second}"
+        if found is None:
+            return (sides or self.kind, "", "")
+        odd = [
+            f"{found.new_nans} new NaN" if found.new_nans else "",
+            f"{found.new_infinities} newly infinite" if found.new_infinities else "",
+            "now all zero" if found.newly_zero else "",
+            sides,
+            f"{found.different} of {found.elements} differ",
+        ]
+        return (", ".join(filter(None, odd)), _short(found.relative_change), _short(found.cosine))
+
     @staticmethod
     def _adapted(fields: Mapping[str, Any]) -> Mapping[str, Any]:
         sides = {side: tuple(fields[side]) for side in ("first", "second") if isinstance(fields.get(side), list)}
@@ -442,7 +464,8 @@ class DiffReport:
     Attributes:
         first, second: the checkpoints.
         only_first, only_second: keys that one has alone.
-        different: keys that both have and that differ.
+        different: keys that both have and that differ: what broke first, then values, weights by how far they moved, and the
+            optimizer's state.
         same: how many are the same, or within the tolerance.
     """
 
@@ -457,6 +480,18 @@ class DiffReport:
     def equal(self) -> bool:
         """Whether there is no difference."""
         return not (self.only_first or self.only_second or self.different)
+
+    def _repr_html_(self) -> str:
+        alone = [("only in the first", self.only_first), ("only in the second", self.only_second)]
+        counts = [f"{self.same} the same", *([f"{len(self.different)} different"] if self.different else [])]
+        counts += [f"{len(keys)} {where}" for where, keys in alone if keys]
+        rows = [(found.key, *found._cells()) for found in self.different[:_MOST]]
+        rows += [(key, where, "", "") for where, keys in alone for key in keys[: max(_MOST - len(rows), 0)]]
+        differences = (
+            _html.table(("key", "what", "‖Δw‖/‖w‖", "cosine"), rows, (2, 3)) if rows else "<p class=good>no difference</p>"
+        )
+        more = len(self.different) + len(self.only_first) + len(self.only_second) - len(rows)
+        return _html.card(f"{self.first} → {self.second}", ", ".join(counts), differences, _html.more(more, "key"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -647,18 +682,21 @@ class HealthReport:
         note = f"checked: {', '.join(self.checked)}" + (f"; not checked: {', '.join(unchecked)}" if unchecked else "")
         rules = [(found.key, found.rule, found.severity, found.what) for found in self.findings[:100]]
         broken = _html.table(("key", "rule", "how grave", "what"), rules) if rules else "<p class=good>no rule is broken</p>"
-
-        def short(number: float | None) -> str:
-            return "" if number is None else f"{number:.3g}"
-
         worst = sorted(self.tensors.items(), key=lambda item: -(item[1].nans + item[1].infinities))[:20]
         rows = [
-            (key, str(s.nans), str(s.infinities), f"{s.zeros / max(s.elements, 1):.1%}", short(s.rms), short(s.min), short(s.max))
+            (
+                key,
+                str(s.nans),
+                str(s.infinities),
+                f"{s.zeros / max(s.elements, 1):.1%}",
+                _short(s.rms),
+                _short(s.min),
+                _short(s.max),
+            )
             for key, s in worst
         ]
         numbers = _html.table(("key", "NaN", "Inf", "zero", "RMS", "min", "max"), rows, range(1, 7)) if rows else ""
-        more = len(self.tensors) - len(rows)
-        return _html.card(self.path, note, broken, numbers, f"<p class=soft>and {more} more tensors</p>" if more > 0 else "")
+        return _html.card(self.path, note, broken, numbers, _html.more(len(self.tensors) - len(rows), "tensor"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -711,6 +749,20 @@ class Trend:
     folder: str
     steps: tuple[TrendStep, ...]
     bad: tuple[FirstBad, ...]
+
+    def _repr_html_(self) -> str:
+        names = list(dict.fromkeys(name for step in self.steps for name in step.metrics))
+        last = self.steps[-_MOST:]
+        rows = [(step.name, *(_short(step.metrics.get(name)) for name in names)) for step in last]
+        bad = [(found.key, found.what, found.first, found.fine or "") for found in self.bad[:_MOST]]
+        parts = [_html.table(("step", *names), rows, range(1, len(names) + 1))] if rows else []
+        parts += (
+            [_html.table(("key", "is", "since", "fine in"), bad)]
+            if bad
+            else ["<p class=good>no tensor of the newest step is bad</p>"]
+        )
+        note = f"{len(self.steps)} complete steps"
+        return _html.card(self.folder, note, *parts, _html.more(len(self.bad) - len(bad), "tensor"))
 
 
 @dataclasses.dataclass(frozen=True)

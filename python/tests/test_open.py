@@ -75,6 +75,35 @@ def test_notebooks_show_sizes_and_never_markup_of_a_checkpoint(tmp_path):
     assert "sound" in verified and "<img" not in verified
 
 
+def test_notebooks_show_differences_and_runs(tmp_path):
+    hostile = "<img src=x onerror=alert(1)>"
+    layers = {f"layers.{i}.weight": torch.arange(1.0, 10.0).reshape(3, 3) for i in range(12)}
+    moved = {**layers, "layers.3.weight": layers["layers.3.weight"] * 1.5, "layers.4.weight": layers["layers.4.weight"] * 1.25}
+    moved["layers.7.weight"] = torch.full((3, 3), math.nan)
+    slot = {"state": {"w": {"exp_avg": torch.ones(3)}}, "param_groups": [{"lr": 0.1}]}
+    rt.save({"model": layers, "optim": slot, "step": 1, "gone": 3, hostile: 1}, tmp_path / "run" / "step-1")
+    slot["state"]["w"]["exp_avg"] = torch.full((3,), 9.0)
+    rt.save({"model": moved, "optim": slot, "step": 2, hostile: 2}, tmp_path / "run" / "step-2")
+    found = reshard.diff(tmp_path / "run" / "step-1", tmp_path / "run" / "step-2")
+    keys = [differing.key for differing in found.different]
+    assert keys[0] == "model.layers.7.weight" and keys[-3:] == [
+        "model.layers.3.weight",
+        "model.layers.4.weight",
+        "optim.state.w.exp_avg",
+    ]
+    page = found._repr_html_()
+    assert (
+        "9 new NaN" in page and "0.5" in page and "value 1 → 2" in page and "1 only in the first" in page and "<img" not in page
+    )
+    assert "no difference" in reshard.diff(tmp_path / "run" / "step-1", tmp_path / "run" / "step-1")._repr_html_()
+    page = reshard.trend(tmp_path / "run")._repr_html_()
+    assert "2 complete steps" in page and "model.layers.7.weight" in page and "step-2" in page
+    with reshard.open(tmp_path / "run" / "step-1") as ck:
+        page = ck._repr_html_()
+    assert page.count("<span style=") == 13, "layers are told apart, and the optimizer"
+    assert "<td>3</td>" in page, "plain values are shown"
+
+
 INDICES = [
     np.s_[:], np.s_[1], np.s_[-1], np.s_[1:], np.s_[::2], np.s_[::-1], np.s_[2:0:-1], np.s_[..., 1], np.s_[1, ..., 2], np.s_[:, 1:3, ::3],
     np.s_[None, 1, :, None], np.s_[5:], np.s_[0, 1, 2], np.s_[...], np.s_[:, -3:-1], np.s_[np.int64(2)], np.s_[()], np.s_[:, 3:1],

@@ -46,7 +46,9 @@ pub(crate) fn diff<'py>(
         let (first, second) = (Checkpoint::open_with(&first, &seen)?, Checkpoint::open_with(&second, &open)?);
         reshard::diff::diff(&first, &second, &chosen)
     })?;
-    report(py, "DiffReport", &found.or_raise(py)?)
+    let mut found = found.or_raise(py)?;
+    found.different = found.gravest_first().into_iter().cloned().collect();
+    report(py, "DiffReport", &found)
 }
 
 /// What a checkpoint holds, independent of how.
