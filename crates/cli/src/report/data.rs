@@ -50,6 +50,9 @@ pub struct ReportData {
     /// How another checkpoint differs from this one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub diff: Option<Diff>,
+    /// Whether that other one is well, as far as it was looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other_health: Option<Health>,
 }
 
 /// The checkpoint as a whole.

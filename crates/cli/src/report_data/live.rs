@@ -36,7 +36,7 @@ pub(crate) struct Live {
 struct Background {
     control: Control,
     started: AtomicBool,
-    outcome: OnceLock<(Numbers, Health)>,
+    outcome: OnceLock<(Numbers, Health, Option<Health>)>,
 }
 
 impl Live {
@@ -45,32 +45,27 @@ impl Live {
         Live { checkpoint, remembered: Mutex::default(), scan: Arc::default() }
     }
 
-    /// Starts to read all numbers, also those of what it is compared with; `health` is the verdict without them.
+    /// Starts to read all numbers, also those of what it is compared with; the verdicts are those without them.
     pub(crate) fn scan(
         &self,
-        other: Option<Arc<Checkpoint>>,
+        other: Option<(Arc<Checkpoint>, Health)>,
         places: HashMap<String, u32>,
         limits: HealthLimits,
         health: Health,
     ) {
         let (scan, checkpoint) = (Arc::clone(&self.scan), Arc::clone(&self.checkpoint));
         let read = move || {
-            let found = look(&checkpoint, other.as_deref(), &places, &limits, &scan.control);
-            let Health { mut checks, mut findings, .. } = health;
-            let numbers = match found {
-                Ok(found) => {
-                    checks.numbers = found.check;
-                    findings.extend(found.findings);
-                    found.numbers
-                }
-                Err(error) => {
-                    let (check, finding) = unreadable(&error);
-                    checks.numbers = check;
-                    findings.push(finding);
-                    Numbers::default()
-                }
+            let second = other.as_ref().map(|(checkpoint, _)| &**checkpoint);
+            let found = look(&checkpoint, second, &places, &limits, &scan.control);
+            let (numbers, judged, of_other) = match found {
+                Ok(found) => (found.numbers, found.judged, found.other),
+                Err(error) => (Numbers::default(), unreadable(&error), None),
             };
-            drop(scan.outcome.set((numbers, Health::of(checks, findings))));
+            let other = other.map(|(_, health)| match of_other {
+                Some(judged) => health.with_numbers(judged),
+                None => health,
+            });
+            drop(scan.outcome.set((numbers, health.with_numbers(judged), other)));
         };
         let started = std::thread::Builder::new().name("numbers".to_owned()).spawn(read);
         self.scan.started.store(started.is_ok(), Ordering::SeqCst);
@@ -155,7 +150,7 @@ impl LiveSource for Live {
 
     fn numbers(&self) -> Scan<'_> {
         match self.scan.outcome.get() {
-            Some((numbers, health)) => Scan::Done { numbers, health },
+            Some((numbers, health, other)) => Scan::Done { numbers, health, other_health: other.as_ref() },
             None if self.scan.started.load(Ordering::SeqCst) => {
                 Scan::Running { done: self.scan.control.done(), total: self.scan.control.total() }
             }

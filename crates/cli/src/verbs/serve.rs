@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::args::ServeArgs;
 use crate::failure::{Failure, Result};
-use crate::report::{Check, CheckState, HealthState, ServeOptions, Server};
+use crate::report::{Check, CheckState, Health, HealthState, ServeOptions, Server};
 use crate::report_data::{self, Collected, Live, Wanted};
 use crate::verbs::{Context, Outcome, report};
 
@@ -18,11 +18,15 @@ pub(crate) fn run(context: &mut Context, args: &ServeArgs) -> Result<Outcome> {
     let Collected { mut data, places } = report_data::collect(&checkpoint, &context.printer, &wanted)?;
     data.live = true;
     let live = Live::new(Arc::clone(&checkpoint));
-    let health = &mut data.checkpoint.health;
     // What is damaged has no numbers to speak of.
-    if let Some(limits) = limits.filter(|_| health.state != HealthState::Damaged) {
-        live.scan(other, places, limits, health.clone());
-        health.checks.numbers = Check::new(CheckState::Running, "being read");
+    let is_whole = |health: &Health| health.state != HealthState::Damaged;
+    if let Some(limits) = limits.filter(|_| is_whole(&data.checkpoint.health)) {
+        let other_health = data.other_health.as_mut().filter(|health| is_whole(health));
+        let other = other.zip(other_health.as_deref().cloned());
+        live.scan(other, places, limits, data.checkpoint.health.clone());
+        for health in [Some(&mut data.checkpoint.health), other_health].into_iter().flatten() {
+            health.checks.numbers = Check::new(CheckState::Running, "being read");
+        }
     }
     let options = ServeOptions { port: args.port, ..ServeOptions::default() };
     let server = Server::bind(&data, Arc::new(live), options)
