@@ -4,8 +4,8 @@ function summary() {
   const { checkpoint } = data;
   $('format').textContent = [...new Set([checkpoint.format, checkpoint.writer])].filter(Boolean).join(' · ');
   const split = checkpoint.name.lastIndexOf('/');
-  $('name').replaceChildren(...(split > 0 ? [el('span', { class: 'parent' }, checkpoint.name.slice(0, split + 1)), el('wbr')] : []), checkpoint.name.slice(split + 1));
-  $('location').textContent = checkpoint.location;
+  $('name').replaceChildren(...(split > 0 ? [el('span', { class: 'parent' }, checkpoint.name.slice(0, split + 1)), el('wbr')] : []), visible(checkpoint.name.slice(split + 1)));
+  $('location').textContent = visible(checkpoint.location);
   verdict(health, otherHealth);
   const tile = (label, value, note) => el('div', {}, el('dt', {}, label), el('dd', {}, value, note && el('small', {}, note)));
   $('tiles').replaceChildren(
@@ -75,7 +75,7 @@ const holdersChart = {
     const point = (i, x, y) => {
       at = Math.min(Math.max(i, 0), groups.length - 1);
       cursor.setAttribute('x', at * step); cursor.setAttribute('visibility', 'visible');
-      said.textContent = `${groups[at].name} · ${bytes(groups[at].bytes)}`;
+      said.textContent = visible(`${groups[at].name} · ${bytes(groups[at].bytes)}`);
       if (x !== undefined) tip.show(x, y, groups[at].name, facts(groups[at]));
     };
     chart.addEventListener('pointermove', (event) => {

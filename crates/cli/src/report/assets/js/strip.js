@@ -182,7 +182,7 @@ const strip = {
     const module = modules[this.column];
     const at = rows[this.row];
     const value = at.values[this.column];
-    said.textContent = `${module.id}${this.mode === 'all' ? '' : `.${at.title}`} · ${at.statistic.title} ${value === null ? '–' : at.statistic.text(value)}`;
+    said.textContent = visible(`${module.id}${this.mode === 'all' ? '' : `.${at.title}`} · ${at.statistic.title} ${value === null ? '–' : at.statistic.text(value)}`);
     if (x === undefined) return;
     const sum = at.sums[this.column] ?? gathered([]);
     tip.show(x, y, `${module.id}${this.mode === 'all' ? '' : `.${at.title}`}`, [
