@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::data::Diff;
+
 /// Whether a checkpoint is well, as far as it was looked at.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Health {
@@ -247,13 +249,20 @@ pub enum Scan<'a> {
     },
     /// It is done, or could not go on: the verdict says.
     Done {
-        /// What the values look like.
-        numbers: &'a Numbers,
+        /// What the values look like, if they were read.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        numbers: Option<&'a Numbers>,
         /// The verdict now.
         health: &'a Health,
         /// The verdict on what it is compared with.
         #[serde(skip_serializing_if = "Option::is_none")]
         other_health: Option<&'a Health>,
+        /// How that differs.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        diff: Option<&'a Diff>,
+        /// Why that is not known.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        not_compared: Option<&'a str>,
     },
 }
 

@@ -40,6 +40,8 @@ pub(crate) struct Wanted {
     pub(crate) verify: bool,
     /// What differs from another.
     pub(crate) comparison: Option<Comparison>,
+    /// Whether to leave comparing to a server behind the page.
+    pub(crate) compare_later: bool,
 }
 
 /// What was collected.
@@ -114,9 +116,15 @@ pub(crate) fn collect(checkpoint: &Checkpoint, printer: &Printer, wanted: &Wante
         builder.other_health(other);
     }
     if let Some(comparison) = &wanted.comparison {
-        builder.diff(comparison.page(checkpoint, &places, printer)?);
+        let control = Control::new();
+        let _bar = Progress::watch(printer, "diff", &control);
+        builder.diff(match wanted.compare_later {
+            true => comparison.outline(checkpoint),
+            false => comparison.page(checkpoint, &places, &control)?,
+        });
     }
-    Ok(Collected { data: builder.finish(), places })
+    let comparing = wanted.compare_later && wanted.comparison.is_some();
+    Ok(Collected { data: ReportData { comparing, ..builder.finish() }, places })
 }
 
 fn page(checkpoint: &Checkpoint, summary: &Summary) -> Page {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::args::ServeArgs;
 use crate::failure::{Failure, Result};
-use crate::report::{Check, CheckState, Health, HealthState, ServeOptions, Server};
+use crate::report::{Check, CheckState, HealthState, ServeOptions, Server};
 use crate::report_data::{self, Collected, Live, Wanted};
 use crate::verbs::{Context, Outcome, report};
 
@@ -13,18 +13,18 @@ pub(crate) fn run(context: &mut Context, args: &ServeArgs) -> Result<Outcome> {
     let checkpoint = Arc::new(context.open_seen(&args.page.path, &args.page.view)?);
     let limits = args.page.numbers()?;
     let comparison = report::compared(context, &args.page)?;
-    let other = comparison.as_ref().map(|comparison| Arc::clone(&comparison.other));
-    let wanted = Wanted { numbers: None, verify: args.page.verify, comparison };
+    let wanted = Wanted { numbers: None, verify: args.page.verify, comparison, compare_later: true };
     let Collected { mut data, places } = report_data::collect(&checkpoint, &context.printer, &wanted)?;
     data.live = true;
     let live = Live::new(Arc::clone(&checkpoint));
     // What is damaged has no numbers to speak of.
-    let is_whole = |health: &Health| health.state != HealthState::Damaged;
-    if let Some(limits) = limits.filter(|_| is_whole(&data.checkpoint.health)) {
-        let other_health = data.other_health.as_mut().filter(|health| is_whole(health));
-        let other = other.zip(other_health.as_deref().cloned());
+    let limits = limits.filter(|_| data.checkpoint.health.state != HealthState::Damaged);
+    if limits.is_some() || data.comparing {
+        let with_numbers = limits.is_some();
+        let other = wanted.comparison.zip(data.other_health.clone());
         live.scan(other, places, limits, data.checkpoint.health.clone());
-        for health in [Some(&mut data.checkpoint.health), other_health].into_iter().flatten() {
+        let mut healths = [Some(&mut data.checkpoint.health), data.other_health.as_mut()];
+        for health in healths.iter_mut().flatten().filter(|health| with_numbers && health.state != HealthState::Damaged) {
             health.checks.numbers = Check::new(CheckState::Running, "being read");
         }
     }

@@ -1054,6 +1054,38 @@ class ReportTest(unittest.TestCase):
             same = f"return {second} === {state.format('#health')}"
             self.assertTrue(self.browser.js(same), "one checkpoint has one verdict")
 
+    def test_a_served_page_is_there_before_the_comparison(self):
+        b = self.browser
+        for more in ([], ["--no-numbers"]):
+            with self.served(SHARDED, OTHER, *more) as url:
+                # The page as it is first sent knows only what is compared.
+                sent = urllib.request.urlopen(url, timeout=10).read().decode()
+                self.assertIn('"comparing":true', sent)
+                self.assertNotIn('"max_abs"', sent)
+                self.show(url)
+                b.wait("return document.querySelector('#diff .legend')")
+                self.assertIn("30 changed", self.text("#diff"))
+                self.assertGreater(self.count("#table.with-change .body .change .badge"), 5)
+                self.assertEqual(self.count('#colour-by [data-value="change"]'), 1)
+                self.assertEqual(self.count("#numbers:not([hidden])"), 0 if more else 1)
+                self.assertEqual(self.checks()["numbers"] == "unchecked", bool(more))
+                self.check_quiet([f"{url}api/numbers"])
+
+    def test_a_second_that_cannot_be_read_is_said_to_be_damaged(self):
+        short = self.folder / "runs" / "short"
+        shutil.copytree(OTHER, short)
+        path = max(short.glob("*.distcp"), key=lambda path: path.stat().st_size)
+        path.write_bytes(path.read_bytes()[:-9000])
+        with self.served(SHARDED, short) as url:
+            self.show(url)
+            self.assertIn("Damaged", self.text("#health .pill"))
+            self.browser.wait("return document.querySelector('#diff .alarm')?.textContent.includes('Not compared')")
+            self.assertEqual(self.text("#health .pill .whose"), "short")
+            numbers = "return [...document.querySelectorAll('#diff .versus [data-check=numbers]')].map((li) => li.dataset.state)"
+            self.assertEqual(self.browser.js(numbers)[1], "unchecked")
+            self.assertNotEqual(self.browser.js(numbers)[0], "bad", "it is not told of the first")
+            self.assertEqual(self.count("#table.with-change"), 0)
+
     # Live.
 
     def test_live_page_loads_values_on_demand(self):

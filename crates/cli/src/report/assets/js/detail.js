@@ -45,7 +45,7 @@ function valuesOf(tensor) {
 }
 
 function changeOf(tensor) {
-  if (!data.diff) return [];
+  if (!isCompared()) return [];
   const what = change.get(tensor.i);
   const box = el('dl', { class: 'stats' });
   const item = (label, text) => text !== undefined && text !== null && box.append(el('div', {}, el('dt', {}, label), el('dd', {}, text)));

@@ -56,23 +56,15 @@ function diffSection() {
   const table = el('div', { class: 'rows short diff-rows', id: 'diff-table' });
   const choose = el('div', { class: 'segmented', role: 'group', 'aria-label': 'Differences to list' });
   // The verdict at the head is the graver one; here each has its own checks.
-  const [checksA, checksB] = [el('div'), el('div')];
-  const judge = () => {
-    checksA.replaceChildren(checkList(health, `What was checked of ${nameA}`));
-    checksB.replaceChildren(checkList(otherHealth, `What was checked of ${nameB}`));
-  };
-  judge();
-  onNumbers.push(() => {
-    judge();
-    for (const item of items) if (item.tensor && item.kind !== 'only-a') item.kind = kindOf(item.what, item.tensor);
-    update();
-  });
+  const side = (word, name, location, judged) => el('div', {}, el('dt', {}, word),
+    el('dd', {}, name, el('small', { class: 'mono soft', title: location }, location), checkList(judged, `What was checked of ${name}`)));
   $('diff').hidden = false;
   $('diff').replaceChildren(
     el('div', { class: 'card-head' }, el('h2', { id: 'diff-title' }, 'What changed'), choose),
-    el('dl', { class: 'versus' },
-      el('div', {}, el('dt', {}, 'from'), el('dd', {}, nameA, el('small', { class: 'mono soft', title: data.checkpoint.location }, data.checkpoint.location), checksA)),
-      el('div', {}, el('dt', {}, 'to'), el('dd', {}, nameB, el('small', { class: 'mono soft', title: diff.location }, diff.location), checksB))),
+    el('dl', { class: 'versus' }, side('from', nameA, data.checkpoint.location, health), side('to', nameB, diff.location, otherHealth)));
+  if (data.comparing) return $('diff').append(el('p', { class: 'soft loading', role: 'status' }, 'Being compared…'));
+  if (data.not_compared) return $('diff').append(el('p', { class: 'alarm' }, `Not compared: ${data.not_compared}`));
+  $('diff').append(
     stack(segments, { class: 'stack tall' }),
     el('div', { class: 'legend' }, ...segments.map(({ text, size, hue }) => el('span', { css: { '--hue': hue } }, `${count(size)} ${text}`)),
       el('span', { class: 'plain soft' }, compared)),
@@ -132,3 +124,4 @@ function diffSection() {
       diff.plain.slice(0, 200).map((row) => [row.key, row.a ?? '–', row.b ?? '–'])));
   }
 }
+onNumbers.push(diffSection);

@@ -70,7 +70,9 @@ const scan = {
       setTimeout(() => this.ask(), 400);
     } else if (answer.state === 'done') {
       $('scan').replaceChildren();
-      numbers = answer.numbers;
+      numbers = answer.numbers ?? null;
+      Object.assign(data, { comparing: false, diff: answer.diff ?? data.diff, not_compared: answer.not_compared });
+      noteChanges();
       otherHealth = answer.other_health ?? otherHealth;
       health = answer.health;
       verdict(health, otherHealth);
@@ -79,14 +81,14 @@ const scan = {
   },
   show(done, total) {
     const part = total ? done / total : 0;
-    $('numbers').hidden = false;
+    $('numbers').hidden = health.checks.numbers.state !== 'running';
     $('scan').replaceChildren(
       el('div', { class: 'progress', role: 'progressbar', 'aria-label': 'Reading numbers', 'aria-valuenow': Math.round(100 * part), 'aria-valuemin': 0, 'aria-valuemax': 100 },
         el('i', { css: { '--part': String(part) } })),
       el('p', { class: 'soft' }, total ? `Reading every number: ${bytes(done)} of ${bytes(total)}` : 'Reading every number…'));
   },
   start() {
-    if (!data.live || data.checkpoint.health.checks.numbers.state !== 'running') return;
+    if (!data.live || !(data.comparing || health.checks.numbers.state === 'running')) return;
     this.show(0, 0);
     this.ask();
   },

@@ -219,7 +219,11 @@ if (stateRoot !== null) {
 
 // What the comparison says about a tensor.
 const change = new Map();
-if (data.diff) {
+// Live, it comes later: nothing is the same before it was compared.
+const isCompared = () => Boolean(data.diff && !data.comparing && !data.not_compared);
+function noteChanges() {
+  if (!isCompared()) return;
   for (const changed of data.diff.changed) change.set(changed.tensor, changed);
   for (const tensor of data.diff.only_a) change.set(tensor, 'only_a');
 }
+noteChanges();

@@ -21,7 +21,7 @@ function gathered(list) {
     const update = numbers?.updates?.[tensor.i];
     if (update !== undefined) sum.update = Math.max(sum.update ?? 0, update);
     const what = change.get(tensor.i);
-    if (data.diff?.values_compared && what !== 'only_a' && stats) {
+    if (isCompared() && valuesCompared && what !== 'only_a' && stats) {
       const weight = (stats.rms ?? 0) ** 2 * stats.count;
       const far = what === undefined ? 0 : what.moved;
       if (far !== undefined && far !== null) { moved += far ** 2 * weight; weighed += weight; }

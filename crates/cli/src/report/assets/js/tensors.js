@@ -22,7 +22,7 @@ const MEASURES = {
   zero(tensor) { const stats = statsOf(tensor); return stats && stats.zeros / (stats.count || 1); },
   max(tensor) { const stats = statsOf(tensor); return stats && Math.max(Math.abs(stats.min ?? 0), Math.abs(stats.max ?? 0)); },
   update: (tensor) => numbers?.updates?.[tensor.i], bytes: (tensor) => tensor.bytes,
-  moved(tensor) { const what = change.get(tensor.i); return what === undefined ? (valuesCompared ? 0 : undefined) : what.moved; },
+  moved(tensor) { const what = change.get(tensor.i); return what === undefined ? (isCompared() && valuesCompared ? 0 : undefined) : what.moved; },
 };
 const COMPARE = { '>': (x, y) => x > y, '<': (x, y) => x < y, '>=': (x, y) => x >= y, '<=': (x, y) => x <= y, '=': (x, y) => x === y };
 // `rms >= 1` is one word, as `rms>=1` is.
@@ -214,7 +214,7 @@ const list = {
           cell.classList.toggle('flagged-bad', Boolean(flagOf(tensor)?.bad)); cell.classList.toggle('flagged-warn', flagOf(tensor)?.bad === false);
           keyCell(tensor.key, this.match.words, cell);
         } },
-        ...(data.diff ? [{ id: 'change', title: 'Change', sortable: true, className: 'change', cell: changeCell }] : []),
+        ...(isCompared() ? [{ id: 'change', title: 'Change', sortable: true, className: 'change', cell: changeCell }] : []),
         { id: 'dtype', title: 'Type', sortable: true, className: 'dtype', cell(tensor, cell) { cell.textContent = tensor.dtypeName; cell.title = tensor.dtypeName; } },
         { id: 'shape', title: 'Shape', sortable: true, className: 'shape', cell: text((tensor) => shapeText(tensor.shape)) },
         { id: 'chunks', title: 'Chunks', sortable: true, className: 'num chunks', cell: text((tensor) => count(tensor.chunks)) },
@@ -229,7 +229,7 @@ const list = {
         },
       ],
     });
-    $('table').classList.toggle('with-change', Boolean(data.diff));
+    $('table').classList.toggle('with-change', isCompared());
     $('table').classList.toggle('with-numbers', Boolean(numbers));
     $('number-filter').hidden = !numbers;
     this.orders.clear();

@@ -219,7 +219,7 @@ const treemap = {
   choices() {
     const choices = [
       ...(rolesFound.length > 1 ? [['role', 'Role']] : []), ['part', 'Part'], ['dtype', 'Type'],
-      ...(numbers ? [['numbers', 'Numbers']] : []), ...(data.diff ? [['change', 'Change']] : []),
+      ...(numbers ? [['numbers', 'Numbers']] : []), ...(isCompared() ? [['change', 'Change']] : []),
     ];
     segmented($('colour-by'), choices, this.colourBy, (by) => { this.colourBy = by; this.draw(); });
   },
