@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use super::data::{Checkpoint, Cuts, Diff, FileInfo, Optimizer, PlainValue, ReportData, SCHEMA, Tiling};
-use super::health::{Health, Numbers, Stats};
+use super::health::{Checks, Health, Numbers, Stats};
 
 /// Past this many chunks the page leaves out where each one lies in its file.
 const MOST_PLACES: usize = 60_000;
@@ -127,6 +127,12 @@ impl ReportBuilder {
         self
     }
 
+    /// Sets the verdict on what it is compared with.
+    pub fn other_health(&mut self, health: Health) -> &mut Self {
+        self.data.other_health = Some(health);
+        self
+    }
+
     /// Says whether a server will answer the page.
     pub fn live(&mut self, live: bool) -> &mut Self {
         self.data.live = live;
@@ -134,7 +140,12 @@ impl ReportBuilder {
     }
 
     /// The report's data.
-    pub fn finish(self) -> ReportData {
+    pub fn finish(mut self) -> ReportData {
+        // What is compared is judged, if by nothing but its numbers.
+        if self.data.diff.is_some() && self.data.other_health.is_none() {
+            let numbers = self.data.numbers.as_ref().and_then(|numbers| numbers.other_check.clone()).unwrap_or_default();
+            self.data.other_health = Some(Health::of(Checks { numbers, ..Checks::default() }, Vec::new()));
+        }
         self.data
     }
 }

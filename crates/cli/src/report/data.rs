@@ -50,6 +50,12 @@ pub struct ReportData {
     /// How another checkpoint differs from this one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub diff: Option<Diff>,
+    /// Whether a server is comparing them right now: [`Self::diff`] then says only what is compared.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub comparing: bool,
+    /// Whether that other one is well, as far as it was looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other_health: Option<Health>,
 }
 
 /// The checkpoint as a whole.

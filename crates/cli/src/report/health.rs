@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::data::Diff;
+
 /// Whether a checkpoint is well, as far as it was looked at.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Health {
@@ -133,6 +135,13 @@ impl Health {
     }
 }
 
+impl Health {
+    /// The verdict once numbers are judged, too: what came of it, and what was found.
+    pub fn with_numbers(self, (numbers, found): (Check, Vec<Finding>)) -> Health {
+        Health::of(Checks { numbers, ..self.checks }, [self.findings, found].concat())
+    }
+}
+
 /// What the values look like, by tensor number.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Numbers {
@@ -147,6 +156,9 @@ pub struct Numbers {
     /// Statistics of B's tensors, by the numbers of A's.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub other: BTreeMap<u32, Stats>,
+    /// The rules that B's tensors break, by the numbers of A's.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub other_flags: BTreeMap<u32, Flag>,
     /// What rules say of B's numbers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub other_check: Option<Check>,
@@ -237,10 +249,20 @@ pub enum Scan<'a> {
     },
     /// It is done, or could not go on: the verdict says.
     Done {
-        /// What the values look like.
-        numbers: &'a Numbers,
+        /// What the values look like, if they were read.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        numbers: Option<&'a Numbers>,
         /// The verdict now.
         health: &'a Health,
+        /// The verdict on what it is compared with.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        other_health: Option<&'a Health>,
+        /// How that differs.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        diff: Option<&'a Diff>,
+        /// Why that is not known.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        not_compared: Option<&'a str>,
     },
 }
 

@@ -3,13 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use reshard::Checkpoint;
 use reshard::checkpoint::{CatalogKind, LoadedValue};
 use reshard::diff::{DiffOptions, KeyDifference, Tolerance, ValueDifference, diff};
+use reshard::{Checkpoint, Control};
 
-use crate::failure::Result;
-use crate::printer::Printer;
-use crate::progress::Progress;
 use crate::report::{Changed, ChangedValue, Diff, OtherTensor};
 
 /// What to compare with, and how.
@@ -23,15 +20,8 @@ pub(crate) struct Comparison {
 }
 
 impl Comparison {
-    /// Compares; `places` are those of the first one's tensors on the page.
-    pub(super) fn page(&self, first: &Checkpoint, places: &HashMap<String, u32>, printer: &Printer) -> Result<Diff> {
-        let mut options = DiffOptions::default();
-        options.tolerance = self.tolerance;
-        options.elements = self.elements;
-        let report = {
-            let _bar = Progress::watch(printer, "diff", &options.control);
-            diff(first, &self.other, &options)?
-        };
+    /// What is known before anything is compared.
+    pub(super) fn outline(&self, first: &Checkpoint) -> Diff {
         let path = self.other.path();
         let (name_a, name_b) = super::names::apart(first.path(), path);
         let mut page = Diff {
@@ -48,6 +38,17 @@ impl Comparison {
                 page.bytes = page.bytes.saturating_add(tensor.bytes());
             }
         }
+        page
+    }
+
+    /// Compares; `places` are those of the first one's tensors on the page.
+    pub(super) fn page(&self, first: &Checkpoint, places: &HashMap<String, u32>, control: &Control) -> reshard::Result<Diff> {
+        let mut options = DiffOptions::default();
+        options.tolerance = self.tolerance;
+        options.elements = self.elements;
+        options.control = control.clone();
+        let report = diff(first, &self.other, &options)?;
+        let mut page = self.outline(first);
         for key in &report.only_first {
             match places.get(key.as_str()) {
                 Some(number) => page.only_a.push(*number),

@@ -10,12 +10,12 @@ use reshard::layout::Region;
 use reshard::numbers::{StatsOptions, stats};
 use reshard::{Checkpoint, Control};
 
-use super::numbers::{BINS, look, page, unreadable};
-use super::whole;
+use super::numbers::{BINS, Looked, look, page, unreadable};
+use super::{Comparison, whole};
 use crate::catalog::location;
 use crate::elements::{self, Element};
 use crate::human;
-use crate::report::{Health, LiveSource, Numbers, Sample, SampleValue, Scan, TensorDetail};
+use crate::report::{Diff, Health, HealthState, LiveSource, Numbers, Sample, SampleValue, Scan, TensorDetail};
 
 /// Rows and columns of a sample.
 const SIDE: u64 = 8;
@@ -36,7 +36,30 @@ pub(crate) struct Live {
 struct Background {
     control: Control,
     started: AtomicBool,
-    outcome: OnceLock<(Numbers, Health)>,
+    outcome: OnceLock<Outcome>,
+}
+
+/// What came of the scan.
+#[derive(Debug)]
+struct Outcome {
+    numbers: Option<Numbers>,
+    health: Health,
+    other_health: Option<Health>,
+    diff: Option<Result<Diff, String>>,
+}
+
+impl Outcome {
+    /// Adds what the numbers of one or both look like.
+    fn look(mut self, found: reshard::Result<Looked>) -> Outcome {
+        let (numbers, judged, of_other) = match found {
+            Ok(found) => (found.numbers, found.judged, found.other),
+            Err(error) => (Numbers::default(), unreadable(&error), None),
+        };
+        if let Some(judged) = of_other {
+            self.other_health = self.other_health.map(|health| health.with_numbers(judged));
+        }
+        Outcome { numbers: Some(numbers), health: self.health.with_numbers(judged), ..self }
+    }
 }
 
 impl Live {
@@ -45,32 +68,29 @@ impl Live {
         Live { checkpoint, remembered: Mutex::default(), scan: Arc::default() }
     }
 
-    /// Starts to read all numbers, also those of what it is compared with; `health` is the verdict without them.
+    /// Starts to compare and, where there are limits to judge them by, to read all numbers, also those of what it is compared
+    /// with; the verdicts are those without them.
     pub(crate) fn scan(
         &self,
-        other: Option<Arc<Checkpoint>>,
+        other: Option<(Comparison, Health)>,
         places: HashMap<String, u32>,
-        limits: HealthLimits,
+        limits: Option<HealthLimits>,
         health: Health,
     ) {
         let (scan, checkpoint) = (Arc::clone(&self.scan), Arc::clone(&self.checkpoint));
         let read = move || {
-            let found = look(&checkpoint, other.as_deref(), &places, &limits, &scan.control);
-            let Health { mut checks, mut findings, .. } = health;
-            let numbers = match found {
-                Ok(found) => {
-                    checks.numbers = found.check;
-                    findings.extend(found.findings);
-                    found.numbers
-                }
-                Err(error) => {
-                    let (check, finding) = unreadable(&error);
-                    checks.numbers = check;
-                    findings.push(finding);
-                    Numbers::default()
-                }
-            };
-            drop(scan.outcome.set((numbers, Health::of(checks, findings))));
+            let (comparison, other_health) = other.unzip();
+            let diff = comparison.as_ref().map(|comparison| {
+                let found = comparison.page(&checkpoint, &places, &scan.control);
+                found.map_err(|error| human::printable(&error.full_text()))
+            });
+            let is_whole = other_health.as_ref().is_some_and(|health| health.state != HealthState::Damaged);
+            let mut outcome = Outcome { numbers: None, health, other_health, diff };
+            if let Some(limits) = limits {
+                let other = comparison.as_ref().filter(|_| is_whole).map(|comparison| &*comparison.other);
+                outcome = outcome.look(look(&checkpoint, other, &places, &limits, &scan.control));
+            }
+            drop(scan.outcome.set(outcome));
         };
         let started = std::thread::Builder::new().name("numbers".to_owned()).spawn(read);
         self.scan.started.store(started.is_ok(), Ordering::SeqCst);
@@ -155,7 +175,14 @@ impl LiveSource for Live {
 
     fn numbers(&self) -> Scan<'_> {
         match self.scan.outcome.get() {
-            Some((numbers, health)) => Scan::Done { numbers, health },
+            Some(Outcome { numbers, health, other_health, diff }) => {
+                let (diff, not_compared) = match diff {
+                    Some(Ok(diff)) => (Some(diff), None),
+                    Some(Err(text)) => (None, Some(text.as_str())),
+                    None => (None, None),
+                };
+                Scan::Done { numbers: numbers.as_ref(), health, other_health: other_health.as_ref(), diff, not_compared }
+            }
             None if self.scan.started.load(Ordering::SeqCst) => {
                 Scan::Running { done: self.scan.control.done(), total: self.scan.control.total() }
             }

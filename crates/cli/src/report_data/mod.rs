@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use reshard::checkpoint::{CatalogKind, LoadedValue};
 use reshard::health::{HealthLimits, OptimizerSummary, SlotShare};
 use reshard::layout::Region;
-use reshard::verify::{Severity, VerifyOptions, verify};
+use reshard::verify::{Finding as Found, Severity, VerifyOptions, verify};
 use reshard::{Checkpoint, Control};
 
 pub(crate) use compare::Comparison;
@@ -22,8 +22,8 @@ use crate::human;
 use crate::printer::Printer;
 use crate::progress::Progress;
 use crate::report::{
-    Check, CheckState, Checkpoint as Page, Checks, ChunkInput, Finding, Health, Optimizer, ParamGroup, PlainValue, ReportBuilder,
-    ReportData, Slot, TensorInput,
+    Check, CheckState, Checkpoint as Page, Checks, ChunkInput, Finding, Health, HealthState, Optimizer, ParamGroup, PlainValue,
+    ReportBuilder, ReportData, Slot, TensorInput,
 };
 use crate::summary::Summary;
 
@@ -40,6 +40,8 @@ pub(crate) struct Wanted {
     pub(crate) verify: bool,
     /// What differs from another.
     pub(crate) comparison: Option<Comparison>,
+    /// Whether to leave comparing to a server behind the page.
+    pub(crate) compare_later: bool,
 }
 
 /// What was collected.
@@ -53,7 +55,11 @@ pub(crate) struct Collected {
 /// Collects everything.
 pub(crate) fn collect(checkpoint: &Checkpoint, printer: &Printer, wanted: &Wanted) -> Result<Collected> {
     let summary = Summary::of(checkpoint);
-    let (mut checks, mut findings) = if wanted.verify { verified(checkpoint, printer)? } else { glanced(&summary) };
+    let mut health = looked_at(checkpoint, &summary, wanted.verify, printer)?;
+    let mut other_health = match &wanted.comparison {
+        Some(Comparison { other, .. }) => Some(looked_at(other, &Summary::of(other), wanted.verify, printer)?),
+        None => None,
+    };
     let mut builder = ReportBuilder::new(page(checkpoint, &summary));
     let files: Vec<u32> =
         summary.files.iter().map(|file| builder.file(&file.path, file.size.unwrap_or(file.used), file.rank)).collect();
@@ -86,31 +92,39 @@ pub(crate) fn collect(checkpoint: &Checkpoint, printer: &Printer, wanted: &Wante
         builder.optimizer(optimizer_page(checkpoint, optimizer));
     }
     // What is damaged has no numbers to speak of.
-    let damaged = [checks.structure.state, checks.checksums.state].contains(&CheckState::Bad);
-    if let Some(limits) = wanted.numbers.as_ref().filter(|_| !damaged) {
+    if let Some(limits) = wanted.numbers.as_ref().filter(|_| health.state != HealthState::Damaged) {
         let control = Control::new();
         let _bar = Progress::watch(printer, "numbers", &control);
-        let other = wanted.comparison.as_ref().map(|comparison| &*comparison.other);
+        let is_whole = other_health.as_ref().is_some_and(|other| other.state != HealthState::Damaged);
+        let other = wanted.comparison.as_ref().filter(|_| is_whole).map(|comparison| &*comparison.other);
         match numbers::look(checkpoint, other, &places, limits, &control) {
             Ok(found) => {
-                checks.numbers = found.check;
-                findings.extend(found.findings);
                 builder.numbers(found.numbers);
+                health = health.with_numbers(found.judged);
+                other_health = match (other_health, found.other) {
+                    (Some(other), Some(judged)) => Some(other.with_numbers(judged)),
+                    (other, _) => other,
+                };
             }
             Err(error @ reshard::Error::Cancelled { .. }) => return Err(error.into()),
             // A page about what cannot be read is worth more than none.
-            Err(error) => {
-                let (check, finding) = numbers::unreadable(&error);
-                checks.numbers = check;
-                findings.push(finding);
-            }
+            Err(error) => health = health.with_numbers(numbers::unreadable(&error)),
         }
     }
-    builder.health(Health::of(checks, findings));
-    if let Some(comparison) = &wanted.comparison {
-        builder.diff(comparison.page(checkpoint, &places, printer)?);
+    builder.health(health);
+    if let Some(other) = other_health {
+        builder.other_health(other);
     }
-    Ok(Collected { data: builder.finish(), places })
+    if let Some(comparison) = &wanted.comparison {
+        let control = Control::new();
+        let _bar = Progress::watch(printer, "diff", &control);
+        builder.diff(match wanted.compare_later {
+            true => comparison.outline(checkpoint),
+            false => comparison.page(checkpoint, &places, &control)?,
+        });
+    }
+    let comparing = wanted.compare_later && wanted.comparison.is_some();
+    Ok(Collected { data: ReportData { comparing, ..builder.finish() }, places })
 }
 
 fn page(checkpoint: &Checkpoint, summary: &Summary) -> Page {
@@ -139,6 +153,12 @@ fn page(checkpoint: &Checkpoint, summary: &Summary) -> Page {
         facts,
         location,
     }
+}
+
+/// The verdict without numbers.
+fn looked_at(checkpoint: &Checkpoint, summary: &Summary, everything: bool, printer: &Printer) -> Result<Health> {
+    let (checks, findings) = if everything { verified(checkpoint, printer)? } else { glanced(summary) };
+    Ok(Health::of(checks, findings))
 }
 
 fn numbers_unchecked() -> Check {
@@ -179,26 +199,42 @@ fn verified(checkpoint: &Checkpoint, printer: &Printer) -> Result<(Checks, Vec<F
         offset: found.offset,
         ..Finding::default()
     });
-    let state = match (report.is_sound(), report.findings.is_empty()) {
-        (true, true) => CheckState::Fine,
-        (true, false) => CheckState::Warning,
-        (false, _) => CheckState::Bad,
+    // Data that differs from its checksum says nothing against the structure.
+    let errors = |of_checksums: bool| {
+        let is_one = |found: &&Found| found.severity == Severity::Error && is_about_checksum(&found.what) == of_checksums;
+        report.findings.iter().filter(is_one).count() as u64
     };
-    let told = match report.errors() as u64 {
+    let (problems, wrong) = (errors(false), errors(true));
+    let state = |errors: u64| match (errors, report.findings.iter().any(|found| found.severity != Severity::Error)) {
+        (0, false) => CheckState::Fine,
+        (0, true) => CheckState::Warning,
+        _ => CheckState::Bad,
+    };
+    let told = match problems {
         0 => "every element is stored exactly once, files are whole".to_owned(),
         n => format!("{} found", human::count(n, "problem")),
     };
+    // Where the structure is no good, not every checksum could be compared.
+    let of_checksums = if wrong == 0 && problems > 0 { CheckState::Warning } else { state(wrong) };
     let mut compared = format!("{} read, {} compared", human::bytes(report.bytes), human::count(report.checked, "checksum"));
+    if wrong > 0 {
+        compared = format!("{} wrong: {compared}", human::exact(wrong));
+    }
     if report.unchecked > 0 {
         compared.push_str(&format!(", {} without one", human::count(report.unchecked, "record")));
     }
-    let checksums = match (report.checked, report.unchecked, state) {
+    let checksums = match (report.checked, report.unchecked, of_checksums) {
         (0, _, CheckState::Fine) => Check::new(CheckState::Unchecked, "none are stored"),
         // Part of the data has nothing to be compared with.
         (_, 1.., CheckState::Fine) => Check::new(CheckState::Warning, compared),
-        _ => Check::new(state, compared),
+        _ => Check::new(of_checksums, compared),
     };
-    Ok((Checks { structure: Check::new(state, told), checksums, numbers: numbers_unchecked() }, findings.collect()))
+    Ok((Checks { structure: Check::new(state(problems), told), checksums, numbers: numbers_unchecked() }, findings.collect()))
+}
+
+/// Whether a finding is that data does not have its checksum; findings tell it in words alone.
+fn is_about_checksum(what: &str) -> bool {
+    what.starts_with("the checksum of its data") || what.contains("has CRC-32")
 }
 
 fn plain(checkpoint: &Checkpoint, key: &str) -> PlainValue {

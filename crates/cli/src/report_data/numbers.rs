@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use reshard::health::{HealthFinding, HealthLimits, HealthOptions, health};
+use reshard::health::{HealthFinding, HealthLimits, HealthOptions, HealthReport, health};
 use reshard::numbers::TensorStats;
 use reshard::verify::Severity;
 use reshard::{Checkpoint, Control};
@@ -17,14 +17,18 @@ const MOST_SHAPES: usize = 4000;
 /// Fewer elements than this have no distribution to speak of.
 const FEW: u64 = 16;
 
+/// What rules say of a checkpoint's numbers: in short, and one by one.
+pub(super) type Judged = (Check, Vec<Finding>);
+
 /// What a scan found.
 pub(super) struct Looked {
     pub(super) numbers: Numbers,
-    pub(super) check: Check,
-    pub(super) findings: Vec<Finding>,
+    pub(super) judged: Judged,
+    /// The same of what it is compared with.
+    pub(super) other: Option<Judged>,
 }
 
-/// Reads every tensor once, and those of what it is compared with.
+/// Reads every tensor once, and those of what it is compared with. That those cannot be read is a finding about them alone.
 pub(super) fn look(
     checkpoint: &Checkpoint,
     other: Option<&Checkpoint>,
@@ -39,6 +43,27 @@ pub(super) fn look(
     let report = health(checkpoint, &options)?;
     let place = |key: &str| places.get(key).copied();
     let mut numbers = Numbers { stats: by_place(&report.tensors, place), ..Numbers::default() };
+    numbers.flags = flags(&report.findings, place);
+    for param in report.optimizer.iter().flat_map(|optimizer| &optimizer.params) {
+        if let (Some(place), Some(ratio)) = (param.weights.as_deref().and_then(place), param.update_ratio) {
+            numbers.updates.insert(place, brief(ratio));
+        }
+    }
+    let other = match other.map(|other| health(other, &options)) {
+        None => None,
+        Some(Ok(report)) => {
+            numbers.other = by_place(&report.tensors, place);
+            numbers.other_flags = flags(&report.findings, place);
+            Some(judged(&report))
+        }
+        Some(Err(error @ reshard::Error::Cancelled { .. })) => return Err(error),
+        Some(Err(error)) => Some(unreadable(&error)),
+    };
+    numbers.other_check = other.as_ref().map(|(check, _)| check.clone());
+    Ok(Looked { numbers, judged: judged(&report), other })
+}
+
+fn judged(report: &HealthReport) -> Judged {
     let told = |finding: &HealthFinding| Finding {
         text: format!("{}: {}", finding.rule, finding.what),
         bad: finding.severity == Severity::Error,
@@ -46,35 +71,33 @@ pub(super) fn look(
         key: Some(finding.key.clone()),
         ..Finding::default()
     };
-    for finding in &report.findings {
+    (check(&report.findings, report.tensors.len()), report.findings.iter().map(told).collect())
+}
+
+/// The rules that tensors break, by their places.
+fn flags(findings: &[HealthFinding], place: impl Fn(&str) -> Option<u32>) -> BTreeMap<u32, Flag> {
+    let mut flags: BTreeMap<u32, Flag> = BTreeMap::new();
+    for finding in findings {
         if let Some(place) = place(&finding.key) {
-            let flag: &mut Flag = numbers.flags.entry(place).or_default();
+            let flag = flags.entry(place).or_default();
             flag.bad |= finding.severity == Severity::Error;
             flag.rules.push(finding.rule.to_owned());
         }
     }
-    for param in report.optimizer.iter().flat_map(|optimizer| &optimizer.params) {
-        if let (Some(place), Some(ratio)) = (param.weights.as_deref().and_then(place), param.update_ratio) {
-            numbers.updates.insert(place, brief(ratio));
-        }
-    }
-    if let Some(other) = other {
-        let report = health(other, &options)?;
-        numbers.other = by_place(&report.tensors, place);
-        numbers.other_check = Some(check(&report.findings, report.tensors.len()));
-    }
-    let findings: Vec<Finding> = report.findings.iter().map(told).collect();
-    Ok(Looked { numbers, check: check(&report.findings, report.tensors.len()), findings })
+    flags
 }
 
-/// The check of numbers that could not be read, and why.
-pub(super) fn unreadable(error: &reshard::Error) -> (Check, Finding) {
+/// What to say of numbers that could not be read, and why.
+pub(super) fn unreadable(error: &reshard::Error) -> Judged {
     let text = human::printable(&error.full_text());
-    (Check::new(CheckState::Bad, "could not be read"), Finding { text, bad: true, ..Finding::default() })
+    (Check::new(CheckState::Bad, "could not be read"), vec![Finding { text, bad: true, ..Finding::default() }])
 }
 
 /// The check, in words: how many tensors break which rule.
 fn check(findings: &[HealthFinding], tensors: usize) -> Check {
+    if tensors == 0 && findings.is_empty() {
+        return Check::new(CheckState::Unchecked, "no tensors");
+    }
     let mut rules: BTreeMap<(bool, &str), HashSet<&str>> = BTreeMap::new();
     for finding in findings {
         rules.entry((finding.severity != Severity::Error, finding.rule)).or_default().insert(&finding.key);
@@ -156,6 +179,12 @@ mod tests {
     fn magnitudes_have_no_holes() {
         assert_eq!(magnitudes(&[(-3, 2), (0, 5)]), Some(Magnitudes { low: -3, counts: vec![2, 0, 0, 5] }));
         assert_eq!(magnitudes(&[]), None);
+    }
+
+    #[test]
+    fn no_tensors_are_not_fine_numbers() {
+        assert_eq!(check(&[], 0), Check::new(CheckState::Unchecked, "no tensors"));
+        assert_eq!(check(&[], 1).state, CheckState::Fine);
     }
 
     #[test]

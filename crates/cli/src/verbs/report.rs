@@ -14,7 +14,7 @@ use crate::verbs::{Context, Outcome, diff};
 pub(crate) fn run(context: &mut Context, args: &ReportArgs) -> Result<Outcome> {
     let checkpoint = context.open_seen(&args.page.path, &args.page.view)?;
     let comparison = compared(context, &args.page)?;
-    let wanted = Wanted { numbers: args.page.numbers()?, verify: args.page.verify, comparison };
+    let wanted = Wanted { numbers: args.page.numbers()?, verify: args.page.verify, comparison, compare_later: false };
     let collected = report_data::collect(&checkpoint, &context.printer, &wanted)?;
     let page = render(&collected.data).map_err(|error| Failure::because("cannot make the page", &error))?;
     if args.output == "-" {

@@ -13,16 +13,20 @@ pub(crate) fn run(context: &mut Context, args: &ServeArgs) -> Result<Outcome> {
     let checkpoint = Arc::new(context.open_seen(&args.page.path, &args.page.view)?);
     let limits = args.page.numbers()?;
     let comparison = report::compared(context, &args.page)?;
-    let other = comparison.as_ref().map(|comparison| Arc::clone(&comparison.other));
-    let wanted = Wanted { numbers: None, verify: args.page.verify, comparison };
+    let wanted = Wanted { numbers: None, verify: args.page.verify, comparison, compare_later: true };
     let Collected { mut data, places } = report_data::collect(&checkpoint, &context.printer, &wanted)?;
     data.live = true;
     let live = Live::new(Arc::clone(&checkpoint));
-    let health = &mut data.checkpoint.health;
     // What is damaged has no numbers to speak of.
-    if let Some(limits) = limits.filter(|_| health.state != HealthState::Damaged) {
-        live.scan(other, places, limits, health.clone());
-        health.checks.numbers = Check::new(CheckState::Running, "being read");
+    let limits = limits.filter(|_| data.checkpoint.health.state != HealthState::Damaged);
+    if limits.is_some() || data.comparing {
+        let with_numbers = limits.is_some();
+        let other = wanted.comparison.zip(data.other_health.clone());
+        live.scan(other, places, limits, data.checkpoint.health.clone());
+        let mut healths = [Some(&mut data.checkpoint.health), data.other_health.as_mut()];
+        for health in healths.iter_mut().flatten().filter(|health| with_numbers && health.state != HealthState::Damaged) {
+            health.checks.numbers = Check::new(CheckState::Running, "being read");
+        }
     }
     let options = ServeOptions { port: args.port, ..ServeOptions::default() };
     let server = Server::bind(&data, Arc::new(live), options)

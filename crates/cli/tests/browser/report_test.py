@@ -91,20 +91,14 @@ CORPUS = pathlib.Path(__file__).resolve().parents[3] / "formats" / "tests" / "co
 SHARDED, OTHER, ZOO = (CORPUS / "torch-2.13" / case / "checkpoint" for case in ("tp_fsdp2_w4", "fsdp2_w4", "zoo"))
 
 
-def sick(folder):
-    """A model in one file: four layers, one of them with NaN, one zeroed, one a million times too large."""
+def model(folder, names, break_it=lambda layer, name, numbers: numbers):
+    """A model of four layers in one file; what is broken in it is up to the caller."""
     folder.mkdir(parents=True, exist_ok=True)
     header, data = {}, b""
     for layer in range(4):
-        for name in ("attn.q_proj", "mlp.up_proj", "input_norm"):
+        for name in names:
             numbers = [((7919 * i + layer) % 1009) / 1009 - 0.5 for i in range(256)]
-            if (layer, name) == (1, "attn.q_proj"):
-                numbers[3:5] = [float("nan"), float("inf")]
-            elif (layer, name) == (2, "mlp.up_proj"):
-                numbers = [0.0] * 256
-            elif (layer, name) == (3, "mlp.up_proj"):
-                numbers = [1e6 * x for x in numbers]
-            packed = struct.pack("<256f", *numbers)
+            packed = struct.pack("<256f", *break_it(layer, name, numbers))
             header[f"model.layers.{layer}.{name}.weight"] = {
                 "dtype": "F32",
                 "shape": [256] if "norm" in name else [16, 16],
@@ -117,6 +111,48 @@ def sick(folder):
     return path
 
 
+FEW_NAMES = ("attn.q_proj", "mlp.up_proj", "input_norm")
+# More kinds of tensors than a heat map has rows for, and experts that are alike.
+MANY_NAMES = (
+    *(f"part.{chr(ord('a') + n)}_proj" for n in range(26)),
+    *(f"mlp.experts.{n}.up_proj" for n in range(40)),
+    "input_norm",
+    "norm",
+    "zz_proj",
+)
+
+
+def sicken(layer, name, numbers):
+    """One with NaN, one with Inf alone, one zeroed, one a million times too large."""
+    if (layer, name) == (1, "attn.q_proj"):
+        return [*numbers[:3], float("nan"), float("inf"), *numbers[5:]]
+    if (layer, name) == (0, "mlp.up_proj"):
+        return [*numbers[:3], float("inf"), *numbers[4:]]
+    if (layer, name) == (2, "mlp.up_proj"):
+        return [0.0] * 256
+    if (layer, name) == (3, "mlp.up_proj"):
+        return [1e6 * x for x in numbers]
+    return numbers
+
+
+def sicken_one(layer, name, numbers):
+    """An expert far back among those that are alike, and the last by name."""
+    if (layer, name) in ((1, "mlp.experts.33.up_proj"), (2, "zz_proj")):
+        return [float("nan"), *numbers[1:]]
+    return numbers
+
+
+def flipped(folder):
+    """A checkpoint with one byte of data that is not what was saved."""
+    shutil.copytree(SHARDED, folder)
+    path = max(folder.glob("*.distcp"), key=lambda path: path.stat().st_size)
+    data = bytearray(path.read_bytes())
+    # The data of a record lies aligned behind the name of its entry.
+    data[data.index(b"/data/0") + 128] ^= 1
+    path.write_bytes(data)
+    return folder
+
+
 class ReportTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -125,12 +161,17 @@ class ReportTest(unittest.TestCase):
         for name in ("small", "big", "many", "hostile", "empty"):
             if sample(cls.folder / f"{name}.html", name).wait() != 0:
                 raise RuntimeError(f"cannot make the sample page {name}")
+        well, ill = model(cls.folder / "runs" / "well", FEW_NAMES), model(cls.folder / "runs" / "checkpoint", FEW_NAMES, sicken)
         for name, arguments in {
             "true": [SHARDED, "--histograms", "--verify"],
             "compared": [SHARDED, OTHER],
             "zoo": [ZOO],
             "glanced": [SHARDED, "--no-numbers"],
-            "sick": [sick(cls.folder / "runs" / "checkpoint")],
+            "sick": [ill],
+            "worse": [well, ill],
+            "shapes": [well, ill, "--shapes-only"],
+            "wide": [model(cls.folder / "runs" / "wide", MANY_NAMES, sicken_one)],
+            "flipped": [flipped(cls.folder / "runs" / "flipped"), "--verify"],
         }.items():
             made = command("report", *arguments, "-o", cls.folder / f"{name}.html", "--quiet", stdout=subprocess.DEVNULL)
             if made.wait() != 0:
@@ -156,6 +197,18 @@ class ReportTest(unittest.TestCase):
         b.requests()
         b.open(self.url)
         return float(b.wait("return document.documentElement.dataset.ready"))
+
+    def altered(self, name, change):
+        """The page of that name with its data changed: what no sample has."""
+        page = (self.folder / f"{name}.html").read_text()
+        opening, closing = '<script id="data" type="application/json">', "</script>"
+        before, rest = page.split(opening)
+        text, after = rest.split(closing, 1)
+        data = json.loads(text)
+        change(data)
+        text = json.dumps(data).replace("<", "\\u003c")
+        (self.folder / "altered.html").write_text(before + opening + text + closing + after)
+        return "altered"
 
     def check_quiet(self, allowed=()):
         """No console message, and no request but for the page itself."""
@@ -328,6 +381,7 @@ class ReportTest(unittest.TestCase):
     def test_sort_by_every_column(self):
         b = self.browser
         self.show("small")
+        b.devtools("Emulation.setDeviceMetricsOverride", width=1600, height=1000, deviceScaleFactor=1, mobile=False)
         b.click('#table [data-column="key"] button')
         up = self.rows()
         self.assertEqual(b.js("return document.querySelector('#table [data-column=key]').ariaSort"), "ascending")
@@ -475,7 +529,7 @@ class ReportTest(unittest.TestCase):
         b = self.browser
         self.show("small")
         what = "return [...document.querySelectorAll('#diff-table .body .row')].sort((a, b) => a.index - b.index).map((row) => row.children[1].textContent)"
-        self.assertEqual(b.js(what)[:4], ["now NaN", "now zero", "shape", "type"])
+        self.assertEqual(b.js(what)[:4], ["NaN or Inf", "now zero", "shape", "type"])
         moved = b.js(
             "return [...document.querySelectorAll('#diff-table .body .row')].sort((a, b) => a.index - b.index).slice(6).map((row) => row.children[3].textContent)"
         )
@@ -486,15 +540,143 @@ class ReportTest(unittest.TestCase):
         self.assertIn("step-49000", self.text("#diff .versus"))
         self.assertNotIn("only in A", self.text("#diff"))
         # What is wrong with the second is said beside its name, not only what changed.
-        self.assertIn("2 nan, 1 zero-weight", self.text("#diff .versus [data-check=numbers][data-state=bad]"))
+        self.assertIn("2 nan, 1 zero-weight", self.text("#diff .versus > div:last-child [data-check=numbers][data-state=bad]"))
+
+    def differences(self):
+        """What the list of differences calls them, in its order, and whose they are."""
+        return self.browser.js(
+            "return [...document.querySelectorAll('#diff-table .body .row')].sort((a, b) => a.index - b.index).map((row) => [row.children[1].textContent, row.children[0].textContent])"
+        )
+
+    def test_the_headline_is_about_the_graver_of_two(self):
+        self.show("worse")
+        self.assertIn("Bad numbers", self.text("#health .pill"))
+        self.assertEqual(self.text("#health .pill .whose"), "checkpoint")
+        self.assertEqual(self.checks()["numbers"], "bad")
+        states = "return [...document.querySelectorAll('#diff .versus > div')].map((div) => div.querySelector('[data-check=numbers]').dataset.state)"
+        self.assertEqual(self.browser.js(states), ["fine", "bad"])
+        self.assertIn("in checkpoint", self.text("#findings li"))
+        self.choose("layers.1.attn.q_proj")
+        self.assertIn("Breaks nan, inf (in checkpoint)", self.text("#values"))
+        self.choose("layers.1.mlp.up_proj")
+        self.assertNotIn("Breaks", self.text("#values"))
+        self.check_quiet()
+
+    def test_what_is_broken_now_stands_before_what_is_zero_now(self):
+        self.show("worse")
+        words = [word for word, _ in self.differences()]
+        self.assertEqual(sorted(words[:3]), ["now Inf", "now NaN", "too large"])
+        self.assertEqual(words[3:], ["now zero"])
+        self.assertIn(["now Inf", "model.layers.0.mlp.up_proj.weight"], self.differences())
+
+    def test_optimizer_state_that_is_broken_stands_first_and_other_state_last(self):
+        def change(data):
+            places = {key: place for place, key in enumerate(data["tensors"]["key"])}
+            broken = places["optim.state.layers.3.attention.wq.weight.exp_avg_sq"]
+            moved = places["optim.state.layers.3.attention.wk.weight.exp_avg_sq"]
+            data["numbers"]["other_flags"] = {str(broken): {"bad": True, "rules": ["negative-second-moment"]}}
+            data["diff"]["changed"] += [{"tensor": broken, "moved": 0.001}, {"tensor": moved, "moved": 1e6}]
+
+        self.show(self.altered("small", change))
+        self.assertIn(["negative", "optim.state.layers.3.attention.wq.weight.exp_avg_sq"], self.differences()[:2])
+        self.browser.click('#diff [data-value="changed"]')
+        self.browser.js("document.querySelector('#diff-table').scrollTop = 1e6")
+        self.browser.wait(
+            "return document.querySelector('#diff-table').textContent.includes('optim.state.layers.3.attention.wk')"
+        )
+        self.assertEqual(self.differences()[-1][1], "optim.state.layers.3.attention.wk.weight.exp_avg_sq")
+
+    def test_what_was_not_compared_is_not_called_unchanged(self):
+        self.show("shapes")
+        said = self.text("#diff")
+        self.assertIn("12 of the same type and shape, values not compared", said)
+        self.assertNotIn("unchanged", said)
+        self.assertNotIn("Nothing matches", said)
+        self.assertIn("values were not compared", self.text("#diff-table .empty:not([hidden])"))
 
     # The numbers.
+
+    def test_no_row_of_the_heat_map_hides_what_is_broken(self):
+        b = self.browser
+        self.show("wide")
+        b.click('#strip-by [data-value="bad"]')
+        names = b.js("return [...document.querySelectorAll('.strip-name')].map((n) => n.textContent)")
+        self.assertEqual(set(names[:2]), {"mlp.experts.*.up_proj.weight", "zz_proj.weight"})
+        self.assertEqual(self.count("#strip rect.alarm"), 2)
+        self.assertEqual(len(names), 24)
+        self.assertEqual(self.text("#strip-left"), "and 6 more, all calm")
+        self.check_quiet()
+
+    def test_the_heat_map_tells_one_tensor_from_another(self):
+        b = self.browser
+
+        def change(data):
+            kept = ("input_norm.weight", "norm.weight")
+            data["tensors"]["key"] = [
+                key if key.endswith(kept) else f"other.{place}" for place, key in enumerate(data["tensors"]["key"])
+            ]
+
+        self.show(self.altered("wide", change))
+        b.click('#strip-by [data-value="rms"]')
+        names = b.js("return [...document.querySelectorAll('.strip-name')].map((n) => n.textContent)")
+        self.assertEqual(sorted(names), ["input_norm.weight", "norm.weight"])
+        for place in range(2):
+            b.js("document.querySelectorAll('.strip-row')[arguments[0]].dispatchEvent(new PointerEvent('pointermove'))", place)
+            self.assertIn("Tensors1", self.text("#tip"), names[place])
+
+    def test_broken_optimizer_state_is_red_in_its_layer(self):
+        key = "optim.state.layers.3.attention.wq.weight.exp_avg"
+
+        def change(data):
+            place = str(data["tensors"]["key"].index(key))
+            data["numbers"]["stats"][place] = {"count": 10, "zeros": 0, "nans": 2, "infs": 0}
+            data["numbers"]["flags"][place] = {"bad": True, "rules": ["nan"]}
+
+        self.show(self.altered("small", change))
+        row = "const names = [...document.querySelectorAll('.strip-name')]; const at = names.findIndex((n) => n.textContent === 'Optimizer'); const rects = [...document.querySelectorAll('.strip-row')[at].children]; return rects.map((rect) => rect.classList.contains('alarm'))"
+        self.assertEqual(self.browser.js(row).count(True), 1)
+        self.browser.js("document.querySelector('.strip-grid').focus()")
+        self.browser.keys(RIGHT * (self.browser.js(row).index(True) + 1) + ENTER)
+        self.assertIn("model.layers.3", self.text("#scope"))
+        self.assertIn(key, self.rows())
+
+    def test_chips_count_what_they_list(self):
+        b = self.browser
+        for name in ("small", "sick", "true"):
+            self.show(name)
+            for filter in ("nan", "inf", "zero", "flagged"):
+                said = int(self.text(f"#number-counts [data-filter={filter}] b").replace(",", ""))
+                b.js("document.querySelector(arguments[0]).click()", f"#number-counts [data-filter={filter}]")
+                listed = int(b.js("return document.getElementById('table').getAttribute('aria-rowcount')")) - 1
+                self.assertEqual(said, listed, (name, filter))
+
+    def test_rms_is_coloured_by_rules_about_size(self):
+        colour = "return document.querySelector('#table .body .rms').className.match(/alarm|caution/)?.[0] ?? ''"
+        for name, query, expected in (
+            ("sick", "layers.2.mlp.up_proj", "caution"),
+            ("sick", "layers.3.mlp.up_proj", "alarm"),
+            ("sick", "layers.1.attn.q_proj", ""),
+            ("small", "update>0.1", ""),
+        ):
+            self.show(name)
+            self.search(query)
+            self.assertEqual(self.browser.js(colour), expected, query)
+
+    def test_updates_are_red_only_where_the_rule_says_so(self):
+        def change(data):
+            place = data["tensors"]["key"].index("model.norm.weight")
+            data["numbers"]["updates"][str(place)] = 0.9
+
+        self.show(self.altered("small", change))
+        self.assertIn("model.norm.weight", self.text("#optimizer .ranking li:first-child"))
+        self.assertEqual(self.count("#optimizer .ranking .alarm"), 1)
+        self.assertEqual(self.count("#optimizer .ranking li:first-child .alarm"), 0)
+        self.assertEqual(self.count("#optimizer .hot"), 1)
 
     def test_numbers_have_columns_that_sort_and_filter(self):
         b = self.browser
         self.show("small")
-        b.click('#table [data-column="bad"] button')
-        self.assertEqual(self.rows()[0], "model.layers.17.attention.wk.weight")
+        self.assertEqual(self.rows()[0], "model.layers.17.attention.wk.weight", "what breaks rules stands first")
         self.assertEqual(self.count("#table .body .row .bad.alarm"), 1)
         red = b.js("return getComputedStyle(document.querySelector('#table .body .bad.alarm')).color")
         ink = b.js("return getComputedStyle(document.body).color")
@@ -510,6 +692,11 @@ class ReportTest(unittest.TestCase):
             ("nan>0", "1 of 879"),
             ("zero>50%", "1 of 879"),
             ("update>0.1", "1 of 879"),
+            ("RMS > 1000", "219 of 879"),
+            ("rms>=1000", "219 of 879"),
+            ("update >= 0.3 attention", "1 of 879"),
+            ("update <= 0.29 model.norm", "1 of 879"),
+            ("zero ≥ 100 %", "1 of 879"),
         ):
             self.search(query)
             self.assertIn(shown, self.text("#shown"), query)
@@ -522,7 +709,7 @@ class ReportTest(unittest.TestCase):
         b = self.browser
         self.show("small")
         self.assertGreaterEqual(self.count(".strip-row"), 5)
-        self.assertEqual(self.count(".strip-cell:has(rect.alarm)"), 3, "NaN, zeros and a large update are red")
+        self.assertEqual(self.count(".strip-cell:has(rect.alarm)"), 4, "NaN, zeros, their RMS and a large update are red")
         b.js("document.querySelector('.strip-grid').focus()")
         b.keys(RIGHT + RIGHT)
         self.assertIn("NaN, Inf", self.text("#strip .said"))
@@ -557,6 +744,7 @@ class ReportTest(unittest.TestCase):
         for words in ("nan", "inf", "large-weight", "zero-weight", "model.layers.1.attn.q_proj.weight"):
             self.assertIn(words, found)
         self.assertIn("1with NaN", self.text("#number-counts"))
+        self.assertIn("2with Inf", self.text("#number-counts"))
         filled = "const box = document.querySelector('#map'); return Math.max(...[...box.querySelectorAll('.tile')].map((tile) => tile.offsetTop + tile.offsetHeight)) / box.clientHeight"
         self.assertGreater(self.browser.js(filled), 0.9)
         self.shot("sick", full=True)
@@ -660,6 +848,7 @@ class ReportTest(unittest.TestCase):
         self.show("empty")
         self.assertIn("Not checked", self.text("#health"))
         self.assertIn("No data files", self.text("#files-body"))
+        self.assertEqual(self.count("#tensors:not([hidden]), #modules:not([hidden])"), 0, "there is nothing to list")
         self.check_quiet()
         self.shot("empty", full=True)
 
@@ -673,6 +862,76 @@ class ReportTest(unittest.TestCase):
             self.assertEqual(b.js(clipped), 0, f"{name}: the navigation is clipped")
             self.shot(f"phone-{name}", full=True)
             b.devtools("Emulation.clearDeviceMetricsOverride")
+
+    def test_names_have_the_room(self):
+        b = self.browser
+        cut = """return [...document.querySelectorAll('#table .body .row .key')].filter((key) => {
+            const right = key.getBoundingClientRect().right; return [...key.querySelectorAll('.number, .last')].some((n) => n.getBoundingClientRect().right > right + 1 || n.scrollWidth > n.clientWidth + 1); }).map((key) => key.textContent)"""
+        for name in ("sick", "small", "worse"):
+            self.show(name)
+            b.devtools("Emulation.setDeviceMetricsOverride", width=1280, height=900, deviceScaleFactor=1, mobile=False)
+            b.wait("return innerWidth === 1280")
+            width = b.js("return document.querySelector('#table .body .key').getBoundingClientRect().width")
+            self.assertGreater(width, 280, name)
+            self.assertEqual(b.js(cut), [], name)
+            self.assertGreater(self.count("#table .body .key .number"), 5)
+            b.devtools("Emulation.clearDeviceMetricsOverride")
+
+    def test_values_and_headers_are_in_view_on_a_phone(self):
+        b = self.browser
+        for name in ("small", "zoo", "true"):
+            self.show(name)
+            self.phone()
+            key, value = b.js(
+                "return ['th', 'td.value'].map((css) => document.querySelector(`#plain tbody ${css}`).getBoundingClientRect()).map((r) => [r.width, r.right])"
+            )
+            self.assertLess(key[0], 200, name)
+            self.assertLessEqual(value[1], 400, name)
+            cut = "return [...document.querySelectorAll('#table .head > div')].filter((n) => n.offsetParent && n.scrollWidth > n.clientWidth + 1).map((n) => n.textContent)"
+            self.assertEqual(b.js(cut), [], name)
+            b.devtools("Emulation.clearDeviceMetricsOverride")
+
+    def test_odd_names_are_shown_as_they_are(self):
+        b = self.browser
+        odd = ["a\u202egnp.exe\nnext", "   ", "x" * 600, "\u05d0\u05d1.0.\u05d2\u05d3.weight"]
+
+        def change(data):
+            data["tensors"]["key"][: len(odd)] = odd
+
+        self.show(self.altered("sick", change))
+        self.assertNotIn("\u202e", b.js("return document.body.innerText"))
+        self.assertIn("␣␣␣", self.rows())
+        self.assertIn("a\\u202egnp.exe\\nnext", self.rows())
+        # The parts of a name in two directions of writing stand in its order.
+        places = """
+            const cell = [...document.querySelectorAll('#table .body .key')].find((key) => key.textContent.includes('weight') && key.textContent.includes('\u05d0'));
+            return ['\u05d0', '0', '\u05d2', 'w'].map((letter) => {
+              const walk = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT); let node;
+              while ((node = walk.nextNode())) { const at = node.data.indexOf(letter); if (at >= 0) { const range = new Range(); range.setStart(node, at); range.setEnd(node, at + 1); return range.getBoundingClientRect().left; } }
+            })"""
+        found = b.js(places)
+        self.assertEqual(found, sorted(found))
+        self.assertLessEqual(
+            b.js(
+                "return document.querySelector('#dtypes-body > div:last-child').scrollWidth - document.querySelector('#dtypes-body > div:last-child').clientWidth"
+            ),
+            1,
+        )
+        self.check_quiet()
+
+    def test_the_first_findings_are_in_view(self):
+        self.show("sick")
+        self.assertEqual(self.count("#findings .findings > ul > li"), 4)
+        self.assertEqual(self.count("#findings details:not([open]) li"), 1)
+        self.assertIn("1 more", self.text("#findings summary"))
+        bottom = "return document.querySelector('#findings .link').getBoundingClientRect().bottom"
+        self.assertLess(self.browser.js(bottom), 700)
+
+    def test_a_wrong_checksum_is_no_fault_of_the_structure(self):
+        self.show("flipped")
+        self.assertIn("Damaged", self.text("#health"))
+        self.assertEqual((self.checks()["structure"], self.checks()["checksums"]), ("fine", "bad"))
+        self.assertIn("1 wrong", self.text("#health [data-check=checksums]"))
 
     def test_keys_of_plain_values_have_room(self):
         for name in ("small", "zoo", "true"):
@@ -722,7 +981,10 @@ class ReportTest(unittest.TestCase):
         said = self.text("#diff")
         for words in ("30 changed", "14 unchanged", "model.head.weight", "only in tp_fsdp2_w4"):
             self.assertIn(words, said)
-        self.assertNotEqual(self.browser.js("return document.querySelector('#diff .versus li').dataset.state"), "unchecked")
+        checked = "return [...document.querySelectorAll('#diff .versus > div:last-child li')].map((li) => [li.dataset.check, li.dataset.state])"
+        self.assertEqual([name for name, _ in self.browser.js(checked)], ["structure", "checksums", "numbers"])
+        self.assertEqual(dict(self.browser.js(checked))["checksums"], "unchecked")
+        self.assertNotEqual(dict(self.browser.js(checked))["numbers"], "unchecked")
         self.check_quiet()
         self.shot("compared-dark", full=True)
 
@@ -765,6 +1027,7 @@ class ReportTest(unittest.TestCase):
         before = sorted(SHARDED.iterdir())
         with self.served(SHARDED) as url:
             self.show(url)
+            self.assertNotIn("loads nothing", self.text("footer"), "it asks its server")
             # Numbers come from behind: the badge and the columns follow.
             b.wait(
                 "return !['unchecked', 'running'].includes(document.querySelector('#health [data-check=numbers]').dataset.state)"
@@ -785,9 +1048,43 @@ class ReportTest(unittest.TestCase):
         with self.served(SHARDED, SHARDED) as url:
             self.show(url)
             state = "document.querySelector('{} [data-check=numbers]').dataset.state"
-            self.browser.wait(f"return !['unchecked', 'running'].includes({state.format('#diff .versus')})")
-            same = f"return {state.format('#diff .versus')} === {state.format('#health')}"
+            second = state.format("#diff .versus > div:last-child")
+            self.browser.wait(f"return !['unchecked', 'running'].includes({second})")
+            self.assertIn("both", self.text("#health .pill"))
+            same = f"return {second} === {state.format('#health')}"
             self.assertTrue(self.browser.js(same), "one checkpoint has one verdict")
+
+    def test_a_served_page_is_there_before_the_comparison(self):
+        b = self.browser
+        for more in ([], ["--no-numbers"]):
+            with self.served(SHARDED, OTHER, *more) as url:
+                # The page as it is first sent knows only what is compared.
+                sent = urllib.request.urlopen(url, timeout=10).read().decode()
+                self.assertIn('"comparing":true', sent)
+                self.assertNotIn('"max_abs"', sent)
+                self.show(url)
+                b.wait("return document.querySelector('#diff .legend')")
+                self.assertIn("30 changed", self.text("#diff"))
+                self.assertGreater(self.count("#table.with-change .body .change .badge"), 5)
+                self.assertEqual(self.count('#colour-by [data-value="change"]'), 1)
+                self.assertEqual(self.count("#numbers:not([hidden])"), 0 if more else 1)
+                self.assertEqual(self.checks()["numbers"] == "unchecked", bool(more))
+                self.check_quiet([f"{url}api/numbers"])
+
+    def test_a_second_that_cannot_be_read_is_said_to_be_damaged(self):
+        short = self.folder / "runs" / "short"
+        shutil.copytree(OTHER, short)
+        path = max(short.glob("*.distcp"), key=lambda path: path.stat().st_size)
+        path.write_bytes(path.read_bytes()[:-9000])
+        with self.served(SHARDED, short) as url:
+            self.show(url)
+            self.assertIn("Damaged", self.text("#health .pill"))
+            self.browser.wait("return document.querySelector('#diff .alarm')?.textContent.includes('Not compared')")
+            self.assertEqual(self.text("#health .pill .whose"), "short")
+            numbers = "return [...document.querySelectorAll('#diff .versus [data-check=numbers]')].map((li) => li.dataset.state)"
+            self.assertEqual(self.browser.js(numbers)[1], "unchecked")
+            self.assertNotEqual(self.browser.js(numbers)[0], "bad", "it is not told of the first")
+            self.assertEqual(self.count("#table.with-change"), 0)
 
     # Live.
 

@@ -4,9 +4,9 @@ function summary() {
   const { checkpoint } = data;
   $('format').textContent = [...new Set([checkpoint.format, checkpoint.writer])].filter(Boolean).join(' · ');
   const split = checkpoint.name.lastIndexOf('/');
-  $('name').replaceChildren(...(split > 0 ? [el('span', { class: 'parent' }, checkpoint.name.slice(0, split + 1)), el('wbr')] : []), checkpoint.name.slice(split + 1));
-  $('location').textContent = checkpoint.location;
-  verdict(checkpoint.health);
+  $('name').replaceChildren(...(split > 0 ? [el('span', { class: 'parent' }, checkpoint.name.slice(0, split + 1)), el('wbr')] : []), visible(checkpoint.name.slice(split + 1)));
+  $('location').textContent = visible(checkpoint.location);
+  verdict(health, otherHealth);
   const tile = (label, value, note) => el('div', {}, el('dt', {}, label), el('dd', {}, value, note && el('small', {}, note)));
   $('tiles').replaceChildren(
     tile('Tensors', count(tensors.length), `${bigCount(total.elements)} elements`),
@@ -75,7 +75,7 @@ const holdersChart = {
     const point = (i, x, y) => {
       at = Math.min(Math.max(i, 0), groups.length - 1);
       cursor.setAttribute('x', at * step); cursor.setAttribute('visibility', 'visible');
-      said.textContent = `${groups[at].name} · ${bytes(groups[at].bytes)}`;
+      said.textContent = visible(`${groups[at].name} · ${bytes(groups[at].bytes)}`);
       if (x !== undefined) tip.show(x, y, groups[at].name, facts(groups[at]));
     };
     chart.addEventListener('pointermove', (event) => {
@@ -96,12 +96,16 @@ const holdersChart = {
   },
 };
 
+// A name of any length, cut in its middle.
+const MOST_NAME = 48;
+const shortened = (name) => (name.length > MOST_NAME ? `${name.slice(0, MOST_NAME / 2)}…${name.slice(-MOST_NAME / 2)}` : name);
+
 // A bar in parts, and the same as a table.
 function shares(head, rows, className) {
   return el('div', { class: className },
     stack(rows.map((row) => ({ hue: row.hue, size: row.bytes }))),
     plainTable([[head], ['Tensors', 'num'], ['Bytes', 'num'], ['Share', 'num']],
-      rows.map((row) => [[swatch(row.hue), row.name], count(row.tensors), bytes(row.bytes), percent(row.bytes, total.bytes)])));
+      rows.map((row) => [[swatch(row.hue), el('span', { title: row.name }, shortened(row.name))], count(row.tensors), bytes(row.bytes), percent(row.bytes, total.bytes)])));
 }
 function sharesCharts() {
   const types = data.dtypes.map((name, i) => ({ name, bytes: 0, tensors: 0, hue: typeHue(i) }));
@@ -122,7 +126,7 @@ function plainSection() {
   if (!values.length) return;
   const most = 200;
   const columns = [['Key', 'mono'], ['Kind', 'soft'], ['Value', 'mono value']];
-  const cells = (value) => [value.key || '(no name)', value.kind, value.text];
+  const cells = (value) => [named(value.key), value.kind, value.text];
   const table = plainTable(columns, values.slice(0, most).map(cells));
   const more = el('button', { type: 'button', class: 'quiet' }, `Show all ${count(values.length)}`);
   more.addEventListener('click', () => { for (const value of values.slice(most)) table.tBodies[0].append(plainRow(columns, cells(value))); more.remove(); });

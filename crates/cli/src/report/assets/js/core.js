@@ -3,6 +3,18 @@
 const $ = (id) => document.getElementById(id);
 const SVG = 'http://www.w3.org/2000/svg';
 
+// Text that shows what it holds: line ends and characters that would turn the order of those after them are written out.
+const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
+const SHORT = { '\n': '\\n', '\r': '\\r', '\t': '\\t' };
+const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/;
+function visible(text) {
+  const shown = text.replace(UNSEEN, (c) => SHORT[c] ?? `\\u${c.charCodeAt(0).toString(16).padStart(4, '0')}`);
+  // The parts of a name stand in their order, whichever way each is written.
+  return RIGHT_TO_LEFT.test(shown) ? shown.replace(/\./g, '\u200e.\u200e') : shown;
+}
+// A name, also where it is nothing or nothing but spaces.
+const named = (name) => (name.trim() ? name : name.replace(/ /g, '␣') || '(no name)');
+
 function fill(node, props, children) {
   for (const [name, value] of Object.entries(props ?? {})) {
     if (value === undefined || value === null || value === false) continue;
@@ -10,7 +22,7 @@ function fill(node, props, children) {
     else if (name === 'css') for (const [key, text] of Object.entries(value)) node.style.setProperty(key, text);
     else node.setAttribute(name, value === true ? '' : value);
   }
-  for (const child of children) if (child !== null && child !== undefined && child !== false) node.append(child);
+  for (const child of children) if (child !== null && child !== undefined && child !== false) node.append(typeof child === 'string' ? visible(child) : child);
   return node;
 }
 const el = (tag, props, ...children) => fill(document.createElement(tag), props, children);

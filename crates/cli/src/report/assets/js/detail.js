@@ -26,9 +26,10 @@ function valuesOf(tensor) {
   const stats = more?.stats ?? statsOf(tensor);
   const other = numbers?.other?.[tensor.i];
   const box = el('div', { id: 'values', class: 'values' });
+  for (const [flag, whose] of [[flagOf(tensor), nameA], [otherFlagOf(tensor), nameB]]) {
+    if (flag) box.append(el('p', { class: flag.bad ? 'rule alarm' : 'rule caution' }, `Breaks ${flag.rules.join(', ')}${data.diff ? ` (in ${whose})` : ''}`));
+  }
   if (stats) {
-    const flag = flagOf(tensor);
-    if (flag) box.append(el('p', { class: flag.bad ? 'rule alarm' : 'rule caution' }, `Breaks ${flag.rules.join(', ')}`));
     const shape = distribution(stats, other);
     if (shape) box.append(shape);
     box.append(statistics(stats, other));
@@ -44,7 +45,7 @@ function valuesOf(tensor) {
 }
 
 function changeOf(tensor) {
-  if (!data.diff) return [];
+  if (!isCompared()) return [];
   const what = change.get(tensor.i);
   const box = el('dl', { class: 'stats' });
   const item = (label, text) => text !== undefined && text !== null && box.append(el('div', {}, el('dt', {}, label), el('dd', {}, text)));
@@ -79,7 +80,7 @@ function detail(tensor) {
   const cut = tensor.key.lastIndexOf('.');
   // Long names break at their dots.
   const path = tensor.key.slice(0, cut + 1).split(/(?<=\.)/, 200).flatMap((part) => [el('span', { class: 'soft' }, part), el('wbr')]);
-  const name = el('h3', { class: 'key-name' }, ...path, tensor.key.slice(cut + 1) || (cut < 0 && '(no name)'));
+  const name = el('h3', { class: 'key-name' }, ...path, cut < 0 ? named(tensor.key) : tensor.key.slice(cut + 1));
   $('detail').replaceChildren(
     el('div', { class: 'detail-head' }, name, copy),
     el('dl', { class: 'facts-grid' },

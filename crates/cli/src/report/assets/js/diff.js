@@ -1,20 +1,41 @@
 // The comparison with a second checkpoint: how much is the same, and what is not.
 
 const nameA = data.diff?.name_a ?? 'A'; const nameB = data.diff?.name_b ?? 'B';
-const kindOf = (what) => (what === undefined ? 'same' : what === 'only_a' ? 'only-a' : what.newly_bad ? 'bad' : what.newly_zero ? 'zero'
+// What is bad: no longer finite, or breaks a rule in the other checkpoint that makes it so.
+const isBad = (what, tensor) => what.newly_bad > 0 || Boolean(tensor && otherFlagOf(tensor)?.bad);
+const kindOf = (what, tensor) => (what === undefined ? 'same' : what === 'only_a' ? 'only-a' : isBad(what, tensor) ? 'bad' : what.newly_zero ? 'zero'
   : what.shape ? 'shape' : what.dtype ? 'dtype' : 'value');
+const valuesCompared = data.diff?.values_compared ?? false;
+// What is the same is so as far as it was compared.
+const unchangedText = () => (valuesCompared ? 'unchanged' : 'of the same type and shape, values not compared');
 const KIND = {
-  same: 'same', value: 'values', 'only-b': 'new', 'only-a': 'gone', dtype: 'type', shape: 'shape', zero: 'now zero', bad: 'now NaN',
+  same: valuesCompared ? 'same' : 'alike', value: 'values', 'only-b': 'new', 'only-a': 'gone', dtype: 'type', shape: 'shape', zero: 'now zero', bad: 'bad',
 };
-// The order of what matters: by kind, the gravest last; weights before optimizer state, whose moments always move; then by how far.
+const BROKEN = { nan: 'has NaN', inf: 'has Inf', 'large-weight': 'too large', 'large-second-moment': 'too large', 'negative-second-moment': 'negative' };
+// What is bad, in a word; whether what is new is NaN or Inf is told by the numbers, where they were read.
+function badWord(what, tensor) {
+  if (!what.newly_bad) return otherFlagOf(tensor).rules.map((rule) => BROKEN[rule]).find(Boolean) ?? KIND.bad;
+  const [ours, theirs] = [statsOf(tensor), numbers?.other?.[tensor.i]];
+  const more = (of) => theirs?.[of] > (ours?.[of] ?? 0);
+  if (more('nans') || more('infs')) return more('nans') ? 'now NaN' : 'now Inf';
+  return theirs?.nans ? 'now NaN' : theirs?.infs ? 'now Inf' : 'NaN or Inf';
+}
+// The order of what matters: what is bad, then what is zero now; then the rest by kind, the optimizer's state, whose moments
+// always move, after all weights; then by how far.
 const moved = (what) => what?.moved ?? what?.max_rel ?? 0;
-const matters = (kind, what, tensor) => Object.keys(KIND).indexOf(kind) * 1e6 + (tensor && !isState(tensor) ? 5e5 : 0) + Math.min(Math.log10(moved(what) + 1e-30) + 30, 1e5);
+function matters(kind, what, tensor) {
+  const kinds = Object.keys(KIND);
+  if (kind === 'same') return 0;
+  const weight = isState(tensor) ? 0 : 1;
+  const level = kinds.indexOf(kind) + kinds.length * (['bad', 'zero'].includes(kind) ? 2 : weight);
+  return level * 1e6 + weight * 5e5 + Math.min(Math.log10(moved(what) + 1e-30) + 30, 1e5);
+}
 function rankOfChange(tensor) {
   const what = change.get(tensor.i);
-  return matters(kindOf(what), what, tensor);
+  return matters(kindOf(what, tensor), what, tensor);
 }
-const badge = (kind) => el('span', { class: `badge is-${kind}` }, KIND[kind]);
-function changeCell(tensor, cell) { cell.append(badge(kindOf(change.get(tensor.i)))); }
+const badge = (kind, what, tensor) => el('span', { class: `badge is-${kind}` }, kind === 'bad' ? badWord(what, tensor) : KIND[kind]);
+function changeCell(tensor, cell) { const what = change.get(tensor.i); cell.append(badge(kindOf(what, tensor), what, tensor)); }
 
 function diffSection() {
   const { diff } = data;
@@ -22,29 +43,28 @@ function diffSection() {
   const shared = tensors.length - diff.only_a.length;
   const same = shared - diff.changed.length;
   const items = [
-    ...diff.changed.map((what) => ({ key: tensors[what.tensor].key, tensor: tensors[what.tensor], what, kind: kindOf(what) })),
+    ...diff.changed.map((what) => ({ key: tensors[what.tensor].key, tensor: tensors[what.tensor], what, kind: kindOf(what, tensors[what.tensor]) })),
     ...diff.only_a.map((i) => ({ key: tensors[i].key, tensor: tensors[i], kind: 'only-a', what: {} })),
     ...diff.only_b.map((other) => ({ key: other.key, other, kind: 'only-b', what: {} })),
   ];
   const segments = [
-    { text: 'unchanged', size: same, hue: 'var(--same)' }, { text: 'changed', size: diff.changed.length, hue: 'var(--changed)' },
+    { text: unchangedText(), size: same, hue: 'var(--same)' }, { text: 'changed', size: diff.changed.length, hue: 'var(--changed)' },
     { text: `only in ${nameA}`, size: diff.only_a.length, hue: 'var(--only-a)' }, { text: `only in ${nameB}`, size: diff.only_b.length, hue: 'var(--only-b)' },
   ];
   const compared = !diff.values_compared ? 'types and shapes compared, not values'
     : diff.tolerance ? `values compared, up to ${number(diff.tolerance)} counts as equal` : 'values compared bit by bit';
   const table = el('div', { class: 'rows short diff-rows', id: 'diff-table' });
   const choose = el('div', { class: 'segmented', role: 'group', 'aria-label': 'Differences to list' });
-  // The verdict at the head is A's; B is not called anything that was not looked at.
-  const numbersB = el('ul', { class: 'checks', 'aria-label': `What was checked of ${nameB}` });
-  const judgeB = () => numbersB.replaceChildren(checkItem('numbers', numbers?.other_check ?? { state: 'unchecked', note: 'not looked at' }));
-  judgeB();
-  onNumbers.push(judgeB);
+  // The verdict at the head is the graver one; here each has its own checks.
+  const side = (word, name, location, judged) => el('div', {}, el('dt', {}, word),
+    el('dd', {}, name, el('small', { class: 'mono soft', title: location }, location), checkList(judged, `What was checked of ${name}`)));
   $('diff').hidden = false;
   $('diff').replaceChildren(
     el('div', { class: 'card-head' }, el('h2', { id: 'diff-title' }, 'What changed'), choose),
-    el('dl', { class: 'versus' },
-      el('div', {}, el('dt', {}, 'from'), el('dd', {}, nameA, el('small', { class: 'mono soft', title: data.checkpoint.location }, data.checkpoint.location))),
-      el('div', {}, el('dt', {}, 'to'), el('dd', {}, nameB, el('small', { class: 'mono soft', title: diff.location }, diff.location), numbersB))),
+    el('dl', { class: 'versus' }, side('from', nameA, data.checkpoint.location, health), side('to', nameB, diff.location, otherHealth)));
+  if (data.comparing) return $('diff').append(el('p', { class: 'soft loading', role: 'status' }, 'Being compared…'));
+  if (data.not_compared) return $('diff').append(el('p', { class: 'alarm' }, `Not compared: ${data.not_compared}`));
+  $('diff').append(
     stack(segments, { class: 'stack tall' }),
     el('div', { class: 'legend' }, ...segments.map(({ text, size, hue }) => el('span', { css: { '--hue': hue } }, `${count(size)} ${text}`)),
       el('span', { class: 'plain soft' }, compared)),
@@ -56,6 +76,7 @@ function diffSection() {
   const numeric = (field) => (item, cell) => { cell.textContent = field in item.what ? number(item.what[field]) : ''; };
   const state = { only: 'all', by: 'kind', descending: true };
   const rows = new Rows(table, {
+    nothing: () => (items.length ? 'Nothing of this kind.' : valuesCompared ? 'No tensor differs.' : 'No type or shape differs; values were not compared.'),
     label: 'Differences', // A click goes to the tensor; arrow keys stay in the list.
     choose: (item, byPointer) => { if (item.tensor) show(item.tensor, byPointer); }, sort(id) {
       state.descending = state.by === id ? !state.descending : id !== 'key';
@@ -64,13 +85,13 @@ function diffSection() {
     },
     columns: [
       { id: 'key', title: 'Name', sortable: true, className: 'key mono', cell: (item, cell) => keyCell(item.key, [], cell) },
-      { id: 'kind', title: 'What', sortable: true, className: 'change', cell: (item, cell) => cell.append(badge(item.kind)) },
+      { id: 'kind', title: 'What', sortable: true, className: 'change', cell: (item, cell) => cell.append(badge(item.kind, item.what, item.tensor)) },
       { id: 'detail', title: 'What changed', className: 'arrow', cell(item, cell) {
         const { tensor, other, what } = item;
         const both = [what.dtype && `${tensor.dtypeName} → ${what.dtype}`, what.shape && `${shapeText(tensor.shape)} → ${shapeText(what.shape)}`];
         if (other) cell.textContent = `– → ${other.dtype} ${shapeText(other.shape)}`;
         else if (item.kind === 'only-a') cell.textContent = `${tensor.dtypeName} ${shapeText(tensor.shape)} → –`;
-        else cell.textContent = both.filter(Boolean).join(', ') || (what.newly_bad ? `${count(what.newly_bad)} new NaN or Inf` : what.newly_zero ? 'all of it is zero now' : what.first ? `first at [${what.first.join(', ')}]` : '');
+        else cell.textContent = both.filter(Boolean).join(', ') || (what.newly_bad ? `${count(what.newly_bad)} new NaN or Inf` : item.kind === 'bad' ? `breaks ${otherFlagOf(tensor).rules.join(', ')}` : what.newly_zero ? 'all of it is zero now' : what.first ? `first at [${what.first.join(', ')}]` : '');
       } },
       { id: 'moved', title: '‖Δw‖ / ‖w‖', sortable: true, className: 'num size', cell(item, cell) {
         const x = item.what.moved ?? item.what.max_rel;
@@ -87,7 +108,7 @@ function diffSection() {
     const shown = items.filter((item) => state.only === 'all' || item.kind === state.only || (state.only === 'changed' && item.tensor && item.kind !== 'only-a'));
     const sign = state.descending ? -1 : 1;
     shown.sort((a, b) => {
-      const by = state.by === 'key' ? 0 : state.by === 'kind' ? matters(a.kind, a.what, a.tensor) - matters(b.kind, b.what, b.tensor) : state.by === 'moved' ? moved(a.what) - moved(b.what) : (a.what[state.by] ?? -1) - (b.what[state.by] ?? -1);
+      const by = state.by === 'key' ? 0 : state.by === 'kind' ? matters(a.kind, a.what, a.tensor ?? a.other) - matters(b.kind, b.what, b.tensor ?? b.other) : state.by === 'moved' ? moved(a.what) - moved(b.what) : (a.what[state.by] ?? -1) - (b.what[state.by] ?? -1);
       return sign * (by || (state.by === 'key' ? natural(a.key, b.key) : 0)) || natural(a.key, b.key);
     });
     rows.sorted(state.by, state.descending);
@@ -103,3 +124,4 @@ function diffSection() {
       diff.plain.slice(0, 200).map((row) => [row.key, row.a ?? '–', row.b ?? '–'])));
   }
 }
+onNumbers.push(diffSection);

@@ -4,7 +4,10 @@ theme.set(theme.remembered(), false);
 $('theme').addEventListener('click', () => theme.set(theme.now === 'dark' ? 'light' : 'dark', true));
 dark.addEventListener('change', () => theme.set(null, false));
 
+if (data.live) $('made').textContent = 'Made by reshard. This page asks only the server that shows it, on this machine; it sends nothing anywhere else.';
 summary();
+// Without tensors there is nothing to list or to map.
+for (const id of ['tensors', 'modules']) $(id).hidden = !tensors.length;
 list.start();
 treemap.start();
 holdersChart.start();

@@ -126,7 +126,7 @@ function fold(parent, kids) {
 const within = (node, each) => { if (node.leaf) each(node.leaf); for (const kid of node.kids) within(kid, each); };
 
 // The tree of modules. A module that holds one module only is shown joined with it.
-const newNode = (name, path, parent) => ({ name: name || '(no name)', path, parent, bytes: 0, tensors: 0, children: new Map(), leaf: null });
+const newNode = (name, path, parent) => ({ name: named(name), path, parent, bytes: 0, tensors: 0, children: new Map(), leaf: null });
 const root = newNode('All', '', null);
 for (const tensor of tensors) {
   let node = root;
@@ -194,12 +194,36 @@ const onNumbers = [];
 const statsOf = (tensor) => numbers?.stats[tensor.i];
 const flagOf = (tensor) => numbers?.flags?.[tensor.i];
 const badCount = (stats) => stats.nans + stats.infs;
+// What rules say of the same tensor in the other checkpoint.
+const otherFlagOf = (tensor) => numbers?.other_flags?.[tensor.i];
+const breaks = (tensor, rule) => Boolean(flagOf(tensor)?.rules.includes(rule));
+// The rules that are about how large numbers are.
+const SIZE_RULES = ['large-weight', 'large-second-moment', 'zero-weight', 'dead-parameter'];
 const stateRoot = data.optimizer ? `${data.optimizer.root}state.` : null;
 const isState = (tensor) => stateRoot !== null && tensor.key.startsWith(stateRoot);
+// The optimizer's state of each weight: a parameter is named as its weight is, or without the first part of that name.
+const stateOf = new Map();
+const strayStates = [];
+if (stateRoot !== null) {
+  const weights = new Map();
+  for (const tensor of tensors.filter((tensor) => !isState(tensor))) {
+    for (const name of [tensor.key.slice(tensor.key.indexOf('.') + 1), tensor.key]) weights.set(name, tensor);
+  }
+  for (const tensor of tensors.filter(isState)) {
+    const weight = weights.get(tensor.key.slice(stateRoot.length, tensor.key.lastIndexOf('.')));
+    if (!weight) strayStates.push(tensor);
+    else if (stateOf.has(weight.i)) stateOf.get(weight.i).push(tensor);
+    else stateOf.set(weight.i, [tensor]);
+  }
+}
 
 // What the comparison says about a tensor.
 const change = new Map();
-if (data.diff) {
+// Live, it comes later: nothing is the same before it was compared.
+const isCompared = () => Boolean(data.diff && !data.comparing && !data.not_compared);
+function noteChanges() {
+  if (!isCompared()) return;
   for (const changed of data.diff.changed) change.set(changed.tensor, changed);
   for (const tensor of data.diff.only_a) change.set(tensor, 'only_a');
 }
+noteChanges();

@@ -25,11 +25,12 @@ function updatesChart() {
   const low = Math.min(-12, ...ratios.map(([, ratio]) => place(ratio))); const high = Math.max(0, ...ratios.map(([, ratio]) => place(ratio) + 1));
   const counts = new Array(high - low).fill(0);
   for (const [, ratio] of ratios) counts[place(ratio) - low] += 1;
+  // The rule alone says what is large: its limit can be set, and it does not judge biases.
+  const hot = new Set(ratios.filter(([tensor]) => breaks(tensor, 'large-update')).map(([, ratio]) => place(ratio) - low));
   const most = Math.max(...counts, 1); const step = W / counts.length;
   const chart = svg('svg', { viewBox: `0 0 ${W} ${H}`, role: 'img', 'aria-label': `Next update over weights of ${plural(ratios.length, 'parameter')}` });
   counts.forEach((n, i) => {
-    const limit = 10 ** ((low + i) / 3) >= 0.1;
-    if (n) chart.append(svg('rect', { class: limit ? 'bin hot' : 'bin', x: i * step + 1, y: BASE - Math.max(2, (n / most) * (BASE - 6)), width: Math.max(step - 2, 1), height: Math.max(2, (n / most) * (BASE - 6)) }));
+    if (n) chart.append(svg('rect', { class: hot.has(i) ? 'bin hot' : 'bin', x: i * step + 1, y: BASE - Math.max(2, (n / most) * (BASE - 6)), width: Math.max(step - 2, 1), height: Math.max(2, (n / most) * (BASE - 6)) }));
     chart.append(svg('rect', { class: 'catch', x: i * step, y: 0, width: step, height: BASE, on: {
       pointermove: (event) => tip.show(event.clientX, event.clientY, plural(n, 'parameter'), [['From', number(10 ** ((low + i) / 3))], ['To', number(10 ** ((low + i + 1) / 3))]]),
       pointerleave: () => tip.hide(),
@@ -41,7 +42,7 @@ function updatesChart() {
     if ((high - low) / 3 <= 8 || e % 2 === 0) chart.append(svg('line', { x1: x, x2: x, y1: BASE, y2: BASE + 4, class: 'axis' }), svg('text', { x, y: H - 4, 'text-anchor': x < 12 ? 'start' : x > W - 12 ? 'end' : 'middle' }, number(10 ** e)));
   }
   ratios.sort((a, b) => b[1] - a[1]);
-  const link = ([tensor, ratio]) => el('li', {}, el('button', { type: 'button', class: 'link mono', on: { click: () => show(tensor, true) } }, tensor.key), el('span', { class: ratio > 0.1 ? 'alarm' : 'soft' }, number(ratio)));
+  const link = ([tensor, ratio]) => el('li', {}, el('button', { type: 'button', class: 'link mono', on: { click: () => show(tensor, true) } }, tensor.key), el('span', { class: breaks(tensor, 'large-update') ? 'alarm' : 'soft' }, number(ratio)));
   return el('div', { class: 'updates' }, el('h3', { class: 'sub' }, 'Next update over weights, estimated from the moments'),
     el('figure', { class: 'histogram' }, chart), el('ul', { class: 'ranking', 'aria-label': 'Largest updates' }, ...ratios.slice(0, 5).map(link)));
 }

@@ -4,8 +4,8 @@
 const ROW = 34;
 class Rows {
   // columns: [{ id, title, sortable, className, cell(item, cellNode) }]
-  constructor(box, { label, columns, choose, sort }) {
-    this.box = box; this.columns = columns; this.choose = choose; this.sort = sort;
+  constructor(box, { label, columns, choose, sort, nothing = () => 'Nothing matches.' }) {
+    this.box = box; this.columns = columns; this.choose = choose; this.sort = sort; this.nothing = nothing;
     this.items = []; this.chosen = -1; this.drawn = new Map(); this.spare = [];
     this.prefix = `${box.id}-row-`;
     this.head = el('div', { class: 'row head', role: 'row', 'aria-rowindex': 1 }, ...columns.map((column) => {
@@ -15,7 +15,7 @@ class Rows {
       return el('div', { role: 'columnheader', class: column.className, 'data-column': column.id }, name);
     }));
     this.body = el('div', { class: 'body', role: 'rowgroup' });
-    this.none = el('p', { class: 'empty', hidden: true }, 'Nothing matches.');
+    this.none = el('p', { class: 'empty', hidden: true });
     box.replaceChildren();
     fill(box, { role: 'grid', tabindex: 0, 'aria-label': label, 'aria-colcount': columns.length },
       [el('div', { role: 'rowgroup', class: 'head-group' }, this.head), this.body, this.none]);
@@ -46,6 +46,7 @@ class Rows {
     this.box.setAttribute('aria-rowcount', items.length + 1);
     this.body.style.height = `${items.length * ROW}px`;
     this.none.hidden = items.length > 0;
+    this.none.textContent = items.length ? '' : this.nothing();
     for (const row of this.drawn.values()) { row.remove(); this.spare.push(row); }
     this.drawn.clear();
     this.draw();

@@ -2,7 +2,7 @@
 
 // What is known of several tensors together.
 function gathered(list) {
-  const sum = { tensors: list, count: 0, bad: 0, zeros: 0, squares: 0, finite: 0, most: 0, update: null, moved: null, flags: [] };
+  const sum = { tensors: list, count: 0, bad: 0, zeros: 0, squares: 0, finite: 0, most: 0, update: null, moved: null, states: 0, sickStates: [], flags: [] };
   let moved = 0; let weighed = 0;
   for (const tensor of list) {
     const stats = statsOf(tensor);
@@ -14,10 +14,14 @@ function gathered(list) {
       sum.squares += (stats.rms ?? 0) ** 2 * finite;
       sum.most = Math.max(sum.most, Math.abs(stats.min ?? 0), Math.abs(stats.max ?? 0));
     }
+    for (const state of isState(tensor) ? [tensor] : stateOf.get(tensor.i) ?? []) {
+      sum.states += 1;
+      if (flagOf(state)) sum.sickStates.push(state);
+    }
     const update = numbers?.updates?.[tensor.i];
     if (update !== undefined) sum.update = Math.max(sum.update ?? 0, update);
     const what = change.get(tensor.i);
-    if (data.diff?.values_compared && what !== 'only_a' && stats) {
+    if (isCompared() && valuesCompared && what !== 'only_a' && stats) {
       const weight = (stats.rms ?? 0) ** 2 * stats.count;
       const far = what === undefined ? 0 : what.moved;
       if (far !== undefined && far !== null) { moved += far ** 2 * weight; weighed += weight; }
@@ -27,17 +31,20 @@ function gathered(list) {
   if (weighed) sum.moved = Math.sqrt(moved / weighed);
   return sum;
 }
+const anyBreaks = (sum, rules) => sum.flags.some((flag) => flag.rules.some((rule) => rules.includes(rule)));
+// Each says how it is told from what is gathered, and when it is a reason to look: only rules make one.
 const STATISTICS = [
   { id: 'bad', title: 'NaN, Inf', of: (sum) => sum.bad, text: (x) => count(x), alarm: (x) => x > 0 },
-  { id: 'zeros', title: 'Zero', of: (sum) => (sum.count ? sum.zeros / sum.count : null), text: (x) => percent(x, 1), alarm: (x, sum) => sum.flags.some((flag) => flag.rules.includes('zero-weight')), linear: true },
-  { id: 'rms', title: 'RMS', of: (sum) => sum.rms, text: number, alarm: () => false },
-  { id: 'most', title: 'Largest', of: (sum) => sum.most, text: number, alarm: (x, sum) => sum.flags.some((flag) => flag.rules.includes('large-weight')) },
-  { id: 'update', title: 'Next update', of: (sum) => sum.update, text: number, alarm: (x, sum) => sum.flags.some((flag) => flag.rules.includes('large-update')) },
+  { id: 'zeros', title: 'Zero', of: (sum) => (sum.count ? sum.zeros / sum.count : null), text: (x) => percent(x, 1), alarm: (x, sum) => anyBreaks(sum, ['zero-weight', 'mostly-zero']), linear: true },
+  { id: 'rms', title: 'RMS', of: (sum) => sum.rms, text: number, alarm: (x, sum) => anyBreaks(sum, SIZE_RULES) },
+  { id: 'most', title: 'Largest', of: (sum) => sum.most, text: number, alarm: (x, sum) => anyBreaks(sum, ['large-weight', 'large-second-moment']) },
+  { id: 'update', title: 'Next update', of: (sum) => sum.update, text: number, alarm: (x, sum) => anyBreaks(sum, ['large-update']) },
   { id: 'moved', title: 'Moved', of: (sum) => sum.moved, text: number, alarm: () => false },
+  { id: 'state', title: 'Optimizer', of: (sum) => (sum.states ? sum.sickStates.length : null), text: count, alarm: (x) => x > 0 },
 ];
 
 const strip = {
-  mode: 'all', MOST: 480,
+  mode: 'all', MOST: 480, MOST_ROWS: 24,
 
   // The modules of the model, in the order of their names: each layer of a stack is one, and what is outside of all stacks.
   modules() {
@@ -56,6 +63,9 @@ const strip = {
       if (!groups.has(id)) groups.set(id, { id, label: inStack ? found[2] : id.split('.').pop(), stack: inStack ? found[1] : null, tensors: [] });
       groups.get(id).tensors.push(tensor);
     }
+    // State whose weights are not here, where something is wrong with it, stands by itself.
+    const strays = strayStates.filter(flagOf);
+    if (strays.length) groups.set(stateRoot, { id: stateRoot.slice(0, -1), label: 'state', stack: null, tensors: strays });
     const all = [...groups.values()].sort((a, b) => natural(a.id, b.id));
     if (all.length <= this.MOST) return all;
     // Too many to tell apart: neighbours together.
@@ -73,22 +83,33 @@ const strip = {
   rows(modules) {
     if (this.mode === 'all') {
       const sums = modules.map((module) => gathered(module.tensors));
-      return STATISTICS.map((statistic) => ({ title: statistic.title, statistic, sums, values: sums.map(statistic.of) }))
-        .filter(({ values }) => values.some((value) => value !== null));
+      return { left: '', rows: STATISTICS.map((statistic) => ({ title: statistic.title, statistic, sums, values: sums.map(statistic.of) }))
+        .filter(({ values }) => values.some((value) => value !== null)) };
     }
     const statistic = STATISTICS.find(({ id }) => id === this.mode);
     const names = new Map();
     modules.forEach((module, column) => {
       for (const tensor of module.tensors) {
-        const name = tensor.key.slice(module.id.length + 1) || tensor.key;
+        const name = (tensor.key.slice(module.id.length + 1) || tensor.key).replace(/(^|\.)\d+(?=\.|$)/g, '$1*');
         if (!names.has(name)) names.set(name, new Array(modules.length).fill(null));
         (names.get(name)[column] ??= []).push(tensor);
       }
     });
-    return [...names].slice(0, 24).map(([title, columns]) => {
+    const rows = [...names].map(([title, columns]) => {
       const sums = columns.map((some) => some && gathered(some));
-      return { title, statistic, sums, values: sums.map((sum) => (sum ? statistic.of(sum) : null)) };
+      const values = columns.map((some) => some && this.worst(statistic, some));
+      return { title, statistic, sums, values, sick: sums.some((sum) => sum && (sum.flags.length || sum.sickStates.length)) };
     });
+    // What breaks a rule is never among what has no room.
+    rows.sort((a, b) => b.sick - a.sick);
+    const rest = rows.splice(this.MOST_ROWS);
+    const sick = rest.filter((row) => row.sick).length;
+    return { rows, left: rest.length ? `and ${count(rest.length)} more, ${sick ? `${count(sick)} of which break rules` : 'all calm'}` : '' };
+  },
+  // Experts that are alike share a row: of several tensors the worst counts, not what they are together.
+  worst(statistic, some) {
+    const values = some.map((tensor) => statistic.of(gathered([tensor]))).filter((value) => value !== null);
+    return values.length ? greatest(values, -Infinity) : null;
   },
 
   draw() {
@@ -101,7 +122,7 @@ const strip = {
       if (stack !== undefined) modules = modules.filter((module) => module.stack === stack);
     }
     if (modules.length < 2) { box.replaceChildren(); $('strip-by').replaceChildren(); return; }
-    const rows = this.rows(modules);
+    const { rows, left } = this.rows(modules);
     const gap = Math.min(0.04, modules.length / 1200);
     const said = el('p', { class: 'said mono', role: 'status', 'aria-live': 'polite' });
     const lines = rows.map((row, r) => {
@@ -115,7 +136,7 @@ const strip = {
         if (value === null) return;
         const alarm = row.statistic.alarm(value, row.sums[i]);
         const part = value > 0 || row.statistic.linear ? Math.min(Math.max((scale(value) - low) / ((high - low) || 1), 0), 1) : 0;
-        const quiet = row.statistic.id === 'bad' && !alarm;
+        const quiet = ['bad', 'state'].includes(row.statistic.id) && !alarm;
         const rect = svg('rect', { x: i + gap, y: 0, width: 1 - 2 * gap, height: 1, class: alarm ? 'alarm' : quiet ? 'quiet' : undefined });
         rect.style.setProperty('--mix', `${Math.round(10 + 82 * part)}%`);
         chart.append(rect);
@@ -141,7 +162,7 @@ const strip = {
       if (move) { event.preventDefault(); this.point((this.row ?? 0) + move[0], (this.column ?? -1) + move[1]); } else if (event.key === 'Enter') this.choose();
     });
     Object.assign(this, { shown: { modules, rows, grid, said }, row: 0, column: -1 });
-    box.replaceChildren(grid, said);
+    box.replaceChildren(grid, ...(left ? [el('p', { class: 'soft note', id: 'strip-left' }, left)] : []), said);
     const ids = new Set(STATISTICS.filter((statistic) => modules.some((module) => statistic.of(gathered(module.tensors)) !== null)).map(({ id }) => id));
     const stacked = modules.some((module) => module.stack !== null);
     segmented($('strip-by'), stacked ? [['all', 'All statistics'], ...STATISTICS.filter(({ id }) => ids.has(id)).map(({ id, title }) => [id, title])] : [], this.mode,
@@ -161,18 +182,19 @@ const strip = {
     const module = modules[this.column];
     const at = rows[this.row];
     const value = at.values[this.column];
-    said.textContent = `${module.id}${this.mode === 'all' ? '' : `.${at.title}`} · ${at.statistic.title} ${value === null ? '–' : at.statistic.text(value)}`;
+    said.textContent = visible(`${module.id}${this.mode === 'all' ? '' : `.${at.title}`} · ${at.statistic.title} ${value === null ? '–' : at.statistic.text(value)}`);
     if (x === undefined) return;
-    const sum = gathered(this.mode === 'all' ? module.tensors : module.tensors.filter((tensor) => tensor.key.endsWith(at.title)));
+    const sum = at.sums[this.column] ?? gathered([]);
     tip.show(x, y, `${module.id}${this.mode === 'all' ? '' : `.${at.title}`}`, [
-      ['Tensors', count(sum.tensors.length)], ...STATISTICS.map((s) => [s, s.of(sum)]).filter(([, v]) => v !== null).map(([s, v]) => [s.title, s.text(v)]),
+      ['Tensors', count(sum.tensors.length)], this.mode !== 'all' && sum.tensors.length > 1 && [`Worst ${at.statistic.title}`, at.statistic.text(value)],
+      ...STATISTICS.map((s) => [s, s.of(sum)]).filter(([, v]) => v !== null).map(([s, v]) => [s.title, s.text(v)]),
       sum.flags.length > 0 && ['Breaks', [...new Set(sum.flags.flatMap((flag) => flag.rules))].join(', ')], ['Click', 'to list its tensors'],
     ]);
   },
   choose() {
     if (this.column < 0) return;
     const module = this.shown.modules[this.column];
-    list.within({ kind: 'set', label: module.id, set: new Set(module.tensors.map((tensor) => tensor.i)) });
+    list.within({ kind: 'set', label: module.id, set: new Set([...module.tensors, ...gathered(module.tensors).sickStates].map((tensor) => tensor.i)) });
     tip.hide();
     $('tensors').scrollIntoView({ behavior: calm.matches ? 'auto' : 'smooth', block: 'start' });
   },
@@ -184,19 +206,18 @@ function numbersSection() {
   const known = tensors.filter(statsOf);
   if (!known.length) return;
   $('numbers').hidden = false;
-  const chip = (text, filter, kind) => el('button', {
-    type: 'button', class: `count-chip ${kind}`,
-    on: { click: () => { list.filterBy(filter); $('tensors').scrollIntoView({ behavior: calm.matches ? 'auto' : 'smooth', block: 'start' }); } },
-  }, el('b', {}, count(text[0])), text[1]);
-  const numberOf = (test) => known.filter(test).length;
-  const bad = numberOf((t) => statsOf(t).nans); const infinite = numberOf((t) => statsOf(t).infs);
-  const zero = numberOf((t) => t.shape.length > 1 && statsOf(t).count > 0 && statsOf(t).zeros === statsOf(t).count);
-  const flagged = numberOf(flagOf);
+  // A chip counts what its filter lists; it is as grave as the rules that those break.
+  const chip = (filter, text) => {
+    const some = tensors.filter(FILTERS[filter][1]);
+    const kind = some.some((tensor) => flagOf(tensor)?.bad) ? 'is-bad' : some.some(flagOf) ? 'is-warn' : 'is-none';
+    return el('button', {
+      type: 'button', class: `count-chip ${kind}`, 'data-filter': filter,
+      on: { click: () => { list.filterBy(filter); $('tensors').scrollIntoView({ behavior: calm.matches ? 'auto' : 'smooth', block: 'start' }); } },
+    }, el('b', {}, count(some.length)), text);
+  };
   $('number-counts').replaceChildren(
-    chip([bad, 'with NaN'], 'bad', bad ? 'is-bad' : 'is-none'), chip([infinite, 'with Inf'], 'bad', infinite ? 'is-bad' : 'is-none'),
-    chip([zero, 'all zero'], 'zero', zero ? 'is-warn' : 'is-none'),
-    chip([flagged, 'break a rule'], 'flagged', flagged ? (known.some((t) => flagOf(t)?.bad) ? 'is-bad' : 'is-warn') : 'is-none'),
-    el('span', { class: 'soft' }, `of ${plural(known.length, 'tensor')} read`));
+    ...[['nan', 'with NaN'], ['inf', 'with Inf'], ['zero', 'all zero'], ['flagged', 'break a rule']].map(([filter, text]) => chip(filter, text)),
+    el('span', { class: 'soft' }, `of ${plural(known.length, 'tensor')} read${data.diff ? ` in ${nameA}` : ''}`));
   strip.draw();
 }
 onNumbers.push(numbersSection);

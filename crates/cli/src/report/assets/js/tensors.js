@@ -22,18 +22,21 @@ const MEASURES = {
   zero(tensor) { const stats = statsOf(tensor); return stats && stats.zeros / (stats.count || 1); },
   max(tensor) { const stats = statsOf(tensor); return stats && Math.max(Math.abs(stats.min ?? 0), Math.abs(stats.max ?? 0)); },
   update: (tensor) => numbers?.updates?.[tensor.i], bytes: (tensor) => tensor.bytes,
-  moved(tensor) { const what = change.get(tensor.i); return what === undefined ? 0 : what.moved; },
+  moved(tensor) { const what = change.get(tensor.i); return what === undefined ? (isCompared() && valuesCompared ? 0 : undefined) : what.moved; },
 };
+const COMPARE = { '>': (x, y) => x > y, '<': (x, y) => x < y, '>=': (x, y) => x >= y, '<=': (x, y) => x <= y, '=': (x, y) => x === y };
+// `rms >= 1` is one word, as `rms>=1` is.
+const SPACED = new RegExp(`(?<![^\\s])(${Object.keys(MEASURES).join('|')})\\s*([<>]=?|=)\\s*(-?[\\d.][^\\s%]*)(?:\\s*(%))?`, 'g');
 function measure(word) {
-  const found = /^(\w+)([<>])(-?[\d.]+(?:e[-+]?\d+)?)(%?)$/.exec(word);
+  const found = /^(\w+)([<>]=?|=)(-?[\d.]+(?:e[-+]?\d+)?)(%?)$/.exec(word);
   const of = found && Object.hasOwn(MEASURES, found[1]) ? MEASURES[found[1]] : null;
   if (!of) return null;
   const limit = Number(found[3]) / (found[4] ? 100 : 1);
-  return (tensor) => { const x = of(tensor); return typeof x === 'number' && (found[2] === '>' ? x > limit : x < limit); };
+  return (tensor) => { const x = of(tensor); return typeof x === 'number' && COMPARE[found[2]](x, limit); };
 }
 // Every word must be found; a word with * ? or [ ] must match the whole key.
 function matcher(query) {
-  const words = query.toLowerCase().split(/\s+/).filter(Boolean);
+  const words = query.toLowerCase().replace(/≥/g, '>=').replace(/≤/g, '<=').replace(SPACED, '$1$2$3$4').split(/\s+/).filter(Boolean);
   const tests = words.map((word) => {
     const asks = measure(word);
     if (asks) return asks;
@@ -44,13 +47,31 @@ function matcher(query) {
 }
 // Choices of the filter by numbers.
 const FILTERS = {
+  nan: ['NaN', (tensor) => statsOf(tensor)?.nans > 0],
+  inf: ['Inf', (tensor) => statsOf(tensor)?.infs > 0],
   bad: ['NaN or Inf', (tensor) => statsOf(tensor) && badCount(statsOf(tensor)) > 0],
   zero: ['All zero', (tensor) => statsOf(tensor)?.count > 0 && statsOf(tensor).zeros === statsOf(tensor).count],
   flagged: ['Breaks a rule', (tensor) => flagOf(tensor)],
   weights: ['Weights only', (tensor) => !isState(tensor)],
 };
 
-// A key with the words found in it marked; the head of a long key gives way before its tail.
+// A key with the words found in it marked. Where there is no room for all of it, what lies between its numbers gives way: which
+// layer, which expert and the last parts stay to be seen.
+const MOST_NUMBERS = 3;
+function keyPieces(key) {
+  const end = key.lastIndexOf('.', key.lastIndexOf('.') - 1) + 1;
+  const pieces = [];
+  let from = 0;
+  const put = (className, to) => { if (to > from) pieces.push([className, from, to]); from = Math.max(from, to); };
+  for (const found of key.slice(0, end).matchAll(/(?<=^|\.)\d+\./g)) {
+    if (pieces.length >= 2 * MOST_NUMBERS) break;
+    put('path', found.index);
+    put('path number', found.index + found[0].length);
+  }
+  put('path', end);
+  put('last', key.length);
+  return pieces;
+}
 function keyCell(key, words, cell) {
   const lower = key.toLowerCase();
   const marks = [];
@@ -64,20 +85,22 @@ function keyCell(key, words, cell) {
     for (const [start, end] of marks) {
       const [s, e] = [Math.max(start, at), Math.min(end, to)];
       if (s >= e) continue;
-      node.append(key.slice(at, s), el('mark', {}, key.slice(s, e)));
+      node.append(visible(key.slice(at, s)), el('mark', {}, key.slice(s, e)));
       at = e;
     }
-    node.append(key.slice(at, to));
+    node.append(visible(key.slice(at, to)));
     return node;
   };
-  const split = key.lastIndexOf('.', key.lastIndexOf('.') - 1) + 1;
-  cell.title = key;
-  if (!key) { cell.append(el('span', { class: 'path' }, '(no name)')); return; }
-  cell.append(put(el('span', { class: 'path' }), 0, split), put(el('span', { class: 'last' }), split, key.length));
+  cell.title = visible(key);
+  if (!key.trim()) cell.append(el('span', { class: 'path' }, named(key)));
+  else cell.append(...keyPieces(key).map(([className, from, to]) => put(el('span', { class: className }), from, to)));
 }
 
-// How bad a tensor's numbers are: what is not finite, then what breaks a rule.
-const badness = (tensor) => (statsOf(tensor) ? badCount(statsOf(tensor)) + (flagOf(tensor) ? (flagOf(tensor).bad ? 0.5 : 0.25) : 0) : -1);
+// How bad a tensor's numbers are, in either checkpoint: what breaks the graver rules first, then by how much is not finite; then the largest.
+const isSick = (tensor) => flagOf(tensor) || otherFlagOf(tensor);
+const gravity = (tensor) => (flagOf(tensor)?.bad || otherFlagOf(tensor)?.bad ? 2 : isSick(tensor) ? 1 : statsOf(tensor) ? 0 : -1);
+const notFinite = (tensor) => { const stats = statsOf(tensor); return stats ? badCount(stats) : 0; };
+const byBadness = (a, b) => gravity(a) - gravity(b) || notFinite(a) - notFinite(b) || a.bytes - b.bytes;
 
 const list = {
   query: '', match: matcher(''), dtype: -1, role: '', filter: '', scope: null, by: 'bytes', descending: true, orders: new Map(), items: [],
@@ -88,7 +111,7 @@ const list = {
         key: (a, b) => natural(a.key, b.key), bytes: (a, b) => a.bytes - b.bytes, chunks: (a, b) => a.chunks - b.chunks,
         dtype: (a, b) => natural(a.dtypeName, b.dtypeName), shape: (a, b) => volume(a.shape) - volume(b.shape),
         change: (a, b) => rankOfChange(a) - rankOfChange(b),
-        bad: (a, b) => badness(a) - badness(b),
+        bad: byBadness,
         zero: (a, b) => (MEASURES.zero(a) ?? -1) - (MEASURES.zero(b) ?? -1), rms: (a, b) => (MEASURES.rms(a) ?? -1) - (MEASURES.rms(b) ?? -1),
       }[this.by];
       // Ties go by name in both directions, so each column keeps two orders.
@@ -133,15 +156,18 @@ const list = {
   filterBy(filter) {
     this.filter = filter;
     $('number-filter').value = filter;
-    if (filter) { this.by = filter === 'zero' ? 'zero' : 'bad'; this.descending = true; }
+    if (filter) { this.by = filter === 'zero' ? 'zero' : 'bad'; this.descending = true; this.ordered = true; }
     this.update();
   },
   within(scope) { this.scope = scope; this.update(); },
   sortBy(id) {
     this.descending = this.by === id ? !this.descending : !['key', 'dtype'].includes(id);
     this.by = id;
+    this.ordered = true;
     this.update();
   },
+  // Until somebody asks for an order: what breaks rules, if anything does, then the largest.
+  orderByDefault() { if (!this.ordered) { this.by = tensors.some(isSick) ? 'bad' : 'bytes'; this.descending = true; } },
   // Brings a tensor's row into view, letting go of whatever hides it.
   reveal(tensor) {
     if (!this.items.includes(tensor)) {
@@ -177,7 +203,7 @@ const list = {
         const stats = statsOf(tensor);
         cell.textContent = stats ? number(stats.rms) : '';
         const flag = flagOf(tensor);
-        alarm(cell, flag?.rules.some((rule) => /large|negative/.test(rule)) ? (flag.bad ? 'bad' : 'warn') : '');
+        alarm(cell, flag?.rules.some((rule) => SIZE_RULES.includes(rule)) ? (flag.bad ? 'bad' : 'warn') : '');
         cell.title = flag ? `breaks ${flag.rules.join(', ')}` : '';
       } },
     ];
@@ -188,8 +214,8 @@ const list = {
           cell.classList.toggle('flagged-bad', Boolean(flagOf(tensor)?.bad)); cell.classList.toggle('flagged-warn', flagOf(tensor)?.bad === false);
           keyCell(tensor.key, this.match.words, cell);
         } },
-        ...(data.diff ? [{ id: 'change', title: 'Change', sortable: true, className: 'change', cell: changeCell }] : []),
-        { id: 'dtype', title: 'Type', sortable: true, className: 'dtype', cell: text((tensor) => tensor.dtypeName) },
+        ...(isCompared() ? [{ id: 'change', title: 'Change', sortable: true, className: 'change', cell: changeCell }] : []),
+        { id: 'dtype', title: 'Type', sortable: true, className: 'dtype', cell(tensor, cell) { cell.textContent = tensor.dtypeName; cell.title = tensor.dtypeName; } },
         { id: 'shape', title: 'Shape', sortable: true, className: 'shape', cell: text((tensor) => shapeText(tensor.shape)) },
         { id: 'chunks', title: 'Chunks', sortable: true, className: 'num chunks', cell: text((tensor) => count(tensor.chunks)) },
         ...(numbers ? measured : []),
@@ -203,7 +229,7 @@ const list = {
         },
       ],
     });
-    $('table').classList.toggle('with-change', Boolean(data.diff));
+    $('table').classList.toggle('with-change', isCompared());
     $('table').classList.toggle('with-numbers', Boolean(numbers));
     $('number-filter').hidden = !numbers;
     this.orders.clear();
@@ -211,7 +237,8 @@ const list = {
 
   start() {
     this.build();
-    onNumbers.push(() => { this.build(); this.update(); });
+    this.orderByDefault();
+    onNumbers.push(() => { this.build(); this.orderByDefault(); this.update(); });
     $('search').addEventListener('input', (event) => { this.query = event.target.value; this.match = matcher(this.query); this.update(); });
     $('search').addEventListener('keydown', (event) => {
       if (event.key === 'ArrowDown' || event.key === 'Enter') { event.preventDefault(); $('table').focus(); this.rows.go(Math.max(this.rows.chosen, 0), true); }

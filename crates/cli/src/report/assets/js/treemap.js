@@ -146,7 +146,7 @@ const treemap = {
     const entries = this.colourBy === 'dtype' ? data.dtypes.map((name, i) => [name, typeHue(i)])
       : this.colourBy === 'role' ? rolesFound.map(([, name, hue]) => [name, hue])
       : this.colourBy === 'numbers' ? [['breaks a rule', 'var(--bad)'], ['worth a look', 'var(--warn)'], ['no rule broken', 'var(--good)']]
-      : this.colourBy === 'change' ? [['unchanged', 'var(--same)'], ['changed', 'var(--changed)'], [`only in ${nameA}`, 'var(--only-a)']]
+      : this.colourBy === 'change' ? [[unchangedText(), 'var(--same)'], ['changed', 'var(--changed)'], [`only in ${nameA}`, 'var(--only-a)']]
         : parts.slice(0, HUES).map((part, i) => [i === HUES - 1 && parts.length > HUES ? 'others' : part.name, `var(--c${i})`]);
     $('map-legend').replaceChildren(...entries.map(([name, hue]) => el('span', { css: { '--hue': hue } }, name)));
   },
@@ -219,7 +219,7 @@ const treemap = {
   choices() {
     const choices = [
       ...(rolesFound.length > 1 ? [['role', 'Role']] : []), ['part', 'Part'], ['dtype', 'Type'],
-      ...(numbers ? [['numbers', 'Numbers']] : []), ...(data.diff ? [['change', 'Change']] : []),
+      ...(numbers ? [['numbers', 'Numbers']] : []), ...(isCompared() ? [['change', 'Change']] : []),
     ];
     segmented($('colour-by'), choices, this.colourBy, (by) => { this.colourBy = by; this.draw(); });
   },
