@@ -201,7 +201,7 @@ fn verified(checkpoint: &Checkpoint, printer: &Printer) -> Result<(Checks, Vec<F
     });
     // Data that differs from its checksum says nothing against the structure.
     let errors = |of_checksums: bool| {
-        let is_one = |found: &&Found| found.severity == Severity::Error && is_about_checksum(&found.what) == of_checksums;
+        let is_one = |found: &&Found| found.severity == Severity::Error && found.is_checksum == of_checksums;
         report.findings.iter().filter(is_one).count() as u64
     };
     let (problems, wrong) = (errors(false), errors(true));
@@ -230,11 +230,6 @@ fn verified(checkpoint: &Checkpoint, printer: &Printer) -> Result<(Checks, Vec<F
         _ => Check::new(of_checksums, compared),
     };
     Ok((Checks { structure: Check::new(state(problems), told), checksums, numbers: numbers_unchecked() }, findings.collect()))
-}
-
-/// Whether a finding is that data does not have its checksum; findings tell it in words alone.
-fn is_about_checksum(what: &str) -> bool {
-    what.starts_with("the checksum of its data") || what.contains("has CRC-32")
 }
 
 fn plain(checkpoint: &Checkpoint, key: &str) -> PlainValue {

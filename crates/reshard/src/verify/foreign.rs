@@ -197,12 +197,14 @@ pub(super) fn torch_file(checkpoint: &Checkpoint, number: u32, options: &VerifyO
     let entries = archive.entries();
     let places: Vec<(Option<u64>, Option<u32>, u64, &str)> =
         entries.iter().map(|e| (archive.data_offset(e).ok(), e.crc32, e.size, e.name.as_str())).collect();
-    let found: Vec<(u64, String)> = Workers::reading(checkpoint.store.as_ref()).run(|| {
+    let found: Vec<(u64, String, bool)> = Workers::reading(checkpoint.store.as_ref()).run(|| {
         places
             .par_iter()
             .with_max_len(1)
             .filter_map(|(at, crc, size, entry)| {
-                let Some(at) = at else { return Some((0, format!("entry {entry:?} has no data where the directory points"))) };
+                let Some(at) = at else {
+                    return Some((0, format!("entry {entry:?} has no data where the directory points"), false));
+                };
                 let expected = (*crc)?;
                 if options.control.is_cancelled() {
                     return None;
@@ -212,9 +214,9 @@ pub(super) fn torch_file(checkpoint: &Checkpoint, number: u32, options: &VerifyO
                 match actual {
                     Ok(actual) if actual == expected => None,
                     Ok(actual) => {
-                        Some((*at, format!("entry {entry:?} has CRC-32 {actual:08x}, the archive says {expected:08x}")))
+                        Some((*at, format!("entry {entry:?} has CRC-32 {actual:08x}, the archive says {expected:08x}"), true))
                     }
-                    Err(error) => Some((*at, chain(&error))),
+                    Err(error) => Some((*at, chain(&error), false)),
                 }
             })
             .collect()
@@ -234,8 +236,12 @@ pub(super) fn torch_file(checkpoint: &Checkpoint, number: u32, options: &VerifyO
             }
         }
     }
-    for (at, what) in found {
-        gathered.error(by_place.get(&at).copied(), name, Some(at), what);
+    for (at, what, is_checksum) in found {
+        let key = by_place.get(&at).copied();
+        match is_checksum {
+            true => gathered.wrong_checksum(key, name, at, what),
+            false => gathered.error(key, name, Some(at), what),
+        }
     }
     if let Err((at, what)) = zip::check(&file, &archive, 0, reader.len()) {
         gathered.error(None, name, Some(at), what);

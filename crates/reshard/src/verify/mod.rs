@@ -79,6 +79,9 @@ pub struct Finding {
     pub offset: Option<u64>,
     /// What is wrong, with expected and actual checksums where there are any.
     pub what: String,
+    /// Whether data differs from its checksum, which says nothing against the structure.
+    #[serde(skip)]
+    pub is_checksum: bool,
 }
 
 /// What was checked and what was found.
@@ -181,7 +184,13 @@ impl Gathered {
 
     fn push(&mut self, severity: Severity, key: Option<&str>, file: Option<&str>, offset: Option<u64>, what: impl Into<String>) {
         let (key, file) = (key.map(str::to_owned), file.map(str::to_owned));
-        self.findings.push(Finding { severity, key, file, offset, what: what.into() });
+        self.findings.push(Finding { severity, key, file, offset, what: what.into(), is_checksum: false });
+    }
+
+    /// Data that differs from its checksum.
+    fn wrong_checksum(&mut self, key: Option<&str>, file: &str, offset: u64, what: String) {
+        let (key, file, offset) = (key.map(str::to_owned), Some(file.to_owned()), Some(offset));
+        self.findings.push(Finding { severity: Severity::Error, key, file, offset, what, is_checksum: true });
     }
 }
 
@@ -331,6 +340,7 @@ fn opened(path: &str, checkpoint: Result<Checkpoint>, options: &VerifyOptions) -
             _ => None,
         },
         what: error.full_text(),
+        is_checksum: false,
     };
     Ok(VerifyReport {
         path: path.to_owned(),

@@ -208,7 +208,7 @@ fn verdict(name: &str, record: &Record, actual: u64, gathered: &mut Gathered) {
     gathered.checked += 1;
     if sums.xxh3() != actual {
         let what = format!("the checksum of its data should be {:016x}, the bytes give {actual:016x}", sums.xxh3());
-        gathered.error(Some(&record.key), name, Some(record.sum.offset + record.sum.data_offset), what);
+        gathered.wrong_checksum(Some(&record.key), name, record.sum.offset + record.sum.data_offset, what);
     }
 }
 

@@ -11,7 +11,7 @@ const unchangedText = () => (valuesCompared ? 'unchanged' : 'of the same type an
 const KIND = {
   same: valuesCompared ? 'same' : 'alike', value: 'values', 'only-b': 'new', 'only-a': 'gone', dtype: 'type', shape: 'shape', zero: 'now zero', bad: 'bad',
 };
-const BROKEN = { nan: 'has NaN', inf: 'has Inf', 'large-weight': 'too large', 'large-second-moment': 'too large', 'negative-second-moment': 'negative' };
+const BROKEN = { nan: 'has NaN', inf: 'has Inf', 'large-weight': 'too large', 'outlier-weight': 'too large', 'large-second-moment': 'too large', 'negative-second-moment': 'negative' };
 // What is bad, in a word; whether what is new is NaN or Inf is told by the numbers, where they were read.
 function badWord(what, tensor) {
   if (!what.newly_bad) return otherFlagOf(tensor).rules.map((rule) => BROKEN[rule]).find(Boolean) ?? KIND.bad;

@@ -198,7 +198,7 @@ const badCount = (stats) => stats.nans + stats.infs;
 const otherFlagOf = (tensor) => numbers?.other_flags?.[tensor.i];
 const breaks = (tensor, rule) => Boolean(flagOf(tensor)?.rules.includes(rule));
 // The rules that are about how large numbers are.
-const SIZE_RULES = ['large-weight', 'large-second-moment', 'zero-weight', 'dead-parameter'];
+const SIZE_RULES = ['large-weight', 'outlier-weight', 'large-second-moment', 'zero-weight', 'dead-parameter'];
 const stateRoot = data.optimizer ? `${data.optimizer.root}state.` : null;
 const isState = (tensor) => stateRoot !== null && tensor.key.startsWith(stateRoot);
 // The optimizer's state of each weight: a parameter is named as its weight is, or without the first part of that name.

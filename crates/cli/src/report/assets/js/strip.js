@@ -37,7 +37,7 @@ const STATISTICS = [
   { id: 'bad', title: 'NaN, Inf', of: (sum) => sum.bad, text: (x) => count(x), alarm: (x) => x > 0 },
   { id: 'zeros', title: 'Zero', of: (sum) => (sum.count ? sum.zeros / sum.count : null), text: (x) => percent(x, 1), alarm: (x, sum) => anyBreaks(sum, ['zero-weight', 'mostly-zero']), linear: true },
   { id: 'rms', title: 'RMS', of: (sum) => sum.rms, text: number, alarm: (x, sum) => anyBreaks(sum, SIZE_RULES) },
-  { id: 'most', title: 'Largest', of: (sum) => sum.most, text: number, alarm: (x, sum) => anyBreaks(sum, ['large-weight', 'large-second-moment']) },
+  { id: 'most', title: 'Largest', of: (sum) => sum.most, text: number, alarm: (x, sum) => anyBreaks(sum, ['large-weight', 'outlier-weight', 'large-second-moment']) },
   { id: 'update', title: 'Next update', of: (sum) => sum.update, text: number, alarm: (x, sum) => anyBreaks(sum, ['large-update']) },
   { id: 'moved', title: 'Moved', of: (sum) => sum.moved, text: number, alarm: () => false },
   { id: 'state', title: 'Optimizer', of: (sum) => (sum.states ? sum.sickStates.length : null), text: count, alarm: (x) => x > 0 },
