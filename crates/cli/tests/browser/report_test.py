@@ -922,8 +922,9 @@ class ReportTest(unittest.TestCase):
     def test_the_first_findings_are_in_view(self):
         self.show("sick")
         self.assertEqual(self.count("#findings .findings > ul > li"), 4)
-        self.assertEqual(self.count("#findings details:not([open]) li"), 1)
-        self.assertIn("1 more", self.text("#findings summary"))
+        folded = self.count("#findings details:not([open]) li")
+        self.assertGreaterEqual(folded, 1)
+        self.assertIn(f"{folded} more", self.text("#findings summary"))
         bottom = "return document.querySelector('#findings .link').getBoundingClientRect().bottom"
         self.assertLess(self.browser.js(bottom), 700)
 

@@ -106,13 +106,35 @@ fn check(checkpoint: &Checkpoint, batch: &Batch<'_>, options: &VerifyOptions) ->
             true => check_record(&whole, 0, record.offset, keys, name, &mut gathered),
             false => check_record(&bytes, start, record.offset - start, keys, name, &mut gathered),
         };
-        if let Err((at, what)) = found {
-            gathered.error(Some(record.key), name, Some(at), what);
+        if let Err(fault) = found {
+            fault.tell(Some(record.key), name, &mut gathered);
         }
         gathered.bytes += record.length;
         options.control.advance(record.length);
     }
     Ok(gathered)
+}
+
+/// What is wrong at a place of a file.
+struct Fault {
+    at: u64,
+    what: String,
+    is_checksum: bool,
+}
+
+impl Fault {
+    fn tell(self, key: Option<&str>, name: &str, gathered: &mut Gathered) {
+        match self.is_checksum {
+            true => gathered.wrong_checksum(key, name, self.at, self.what),
+            false => gathered.error(key, name, Some(self.at), self.what),
+        }
+    }
+}
+
+impl From<(u64, String)> for Fault {
+    fn from((at, what): (u64, String)) -> Fault {
+        Fault { at, what, is_checksum: false }
+    }
 }
 
 /// Checks the record at `offset` of `src`, whose own first byte is `base` of the file, and what all keys that name it say.
@@ -123,9 +145,13 @@ fn check_record(
     keys: &[Named<'_>],
     name: &str,
     gathered: &mut Gathered,
-) -> std::result::Result<(), (u64, String)> {
+) -> std::result::Result<(), Fault> {
     let Some(record) = keys.first() else { return Ok(()) };
-    let failed = |error: RecordError| (base + position(&error).unwrap_or(offset), chain(&error));
+    let failed = |error: RecordError| Fault {
+        at: base + position(&error).unwrap_or(offset),
+        what: chain(&error),
+        is_checksum: matches!(error, RecordError::Checksum { .. }),
+    };
     let archive = TorchArchive::open(src, offset, record.length).map_err(failed)?;
     if archive.entries().iter().any(|entry| entry.crc32.is_none()) {
         gathered.unchecked += 1;
@@ -140,7 +166,7 @@ fn check_record(
         Err(RecordError::Unsupported { what, .. }) => Content::Opaque { class: what },
         content => content.map_err(failed)?,
     };
-    keys.iter().try_for_each(|record| promised(&content, record, base + offset, name, gathered))
+    Ok(keys.iter().try_for_each(|record| promised(&content, record, base + offset, name, gathered))?)
 }
 
 /// Compares what a record holds with what the metadata says of a key.
@@ -197,13 +223,13 @@ pub(super) fn torch_file(checkpoint: &Checkpoint, number: u32, options: &VerifyO
     let entries = archive.entries();
     let places: Vec<(Option<u64>, Option<u32>, u64, &str)> =
         entries.iter().map(|e| (archive.data_offset(e).ok(), e.crc32, e.size, e.name.as_str())).collect();
-    let found: Vec<(u64, String, bool)> = Workers::reading(checkpoint.store.as_ref()).run(|| {
+    let found: Vec<Fault> = Workers::reading(checkpoint.store.as_ref()).run(|| {
         places
             .par_iter()
             .with_max_len(1)
             .filter_map(|(at, crc, size, entry)| {
                 let Some(at) = at else {
-                    return Some((0, format!("entry {entry:?} has no data where the directory points"), false));
+                    return Some((0, format!("entry {entry:?} has no data where the directory points")).into());
                 };
                 let expected = (*crc)?;
                 if options.control.is_cancelled() {
@@ -214,9 +240,10 @@ pub(super) fn torch_file(checkpoint: &Checkpoint, number: u32, options: &VerifyO
                 match actual {
                     Ok(actual) if actual == expected => None,
                     Ok(actual) => {
-                        Some((*at, format!("entry {entry:?} has CRC-32 {actual:08x}, the archive says {expected:08x}"), true))
+                        let what = format!("entry {entry:?} has CRC-32 {actual:08x}, the archive says {expected:08x}");
+                        Some(Fault { at: *at, what, is_checksum: true })
                     }
-                    Err(error) => Some((*at, chain(&error), false)),
+                    Err(error) => Some((*at, chain(&error)).into()),
                 }
             })
             .collect()
@@ -236,12 +263,9 @@ pub(super) fn torch_file(checkpoint: &Checkpoint, number: u32, options: &VerifyO
             }
         }
     }
-    for (at, what, is_checksum) in found {
-        let key = by_place.get(&at).copied();
-        match is_checksum {
-            true => gathered.wrong_checksum(key, name, at, what),
-            false => gathered.error(key, name, Some(at), what),
-        }
+    for fault in found {
+        let key = by_place.get(&fault.at).copied();
+        fault.tell(key, name, &mut gathered);
     }
     if let Err((at, what)) = zip::check(&file, &archive, 0, reader.len()) {
         gathered.error(None, name, Some(at), what);

@@ -24,7 +24,7 @@ fn copy(from: &Path) -> tempfile::TempDir {
 fn every_flip_is_found(folder: &Path, name: &str, step: usize) {
     let path = folder.join(name);
     let good = std::fs::read(&path).unwrap();
-    let mut missed = Vec::new();
+    let (mut missed, mut by_checksum) = (Vec::new(), 0);
     for at in (0..good.len()).step_by(step) {
         let mut bad = good.clone();
         bad[at] ^= 1 << (at % 8);
@@ -34,10 +34,12 @@ fn every_flip_is_found(folder: &Path, name: &str, step: usize) {
             missed.push(at);
             continue;
         }
+        by_checksum += usize::from(found.findings.iter().any(|finding| finding.is_checksum));
         let named = found.findings.iter().any(|f| f.severity == Severity::Error && f.file.as_deref() == Some(name));
         assert!(named, "{name} byte {at}: {:?}", found.findings);
     }
     std::fs::write(&path, &good).unwrap();
+    assert!((1..good.len().div_ceil(step)).contains(&by_checksum), "{by_checksum} in data, and not all of them");
     assert!(missed.is_empty(), "{name}: flips not found at {missed:?} of {} bytes", good.len());
 }
 
