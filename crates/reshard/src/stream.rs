@@ -13,6 +13,8 @@ use std::collections::HashMap;
 use reshard_formats::DType;
 use reshard_layout::{ByteLayout, Dims, Region, copy_runs, coverage, flat_pieces, runs};
 
+use reshard_storage::Pass;
+
 use self::ahead::announce;
 use self::slab::{Slab, read_runs};
 
@@ -60,6 +62,8 @@ struct OpenChunk {
     left: u64,
     /// Where in the file the announced bytes end.
     announced: u64,
+    /// Of what is read once and in order.
+    pass: Pass,
     /// Whether its elements lie in row-major order.
     in_order: bool,
     /// The part at hand, where they do not.
@@ -138,10 +142,11 @@ impl<'c> TensorStream<'c> {
         if open.in_order {
             let reader = checkpoint.reader(located.file)?;
             let (start, end) = (stretches.clone().next().map_or(0, |run| run.src), stretches.ends().0);
+            let last = layout.end().min(start.saturating_add(open.left));
             let read = if self.only.is_some() && stretches.count_runs() == 1 {
-                reader.read_once(start, bytes)
+                open.pass.set_end(last);
+                reader.read_once(start, bytes, &mut open.pass)
             } else {
-                let last = layout.end().min(start.saturating_add(open.left));
                 announce(reader.as_ref(), &mut open.announced, (start, end), last);
                 read_runs(reader.as_ref(), stretches, bytes)
             };
@@ -196,7 +201,15 @@ impl<'c> TensorStream<'c> {
         let located = self.checkpoint.locate(self.key, self.tensor, chunk)?;
         let region = &self.tensor.chunks[chunk].region;
         if located.fill.is_some() {
-            return Ok(OpenChunk { located, checker: None, left: u64::MAX, announced: 0, in_order: true, slab: None });
+            return Ok(OpenChunk {
+                located,
+                checker: None,
+                left: u64::MAX,
+                announced: 0,
+                pass: Pass::until(0),
+                in_order: true,
+                slab: None,
+            });
         }
         let element = located.dtype.size();
         let wanted = self.region.intersection(region).map_or(0, |r| r.volume());
@@ -205,7 +218,15 @@ impl<'c> TensorStream<'c> {
                 computed.check_inputs(self.checkpoint, &Control::new())?;
             }
             let left = wanted.saturating_mul(element);
-            return Ok(OpenChunk { located, checker: None, left, announced: 0, in_order: false, slab: None });
+            return Ok(OpenChunk {
+                located,
+                checker: None,
+                left,
+                announced: 0,
+                pass: Pass::until(0),
+                in_order: false,
+                slab: None,
+            });
         }
         let layout = &located.layout;
         let (base, extent) = (layout.base(), layout.end() - layout.base());
@@ -221,7 +242,15 @@ impl<'c> TensorStream<'c> {
         if self.verify && checker.is_none() && self.region.contains(region) && is_most(&located, region, element) {
             self.checkpoint.check_stretch(self.key, located.file, located.check, &Control::new())?;
         }
-        Ok(OpenChunk { located, checker, left: wanted.saturating_mul(element), announced: 0, in_order, slab: None })
+        Ok(OpenChunk {
+            located,
+            checker,
+            left: wanted.saturating_mul(element),
+            announced: 0,
+            pass: Pass::until(0),
+            in_order,
+            slab: None,
+        })
     }
 }
 

@@ -12,6 +12,9 @@ use crate::error::{Error, Result};
 /// Threads that read from a service, as many as requests of one process run at once by default.
 const REMOTE_THREADS: usize = 32;
 
+/// Threads that read a disk, each with memory of its own for what it reads.
+const SCANNING_THREADS: usize = 64;
+
 /// A pool of threads.
 #[derive(Debug)]
 pub(crate) struct Workers {
@@ -47,7 +50,10 @@ impl Workers {
         static POOL: PerProcess<Workers> = PerProcess::new();
         match store.capabilities().remote {
             true => Workers::reading(store),
-            false => POOL.get(|| Workers::new("reshard-scan", given_threads().unwrap_or_else(|| processors() * 4), false)),
+            false => {
+                let threads = || given_threads().unwrap_or_else(|| (processors() * 8).min(SCANNING_THREADS));
+                POOL.get(|| Workers::new("reshard-scan", threads(), false))
+            }
         }
     }
 

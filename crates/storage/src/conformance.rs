@@ -7,7 +7,7 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use crate::memory::MemoryStore;
-use crate::{Linked, Publish, RangeRead, StorageError, Store, WriteOptions, is_staged};
+use crate::{Linked, Pass, Publish, RangeRead, StorageError, Store, WriteOptions, is_staged};
 
 /// Makes an empty store, rooted at a place of this name. Two names are siblings in one place.
 pub type Make<'a> = &'a dyn Fn(&str) -> Arc<dyn Store>;
@@ -406,7 +406,7 @@ fn reads_past_the_end_fail(make: Make<'_>) {
         let mut good = [0];
         let mut ranges = [RangeRead { offset: 0, buf: &mut good }, RangeRead { offset, buf: &mut buf }];
         assert!(matches!(reader.read_ranges(&mut ranges), Err(StorageError::OutOfRange { .. })));
-        assert!(matches!(reader.read_once(offset, &mut buf), Err(StorageError::OutOfRange { .. })));
+        assert!(matches!(reader.read_once(offset, &mut buf, &mut Pass::until(10)), Err(StorageError::OutOfRange { .. })));
     }
 }
 

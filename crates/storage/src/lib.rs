@@ -51,6 +51,6 @@ pub use path::{STAGED_SUFFIX, check_relative, is_staged};
 pub use process::PerProcess;
 pub use redact::redacted;
 pub use store::{
-    Capabilities, FileInfo, Linked, NoObserver, Origin, Publish, PublishObserver, RangeRead, Reader, Store, Version, WriteLock,
-    WriteOptions, Writer,
+    Capabilities, FileInfo, Linked, NoObserver, Origin, Pass, Publish, PublishObserver, RangeRead, Reader, Store, Version,
+    WriteLock, WriteOptions, Writer,
 };

@@ -283,8 +283,9 @@ pub trait Reader: Send + Sync + Debug {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()>;
 
     /// [`Reader::read_at`] of bytes that nobody needs again soon: where they are not in memory anyway, they do not drive out
-    /// what is. For a pass over whole files, in large blocks.
-    fn read_once(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+    /// what is. For a pass over whole files, in order and in large blocks.
+    fn read_once(&self, offset: u64, buf: &mut [u8], pass: &mut Pass) -> Result<()> {
+        let _ = pass;
         self.read_at(offset, buf)
     }
 
@@ -300,6 +301,25 @@ pub trait Reader: Send + Sync + Debug {
     /// fail, and costs little where there is nothing to bring.
     fn will_read(&self, offset: u64, length: u64) {
         let _ = (offset, length);
+    }
+}
+
+/// One pass over a file of one reader: where it ends, and what the reader keeps between reads.
+#[derive(Debug)]
+pub struct Pass {
+    pub(crate) end: u64,
+    pub(crate) kept: Option<Box<dyn std::any::Any + Send>>,
+}
+
+impl Pass {
+    /// Nothing is wanted from this byte on.
+    pub fn until(end: u64) -> Pass {
+        Pass { end, kept: None }
+    }
+
+    /// Moves its end.
+    pub fn set_end(&mut self, end: u64) {
+        self.end = end;
     }
 }
 

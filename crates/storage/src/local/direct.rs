@@ -31,6 +31,7 @@ fn idle() -> MutexGuard<'static, Vec<Aligned>> {
 }
 
 /// A buffer whose used part starts at a multiple of [`LARGE_PAGE`], and so of [`DIRECT_ALIGNMENT`].
+#[derive(Debug)]
 struct Aligned {
     bytes: Vec<u8>,
     start: usize,
@@ -55,11 +56,15 @@ fn with_buffer<T>(work: impl FnOnce(&mut [u8]) -> T) -> T {
     let kept = idle().pop();
     let mut buffer = kept.unwrap_or_else(Aligned::new);
     let done = work(buffer.get());
+    give_back(Some(buffer));
+    done
+}
+
+fn give_back(buffer: Option<Aligned>) {
     let mut pool = idle();
     if pool.len() < POOL {
-        pool.push(buffer);
+        pool.extend(buffer);
     }
-    done
 }
 
 /// Turns the refusal of a file system to open for direct I/O into `None`.
@@ -98,11 +103,7 @@ pub(super) fn read(file: &File, offset: u64, buf: &mut [u8], path: &str, size: u
             })
         };
         match count {
-            Ok(0) => {
-                let size = file.metadata().map_or(size, |metadata| metadata.len());
-                let length = buf.len() as u64;
-                return Err(StorageError::OutOfRange { path: path.to_owned(), offset, length, size });
-            }
+            Ok(0) => return Err(short(file, offset, buf.len(), path, size)),
             Ok(count) => {
                 buf = &mut buf[count..];
                 offset += count as u64;
@@ -114,6 +115,82 @@ pub(super) fn read(file: &File, offset: u64, buf: &mut [u8], path: &str, size: u
         }
     }
     Ok(true)
+}
+
+/// What was read of a file at once, of which some was not asked for yet. A disk answers so many requests a second, whatever their
+/// size up to a limit: they start and end where the disk's own do, and none is made for a few bytes at an end.
+#[derive(Debug)]
+pub(super) struct Window {
+    buffer: Option<Aligned>,
+    /// Where in the file it starts.
+    start: u64,
+    length: usize,
+}
+
+/// A window ends at a multiple of this.
+const WINDOW: u64 = LARGE_PAGE as u64;
+
+impl Window {
+    pub(super) fn new() -> Window {
+        let kept = idle().pop();
+        Window { buffer: Some(kept.unwrap_or_else(Aligned::new)), start: 0, length: 0 }
+    }
+
+    /// Whether it holds a byte of the file.
+    pub(super) fn holds(&self, offset: u64) -> bool {
+        offset.checked_sub(self.start).is_some_and(|at| at < self.length as u64)
+    }
+
+    /// Fills `buf` in order, without the page cache; `false` if the file system refuses, and the caller reads another way. `end` is where
+    /// the pass over the file ends.
+    pub(super) fn read(&mut self, file: &File, offset: u64, buf: &mut [u8], end: u64, path: &str, size: u64) -> Result<bool> {
+        let (mut offset, mut buf) = (offset, buf);
+        while !buf.is_empty() {
+            if !self.holds(offset) {
+                let error = match self.turn_to(file, offset, end.max(offset + buf.len() as u64)) {
+                    Ok(()) if self.holds(offset) => None,
+                    Ok(()) => Some(short(file, offset, buf.len(), path, size)),
+                    Err(error) if refuses(Some(error.raw_os_error())) => return Ok(false),
+                    Err(error) => Some(StorageError::from_io(Operation::Read, path, io::Error::from(error))),
+                };
+                if let Some(error) = error {
+                    return Err(error);
+                }
+            }
+            let Some(buffer) = &mut self.buffer else { return Ok(false) };
+            let at = (offset - self.start) as usize;
+            let count = buf.len().min(self.length - at);
+            buf[..count].copy_from_slice(&buffer.get()[at..at + count]);
+            buf = &mut buf[count..];
+            offset += count as u64;
+        }
+        Ok(true)
+    }
+
+    /// Reads from a byte on, to the next boundary or the end of the pass.
+    fn turn_to(&mut self, file: &File, offset: u64, end: u64) -> rustix::io::Result<()> {
+        let start = offset - offset % ALIGNMENT;
+        let boundary = (offset / WINDOW + 1) * WINDOW;
+        let wanted = (boundary.min(end.next_multiple_of(ALIGNMENT)) - start) as usize;
+        self.length = 0;
+        if let Some(buffer) = &mut self.buffer {
+            self.length = retry(|| rustix::io::pread(file, &mut buffer.get()[..wanted], start))?;
+        }
+        self.start = start;
+        Ok(())
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        give_back(self.buffer.take());
+    }
+}
+
+/// The file ends before.
+fn short(file: &File, offset: u64, length: usize, path: &str, size: u64) -> StorageError {
+    let size = file.metadata().map_or(size, |metadata| metadata.len());
+    StorageError::OutOfRange { path: path.to_owned(), offset, length: length as u64, size }
 }
 
 /// Writes all parts from `offset`: whole blocks by `direct`, the rest (and everything, if the file system refuses)

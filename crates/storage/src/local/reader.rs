@@ -5,11 +5,11 @@ use std::io::IoSliceMut;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::direct;
+use super::direct::{self, Window};
 use super::system;
 use super::transfer::{MAX_PARTS, read_full, read_vectored};
 use crate::store::check_range;
-use crate::{RangeRead, Reader, Result};
+use crate::{Pass, RangeRead, Reader, Result};
 
 #[derive(Debug)]
 pub(super) struct LocalReader {
@@ -64,9 +64,11 @@ impl Reader for LocalReader {
         read_full(&self.file, offset, buf, &self.path, self.len)
     }
 
-    fn read_once(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+    fn read_once(&self, offset: u64, buf: &mut [u8], pass: &mut Pass) -> Result<()> {
         check_range(&self.path, offset, buf.len(), self.len)?;
-        if self.direct.is_some() || buf.len() < LEAST_ONCE {
+        let mut window = pass.kept.take().and_then(|kept| kept.downcast::<Window>().ok());
+        let held = window.as_ref().is_some_and(|window| window.holds(offset));
+        if self.direct.is_some() || (buf.len() < LEAST_ONCE && !held) {
             return self.read_at(offset, buf);
         }
         let Some(direct) = self.past_cache() else {
@@ -74,8 +76,10 @@ impl Reader for LocalReader {
             return self.read_at(offset, buf);
         };
         // The middle tells for all: files are read, and forgotten, in long stretches. A wrong guess costs time alone.
-        if !system::is_cached(&self.file, offset + buf.len() as u64 / 2) {
-            if direct::read(direct, offset, buf, &self.path, self.len)? {
+        if held || !system::is_cached(&self.file, offset + buf.len() as u64 / 2) {
+            let reading = window.get_or_insert_with(|| Box::new(Window::new()));
+            if reading.read(direct, offset, buf, pass.end.min(self.len), &self.path, self.len)? {
+                pass.kept = window.map(|window| window as Box<dyn std::any::Any + Send>);
                 return Ok(());
             }
             self.refused.store(true, Ordering::Relaxed);

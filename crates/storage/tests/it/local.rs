@@ -4,8 +4,8 @@ use std::io::IoSlice;
 use std::os::unix::fs::MetadataExt;
 
 use reshard_storage::{
-    Address, Linked, NoObserver, Operation, Publish, PublishObserver, StorageError, Store, StoreOptions, WriteOptions, is_staged,
-    open,
+    Address, Linked, NoObserver, Operation, Pass, Publish, PublishObserver, StorageError, Store, StoreOptions, WriteOptions,
+    is_staged, open,
 };
 
 fn store(folder: &std::path::Path) -> std::sync::Arc<dyn Store> {
@@ -181,16 +181,36 @@ fn what_is_read_once_is_right_and_stays_out_of_the_page_cache() {
                     forget();
                 }
                 let mut found = vec![0; length];
-                reader.read_once(offset as u64, &mut found).unwrap();
+                reader.read_once(offset as u64, &mut found, &mut Pass::until((offset + length) as u64)).unwrap();
                 assert!(found == bytes[offset..offset + length], "{length} bytes at {offset}, cached: {cached}");
             }
         }
-        let past_end = reader.read_once(2 << 20, &mut vec![0; 2 << 20]);
+        // A pass in blocks that fit nothing, some of them cached meanwhile, and a last one that is short.
+        forget();
+        for (start, block) in [(13, 300_001), (4096, 1 << 20), (2_097_000, 200_000)] {
+            let mut pass = Pass::until(bytes.len() as u64);
+            let mut at = start;
+            while at < bytes.len() {
+                let mut found = vec![0; block.min(bytes.len() - at)];
+                reader.read_once(at as u64, &mut found, &mut pass).unwrap();
+                assert!(found == bytes[at..at + found.len()], "{block} bytes at {at}");
+                at += found.len();
+                if at > bytes.len() / 2 && at < bytes.len() / 2 + block {
+                    reader.read_at(at as u64, &mut vec![0; 1000.min(bytes.len() - at)]).unwrap();
+                }
+            }
+            // What is held is not given for another place.
+            let mut found = vec![0; 200_000];
+            reader.read_once(77, &mut found, &mut pass).unwrap();
+            assert!(found == bytes[77..200_077]);
+            forget();
+        }
+        let past_end = reader.read_once(2 << 20, &mut vec![0; 2 << 20], &mut Pass::until(4 << 20));
         assert!(matches!(past_end, Err(StorageError::OutOfRange { .. })), "{past_end:?}");
         if on_disk && opens_directly(&folder.path().join("file")) {
             forget();
             let before = cached_pages(&file, bytes.len());
-            reader.read_once(0, &mut vec![0; 1 << 20]).unwrap();
+            reader.read_once(0, &mut vec![0; 1 << 20], &mut Pass::until(1 << 20)).unwrap();
             assert!(cached_pages(&file, bytes.len()) <= before, "it went through the page cache");
         }
     }
