@@ -7,7 +7,7 @@ use reshard_formats::{DType, NumpyScalar, Value};
 use super::{HealthFinding, HealthOptions};
 use crate::cast::as_f64;
 use crate::checkpoint::{CatalogKind, Checkpoint, LoadedValue};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::workers::Workers;
 
 /// Looks at the selected values.
@@ -20,11 +20,15 @@ pub(super) fn judge(checkpoint: &Checkpoint, options: &HealthOptions, found: &mu
         items.iter().filter(|item| matches!(item.entry.kind, CatalogKind::Value(_))).map(|item| item.stored).collect();
     let bad = Mutex::new(Vec::new());
     Workers::reading(checkpoint.store.as_ref()).in_order(&values, |key| {
-        // What cannot be decoded has no numbers here; `verify` tells it.
-        if let Ok(LoadedValue::Plain(value)) = checkpoint.read_value(key)
-            && holds_nan(&value)
-        {
-            bad.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(*key);
+        options.control.check("looking at plain values")?;
+        match checkpoint.read_value(key) {
+            Ok(LoadedValue::Plain(value)) if holds_nan(&value) => {
+                bad.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(*key);
+            }
+            // What was not read was not looked at.
+            Err(error @ Error::Storage { .. }) => return Err(error),
+            // What cannot be decoded has no numbers here; `verify` tells it.
+            Ok(_) | Err(_) => {}
         }
         Ok(())
     })?;

@@ -147,14 +147,11 @@ impl Window {
         let (mut offset, mut buf) = (offset, buf);
         while !buf.is_empty() {
             if !self.holds(offset) {
-                let error = match self.turn_to(file, offset, end.max(offset + buf.len() as u64)) {
-                    Ok(()) if self.holds(offset) => None,
-                    Ok(()) => Some(short(file, offset, buf.len(), path, size)),
+                match self.turn_to(file, offset, end.max(offset + buf.len() as u64)) {
+                    Ok(()) if self.holds(offset) => {}
+                    Ok(()) => return Err(short(file, offset, buf.len(), path, size)),
                     Err(error) if refuses(Some(error.raw_os_error())) => return Ok(false),
-                    Err(error) => Some(StorageError::from_io(Operation::Read, path, io::Error::from(error))),
-                };
-                if let Some(error) = error {
-                    return Err(error);
+                    Err(error) => return Err(StorageError::from_io(Operation::Read, path, io::Error::from(error))),
                 }
             }
             let Some(buffer) = &mut self.buffer else { return Ok(false) };
