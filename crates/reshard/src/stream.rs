@@ -6,6 +6,7 @@
 
 mod ahead;
 mod computed;
+mod part;
 mod slab;
 
 use std::collections::HashMap;
@@ -13,9 +14,8 @@ use std::collections::HashMap;
 use reshard_formats::DType;
 use reshard_layout::{ByteLayout, Dims, Region, copy_runs, coverage, flat_pieces, runs};
 
-use reshard_storage::Pass;
-
 use self::ahead::announce;
+pub(crate) use self::part::PartStream;
 use self::slab::{Slab, read_runs};
 
 use crate::cast::{can_cast, cast};
@@ -62,12 +62,19 @@ struct OpenChunk {
     left: u64,
     /// Where in the file the announced bytes end.
     announced: u64,
-    /// Of what is read once and in order.
-    pass: Pass,
     /// Whether its elements lie in row-major order.
     in_order: bool,
     /// The part at hand, where they do not.
     slab: Option<Slab>,
+}
+
+impl OpenChunk {
+    /// Compares the checksum, when all bytes have passed.
+    fn compare(&mut self, checkpoint: &Checkpoint, key: &str) -> Result<()> {
+        let Some(checker) = self.checker.take() else { return Ok(()) };
+        let offset = self.located.check.stretch().map_or(0, |(offset, _)| offset);
+        checker.finish().map_err(|detail| checkpoint.corrupt(key, self.located.file, offset, detail))
+    }
 }
 
 /// A storage is read to compare its checksum when it has at most this many times the bytes of the tensor that lies in it.
@@ -96,19 +103,6 @@ impl<'c> TensorStream<'c> {
         region.check_inside(&tensor.shape).given()?;
         let (open, scratch) = (HashMap::new(), Vec::new());
         Ok(TensorStream { checkpoint, key, tensor, region, only: None, verify, position: 0, open, scratch })
-    }
-
-    /// A region that lies in one chunk, read from that chunk whatever else holds it, and not needed again.
-    pub(crate) fn part(
-        checkpoint: &'c Checkpoint,
-        key: &'c str,
-        tensor: &'c CatalogTensor,
-        chunk: usize,
-        region: Region,
-        verify: bool,
-    ) -> Result<TensorStream<'c>> {
-        let stream = TensorStream::of(checkpoint, key, tensor, region, verify)?;
-        Ok(TensorStream { only: Some(chunk), ..stream })
     }
 
     fn overlap(&mut self, chunk: usize, overlap: &Region, wanted: &Region, target: &mut [u8]) -> Result<()> {
@@ -143,14 +137,8 @@ impl<'c> TensorStream<'c> {
             let reader = checkpoint.reader(located.file)?;
             let (start, end) = (stretches.clone().next().map_or(0, |run| run.src), stretches.ends().0);
             let last = layout.end().min(start.saturating_add(open.left));
-            let read = if self.only.is_some() && stretches.count_runs() == 1 {
-                open.pass.set_end(last);
-                reader.read_once(start, bytes, &mut open.pass)
-            } else {
-                announce(reader.as_ref(), &mut open.announced, (start, end), last);
-                read_runs(reader.as_ref(), stretches, bytes)
-            };
-            read.doing(|| format!("reading {key:?} from {}", reader.path()))?;
+            announce(reader.as_ref(), &mut open.announced, (start, end), last);
+            read_runs(reader.as_ref(), stretches, bytes).doing(|| format!("reading {key:?} from {}", reader.path()))?;
         } else {
             let slab = match open.slab.take().filter(|slab| slab.contains(&from)) {
                 Some(slab) => slab,
@@ -188,11 +176,9 @@ impl<'c> TensorStream<'c> {
         }
         open.left = open.left.saturating_sub(length);
         if open.left == 0
-            && let Some(done) = self.open.remove(&chunk)
-            && let Some(checker) = done.checker
+            && let Some(mut done) = self.open.remove(&chunk)
         {
-            let offset = done.located.check.stretch().map_or(0, |(offset, _)| offset);
-            checker.finish().map_err(|detail| checkpoint.corrupt(key, done.located.file, offset, detail))?;
+            done.compare(checkpoint, key)?;
         }
         Ok(())
     }
@@ -201,15 +187,7 @@ impl<'c> TensorStream<'c> {
         let located = self.checkpoint.locate(self.key, self.tensor, chunk)?;
         let region = &self.tensor.chunks[chunk].region;
         if located.fill.is_some() {
-            return Ok(OpenChunk {
-                located,
-                checker: None,
-                left: u64::MAX,
-                announced: 0,
-                pass: Pass::until(0),
-                in_order: true,
-                slab: None,
-            });
+            return Ok(OpenChunk { located, checker: None, left: u64::MAX, announced: 0, in_order: true, slab: None });
         }
         let element = located.dtype.size();
         let wanted = self.region.intersection(region).map_or(0, |r| r.volume());
@@ -218,15 +196,7 @@ impl<'c> TensorStream<'c> {
                 computed.check_inputs(self.checkpoint, &Control::new())?;
             }
             let left = wanted.saturating_mul(element);
-            return Ok(OpenChunk {
-                located,
-                checker: None,
-                left,
-                announced: 0,
-                pass: Pass::until(0),
-                in_order: false,
-                slab: None,
-            });
+            return Ok(OpenChunk { located, checker: None, left, announced: 0, in_order: false, slab: None });
         }
         let layout = &located.layout;
         let (base, extent) = (layout.base(), layout.end() - layout.base());
@@ -242,15 +212,8 @@ impl<'c> TensorStream<'c> {
         if self.verify && checker.is_none() && self.region.contains(region) && is_most(&located, region, element) {
             self.checkpoint.check_stretch(self.key, located.file, located.check, &Control::new())?;
         }
-        Ok(OpenChunk {
-            located,
-            checker,
-            left: wanted.saturating_mul(element),
-            announced: 0,
-            pass: Pass::until(0),
-            in_order,
-            slab: None,
-        })
+        let left = wanted.saturating_mul(element);
+        Ok(OpenChunk { located, checker, left, announced: 0, in_order, slab: None })
     }
 }
 

@@ -45,10 +45,10 @@ impl Workers {
     }
 
     /// For a pass over whole files that computes on what it reads: most threads wait for the disk, which gives more the more it is
-    /// asked for at once, while the others compute.
-    pub(crate) fn scanning(store: &dyn Store) -> &'static Workers {
+    /// asked for at once, while the others compute. Of what is in memory already nobody waits for anything.
+    pub(crate) fn scanning(store: &dyn Store, in_memory: bool) -> &'static Workers {
         static POOL: PerProcess<Workers> = PerProcess::new();
-        match store.capabilities().remote {
+        match store.capabilities().remote || in_memory {
             true => Workers::reading(store),
             false => {
                 let threads = || given_threads().unwrap_or_else(|| (processors() * 8).min(SCANNING_THREADS));

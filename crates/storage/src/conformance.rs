@@ -39,6 +39,7 @@ pub const CASES: &[(&str, Case)] = cases! {
     listings_are_complete
     reads_past_the_end_fail
     ranges_may_be_in_any_order
+    a_pass_lends_every_element_once_and_whole
     links_and_copies
     deleting_is_idempotent
 };
@@ -406,7 +407,10 @@ fn reads_past_the_end_fail(make: Make<'_>) {
         let mut good = [0];
         let mut ranges = [RangeRead { offset: 0, buf: &mut good }, RangeRead { offset, buf: &mut buf }];
         assert!(matches!(reader.read_ranges(&mut ranges), Err(StorageError::OutOfRange { .. })));
-        assert!(matches!(reader.read_once(offset, &mut buf, &mut Pass::until(10)), Err(StorageError::OutOfRange { .. })));
+        if length > 0 {
+            let mut pass = Pass::until(offset.saturating_add(length as u64), 1);
+            assert!(matches!(reader.lend(offset.min(u64::MAX - 1), &mut pass), Err(StorageError::OutOfRange { .. })));
+        }
     }
 }
 
@@ -433,6 +437,26 @@ fn ranges_may_be_in_any_order(make: Make<'_>) {
     check(&adjacent);
     let columns: Vec<_> = (0..500).map(|row| (row * 16_384 + 100, 200)).collect();
     check(&columns);
+}
+
+fn a_pass_lends_every_element_once_and_whole(make: Make<'_>) {
+    let store = make("lending");
+    store.prepare().unwrap();
+    let bytes = pattern((9 << 20) + 11, 9);
+    write(&*store, "file", &bytes);
+    let reader = store.open_reader("file").unwrap();
+    for (start, end, element) in [(0, 9 << 20, 2), (5, bytes.len(), 1), (7, 7 + 12 * 700_001, 12), (3, 11, 8), (10, 10, 4)] {
+        let mut pass = Pass::until(end as u64, element as u64).with_memory(vec![7; 100]);
+        let mut at = start;
+        while at < end {
+            let lent = reader.lend(at as u64, &mut pass).unwrap();
+            assert!(!lent.is_empty() && lent.len().is_multiple_of(element), "{} bytes of elements of {element}", lent.len());
+            assert!(*lent == bytes[at..at + lent.len()], "{} bytes at {at}", lent.len());
+            at += lent.len();
+        }
+        assert_eq!(at, end);
+        assert!(reader.lend(end as u64, &mut pass).unwrap().is_empty());
+    }
 }
 
 fn links_and_copies(make: Make<'_>) {

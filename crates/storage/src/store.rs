@@ -282,11 +282,16 @@ pub trait Reader: Send + Sync + Debug {
     /// Fills `buf` from `offset`; a file that ends before is [`StorageError::OutOfRange`].
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()>;
 
-    /// [`Reader::read_at`] of bytes that nobody needs again soon: where they are not in memory anyway, they do not drive out
-    /// what is. For a pass over whole files, in order and in large blocks.
-    fn read_once(&self, offset: u64, buf: &mut [u8], pass: &mut Pass) -> Result<()> {
-        let _ = pass;
-        self.read_at(offset, buf)
+    /// Some of the bytes of a pass from `offset` on, whole elements and at least one unless there are none, lent as the reader has
+    /// them. Nobody needs them again soon: where they are not in memory anyway, they do not drive out what is.
+    fn lend<'p>(&self, offset: u64, pass: &'p mut Pass) -> Result<&'p [u8]> {
+        pass.fill(offset, LENT, |buf| self.read_at(offset, buf))
+    }
+
+    /// Whether a byte is known to be in memory already, so that reading it waits for nothing.
+    fn is_in_memory(&self, offset: u64) -> bool {
+        let _ = offset;
+        false
     }
 
     /// Fills many buffers. Sorted ranges are cheapest: neighbours become one request.
@@ -304,22 +309,63 @@ pub trait Reader: Send + Sync + Debug {
     }
 }
 
-/// One pass over a file of one reader: where it ends, and what the reader keeps between reads.
+/// What a reader lends at a time unless it has a better measure: as much as is well asked of a service at once.
+const LENT: u64 = 2 << 20;
+
+/// One pass over a stretch of a file, by one reader, in order: where it ends, and what the reader keeps between loans.
 #[derive(Debug)]
 pub struct Pass {
-    pub(crate) end: u64,
-    pub(crate) kept: Option<Box<dyn std::any::Any + Send>>,
+    end: u64,
+    element: u64,
+    /// Memory of the reader's.
+    pub(crate) window: Option<Box<dyn Window>>,
+    buffer: Vec<u8>,
+}
+
+/// What a reader has of a file, in memory of its own.
+pub(crate) trait Window: Send + Debug {
+    /// The bytes from `offset` up to `end` that are here; none unless the first one is.
+    fn held(&self, offset: u64, end: u64) -> &[u8];
 }
 
 impl Pass {
-    /// Nothing is wanted from this byte on.
-    pub fn until(end: u64) -> Pass {
-        Pass { end, kept: None }
+    /// Nothing is wanted from the byte `end` on; what is before are elements of so many bytes, which are not cut.
+    pub fn until(end: u64, element: u64) -> Pass {
+        Pass { end, element: element.max(1), window: None, buffer: Vec::new() }
     }
 
-    /// Moves its end.
-    pub fn set_end(&mut self, end: u64) {
-        self.end = end;
+    /// Memory to lend, to be used again.
+    pub fn with_memory(self, buffer: Vec<u8>) -> Pass {
+        Pass { buffer, ..self }
+    }
+
+    /// Its memory, when it is over.
+    pub fn into_memory(self) -> Vec<u8> {
+        self.buffer
+    }
+
+    /// Where it ends.
+    pub(crate) fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// The bytes that are left of it.
+    pub(crate) fn left(&self, offset: u64) -> u64 {
+        self.end.saturating_sub(offset)
+    }
+
+    /// The elements from `offset` on that the reader's window holds whole.
+    pub(crate) fn held(&self, offset: u64) -> &[u8] {
+        let held = self.window.as_ref().map_or(&[][..], |window| window.held(offset, self.end));
+        &held[..held.len() - held.len() % self.element as usize]
+    }
+
+    /// Fills its own memory with about `most` bytes of whole elements, and lends it.
+    pub(crate) fn fill(&mut self, offset: u64, most: u64, read: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<&[u8]> {
+        let length = self.left(offset).min((most - most % self.element).max(self.element)) as usize;
+        self.buffer.resize(self.buffer.len().max(length), 0);
+        read(&mut self.buffer[..length])?;
+        Ok(&self.buffer[..length])
     }
 }
 

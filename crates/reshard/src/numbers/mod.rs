@@ -34,13 +34,13 @@ use crate::checkpoint::{CatalogKind, CatalogTensor, Checkpoint};
 use crate::control::Control;
 use crate::error::{Geometry, Result};
 use crate::select::Selection;
-use crate::stream::{Stream, TensorStream};
+use crate::stream::PartStream;
 use crate::workers::Workers;
 
 /// A block is this many bytes: a multiple of every element's size, and still in a core's own cache when it is counted.
-const BLOCK: u64 = 256 << 10;
-/// What is asked of a disk or of a service at a time.
-const ASKED: u64 = 2 << 20;
+const BLOCK: usize = 256 << 10;
+/// So many parts are looked at to tell whether what is read is in memory already.
+const LOOKED_AT: usize = 16;
 
 /// What to compute for one tensor.
 #[derive(Debug, Clone, Default)]
@@ -230,7 +230,11 @@ impl Pass<'_> {
         let done: Mutex<Vec<TensorStats>> = Mutex::new(vec![TensorStats::default(); tensors.len()]);
         // As many as threads work at once: a table for each part would cost more than what is counted in a small one.
         let counters: Mutex<Vec<Counter>> = Mutex::new(Vec::new());
-        Workers::scanning(self.checkpoint.store.as_ref()).in_order(&work, |&(i, part, _)| {
+        let few = work.iter().step_by(work.len().div_ceil(LOOKED_AT).max(1));
+        let looks =
+            few.map(|&(i, part, _)| self.is_in_memory(&tensors[i], &tensors[i].parts[part])).collect::<Result<Vec<_>>>()?;
+        let in_memory = looks.iter().filter(|cached| **cached).count() * 2 > looks.len();
+        Workers::scanning(self.checkpoint.store.as_ref(), in_memory).in_order(&work, |&(i, part, _)| {
             let counted = &tensors[i];
             let idle = counters.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let mut counter = idle.unwrap_or_else(Counter::new);
@@ -250,25 +254,29 @@ impl Pass<'_> {
         Ok(done.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Whether a part is there without waiting for a disk; when in doubt it is not.
+    fn is_in_memory(&self, counted: &Counted<'_>, part: &Part) -> Result<bool> {
+        PartStream::new(self.checkpoint, counted.key, counted.tensor, part.chunk, part.region.clone(), false)?.is_in_memory()
+    }
+
     fn part(&self, counter: &mut Counter, counted: &Counted<'_>, part: &Part) -> Result<Tally> {
         let Counted { key, tensor, .. } = counted;
         let dtype = tensor.dtype;
         let mut tally = Tally::default();
-        let mut stream = TensorStream::part(self.checkpoint, key, tensor, part.chunk, part.region.clone(), self.verify)?;
-        let mut left = part.region.volume() * dtype.size();
-        let mut buffer = std::mem::take(&mut counter.buffer);
-        while left > 0 {
+        let mut stream = PartStream::new(self.checkpoint, key, tensor, part.chunk, part.region.clone(), self.verify)?
+            .with_memory(std::mem::take(&mut counter.memory));
+        loop {
             self.control.check("computing statistics")?;
-            let length = left.min(ASKED) as usize;
-            buffer.resize(buffer.len().max(length), 0);
-            stream.fill(&mut buffer[..length])?;
-            for block in buffer[..length].chunks(BLOCK as usize) {
+            let elements = stream.next()?;
+            if elements.is_empty() {
+                break;
+            }
+            for block in elements.chunks(BLOCK) {
                 counter.block(dtype, block, &mut tally)?;
             }
-            left -= length as u64;
-            self.control.advance(length as u64);
+            self.control.advance(elements.len() as u64);
         }
-        counter.buffer = buffer;
+        counter.memory = stream.into_memory();
         counter.finish(&mut tally);
         Ok(tally)
     }

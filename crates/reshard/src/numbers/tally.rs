@@ -32,8 +32,8 @@ enum Kind {
 pub(super) struct Counter {
     table: Table,
     scratch: Vec<f64>,
-    /// For blocks to be read into.
-    pub(super) buffer: Vec<u8>,
+    /// For elements to be read into.
+    pub(super) memory: Vec<u8>,
 }
 
 /// Numbers of one dtype, counted.
@@ -67,7 +67,7 @@ fn kind(dtype: DType) -> Option<Kind> {
 
 impl Counter {
     pub(super) fn new() -> Counter {
-        Counter { table: Table::new(), scratch: Vec::new(), buffer: Vec::new() }
+        Counter { table: Table::new(), scratch: Vec::new(), memory: Vec::new() }
     }
 
     /// Counts a block of packed elements into a tally.

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 
 use super::system;
 use super::transfer::{retry, write_full};
+use crate::store::Window;
 use crate::{Operation, PerProcess, Result, StorageError};
 
 /// Offsets, lengths and memory addresses of direct I/O are multiples of this.
@@ -42,12 +43,16 @@ impl Aligned {
         let bytes = vec![0; BUFFER + LARGE_PAGE];
         let start = bytes.as_ptr().align_offset(LARGE_PAGE).min(LARGE_PAGE);
         let mut buffer = Aligned { bytes, start };
-        system::prefer_large_pages(buffer.get());
+        system::prefer_large_pages(buffer.get_mut());
         buffer
     }
 
-    fn get(&mut self) -> &mut [u8] {
+    fn get_mut(&mut self) -> &mut [u8] {
         &mut self.bytes[self.start..self.start + BUFFER]
+    }
+
+    fn get(&self) -> &[u8] {
+        &self.bytes[self.start..self.start + BUFFER]
     }
 }
 
@@ -55,7 +60,7 @@ impl Aligned {
 fn with_buffer<T>(work: impl FnOnce(&mut [u8]) -> T) -> T {
     let kept = idle().pop();
     let mut buffer = kept.unwrap_or_else(Aligned::new);
-    let done = work(buffer.get());
+    let done = work(buffer.get_mut());
     give_back(Some(buffer));
     done
 }
@@ -117,68 +122,49 @@ pub(super) fn read(file: &File, offset: u64, buf: &mut [u8], path: &str, size: u
     Ok(true)
 }
 
-/// What was read of a file at once, of which some was not asked for yet. A disk answers so many requests a second, whatever their
-/// size up to a limit: they start and end where the disk's own do, and none is made for a few bytes at an end.
+/// What was read of a file at once. A disk answers so many requests a second, whatever their size up to a limit: a window is as large
+/// as one can be, and none is made for a few bytes at an end.
 #[derive(Debug)]
-pub(super) struct Window {
+pub(super) struct DirectWindow {
     buffer: Option<Aligned>,
     /// Where in the file it starts.
     start: u64,
     length: usize,
 }
 
-/// A window ends at a multiple of this.
-const WINDOW: u64 = LARGE_PAGE as u64;
-
-impl Window {
-    pub(super) fn new() -> Window {
-        let kept = idle().pop();
-        Window { buffer: Some(kept.unwrap_or_else(Aligned::new)), start: 0, length: 0 }
-    }
-
-    /// Whether it holds a byte of the file.
-    pub(super) fn holds(&self, offset: u64) -> bool {
-        offset.checked_sub(self.start).is_some_and(|at| at < self.length as u64)
-    }
-
-    /// Fills `buf` in order, without the page cache; `false` if the file system refuses, and the caller reads another way. `end` is where
-    /// the pass over the file ends.
-    pub(super) fn read(&mut self, file: &File, offset: u64, buf: &mut [u8], end: u64, path: &str, size: u64) -> Result<bool> {
-        let (mut offset, mut buf) = (offset, buf);
-        while !buf.is_empty() {
-            if !self.holds(offset) {
-                match self.turn_to(file, offset, end.max(offset + buf.len() as u64)) {
-                    Ok(()) if self.holds(offset) => {}
-                    Ok(()) => return Err(short(file, offset, buf.len(), path, size)),
-                    Err(error) if refuses(Some(error.raw_os_error())) => return Ok(false),
-                    Err(error) => return Err(StorageError::from_io(Operation::Read, path, io::Error::from(error))),
-                }
-            }
-            let Some(buffer) = &mut self.buffer else { return Ok(false) };
-            let at = (offset - self.start) as usize;
-            let count = buf.len().min(self.length - at);
-            buf[..count].copy_from_slice(&buffer.get()[at..at + count]);
-            buf = &mut buf[count..];
-            offset += count as u64;
-        }
-        Ok(true)
-    }
-
-    /// Reads from a byte on, to the next boundary or the end of the pass.
-    fn turn_to(&mut self, file: &File, offset: u64, end: u64) -> rustix::io::Result<()> {
+impl DirectWindow {
+    /// Reads what comes next in a pass that ends at `end`, without the page cache; `None` if the file system refuses, and the caller
+    /// reads another way.
+    pub(super) fn read(file: &File, offset: u64, end: u64, path: &str, size: u64) -> Result<Option<DirectWindow>> {
         let start = offset - offset % ALIGNMENT;
-        let boundary = (offset / WINDOW + 1) * WINDOW;
-        let wanted = (boundary.min(end.next_multiple_of(ALIGNMENT)) - start) as usize;
-        self.length = 0;
-        if let Some(buffer) = &mut self.buffer {
-            self.length = retry(|| rustix::io::pread(file, &mut buffer.get()[..wanted], start))?;
+        let left = end.saturating_sub(start);
+        // As few as can be, and those of one size.
+        let wanted = left.div_ceil(left.div_ceil(BUFFER as u64).max(1)).next_multiple_of(ALIGNMENT);
+        let kept = idle().pop();
+        let mut window = DirectWindow { buffer: None, start, length: 0 };
+        let buffer = window.buffer.insert(kept.unwrap_or_else(Aligned::new));
+        match retry(|| rustix::io::pread(file, &mut buffer.get_mut()[..wanted as usize], start)) {
+            Ok(count) => window.length = count,
+            Err(error) if refuses(Some(error.raw_os_error())) => return Ok(None),
+            Err(error) => return Err(StorageError::from_io(Operation::Read, path, io::Error::from(error))),
         }
-        self.start = start;
-        Ok(())
+        match window.held(offset, end) {
+            [] => Err(short(file, offset, end.saturating_sub(offset) as usize, path, size)),
+            _ => Ok(Some(window)),
+        }
     }
 }
 
-impl Drop for Window {
+impl Window for DirectWindow {
+    fn held(&self, offset: u64, end: u64) -> &[u8] {
+        let held = self.buffer.as_ref().map_or(&[][..], |buffer| &buffer.get()[..self.length]);
+        let Some(from) = offset.checked_sub(self.start).filter(|from| *from < held.len() as u64) else { return &[] };
+        let to = end.saturating_sub(self.start).clamp(from, held.len() as u64);
+        &held[from as usize..to as usize]
+    }
+}
+
+impl Drop for DirectWindow {
     fn drop(&mut self) {
         give_back(self.buffer.take());
     }

@@ -5,7 +5,7 @@ use std::io::IoSliceMut;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::direct::{self, Window};
+use super::direct::{self, DirectWindow};
 use super::system;
 use super::transfer::{MAX_PARTS, read_full, read_vectored};
 use crate::store::check_range;
@@ -23,7 +23,9 @@ pub(super) struct LocalReader {
 }
 
 /// Less than this is read through the page cache, which costs less than waiting for a disk at every read.
-const LEAST_ONCE: usize = 128 << 10;
+const LEAST_ONCE: u64 = 128 << 10;
+/// What is in memory is lent in parts that a core's own cache has room for.
+const LENT: u64 = 512 << 10;
 /// Where there is no way past the page cache, what is read once is announced so many bytes ahead.
 const ONCE_AHEAD: u64 = 16 << 20;
 /// So far beyond its end a file has no page, whatever the size of a page.
@@ -34,14 +36,25 @@ impl LocalReader {
         LocalReader { path, file, direct, len, once: OnceLock::new(), refused: AtomicBool::new(false) }
     }
 
+    /// The file past the page cache, where there is a way, and the next bytes of a pass are better read so.
+    fn past_cache(&self, offset: u64, left: u64) -> Option<&File> {
+        let direct = self.direct.as_ref().or_else(|| self.once())?;
+        if left < LEAST_ONCE || self.refused.load(Ordering::Relaxed) {
+            return None;
+        }
+        // The middle tells for all: files are read, and forgotten, in long stretches. A wrong guess costs time alone.
+        let is_cached = || system::is_cached(&self.file, offset + left.min(LENT) / 2);
+        (self.direct.is_some() || !is_cached()).then_some(direct)
+    }
+
     /// The file past the page cache, where the system has a way and tells what is in the cache.
-    fn past_cache(&self) -> Option<&File> {
+    fn once(&self) -> Option<&File> {
         let open = || {
             // Of files of other users the system says that all is, also what is beyond their end.
             let beyond = self.len.saturating_add(BEYOND_END);
             if system::is_cached(&self.file, beyond) { None } else { system::open_direct(&self.file) }
         };
-        self.once.get_or_init(open).as_ref().filter(|_| !self.refused.load(Ordering::Relaxed))
+        self.once.get_or_init(open).as_ref()
     }
 }
 
@@ -64,27 +77,30 @@ impl Reader for LocalReader {
         read_full(&self.file, offset, buf, &self.path, self.len)
     }
 
-    fn read_once(&self, offset: u64, buf: &mut [u8], pass: &mut Pass) -> Result<()> {
-        check_range(&self.path, offset, buf.len(), self.len)?;
-        let mut window = pass.kept.take().and_then(|kept| kept.downcast::<Window>().ok());
-        let held = window.as_ref().is_some_and(|window| window.holds(offset));
-        if self.direct.is_some() || (buf.len() < LEAST_ONCE && !held) {
-            return self.read_at(offset, buf);
-        }
-        let Some(direct) = self.past_cache() else {
-            system::start_reading(&self.file, offset.saturating_add(ONCE_AHEAD), buf.len() as u64);
-            return self.read_at(offset, buf);
-        };
-        // The middle tells for all: files are read, and forgotten, in long stretches. A wrong guess costs time alone.
-        if held || !system::is_cached(&self.file, offset + buf.len() as u64 / 2) {
-            let reading = window.get_or_insert_with(|| Box::new(Window::new()));
-            if reading.read(direct, offset, buf, pass.end.min(self.len), &self.path, self.len)? {
-                pass.kept = window.map(|window| window as Box<dyn std::any::Any + Send>);
-                return Ok(());
+    fn lend<'p>(&self, offset: u64, pass: &'p mut Pass) -> Result<&'p [u8]> {
+        let left = pass.left(offset);
+        check_range(&self.path, offset, left as usize, self.len)?;
+        if pass.held(offset).is_empty()
+            && let Some(direct) = self.past_cache(offset, left)
+        {
+            // Its memory goes back before other memory is taken.
+            pass.window = None;
+            match DirectWindow::read(direct, offset, pass.end(), &self.path, self.len)? {
+                Some(window) => pass.window = Some(Box::new(window)),
+                None => self.refused.store(true, Ordering::Relaxed),
             }
-            self.refused.store(true, Ordering::Relaxed);
         }
-        self.read_at(offset, buf)
+        if pass.held(offset).is_empty() {
+            if self.direct.is_none() && (self.once().is_none() || self.refused.load(Ordering::Relaxed)) {
+                system::start_reading(&self.file, offset.saturating_add(ONCE_AHEAD), LENT);
+            }
+            return pass.fill(offset, LENT, |buf| self.read_at(offset, buf));
+        }
+        Ok(pass.held(offset))
+    }
+
+    fn is_in_memory(&self, offset: u64) -> bool {
+        self.direct.is_none() && self.once().is_some() && system::is_cached(&self.file, offset)
     }
 
     fn read_ranges(&self, ranges: &mut [RangeRead<'_>]) -> Result<()> {

@@ -32,6 +32,7 @@ macro_rules! conforms {
             listings_are_complete
             reads_past_the_end_fail
             ranges_may_be_in_any_order
+            a_pass_lends_every_element_once_and_whole
             links_and_copies
             deleting_is_idempotent
         })*

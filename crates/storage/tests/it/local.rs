@@ -161,7 +161,7 @@ fn what_is_read_once_is_right_and_stays_out_of_the_page_cache() {
 
     use rustix::fs::{Advice, fadvise};
 
-    let bytes: Vec<u8> = (0..(3u32 << 20) + 777).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let bytes: Vec<u8> = (0..(9u32 << 20) + 777).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     // On a disk, and where there is no way past the page cache.
     let folders = [Some(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()), tempfile::tempdir_in("/dev/shm").ok()];
     for (folder, on_disk) in folders.into_iter().flatten().zip([true, false]) {
@@ -173,45 +173,50 @@ fn what_is_read_once_is_right_and_stays_out_of_the_page_cache() {
             fadvise(file.as_fd(), 0, None, Advice::DontNeed).unwrap();
         };
         let reader = store.open_reader("file").unwrap();
-        for (offset, length) in [(0, 1 << 20), (4096, 256 << 10), (777, (1 << 20) + 5), (2 << 20, (1 << 20) + 777), (9, 40)] {
-            for cached in [false, true] {
-                if cached {
-                    reader.read_at(0, &mut vec![0; bytes.len()]).unwrap();
-                } else {
-                    forget();
-                }
-                let mut found = vec![0; length];
-                reader.read_once(offset as u64, &mut found, &mut Pass::until((offset + length) as u64)).unwrap();
-                assert!(found == bytes[offset..offset + length], "{length} bytes at {offset}, cached: {cached}");
+        // All that a pass lends, in elements of some size that fit nothing; some of it is cached meanwhile.
+        let lent = |offset: usize, length: usize, element: usize, disturb: &dyn Fn(usize)| {
+            let mut pass = Pass::until((offset + length) as u64, element as u64);
+            let mut found = Vec::new();
+            while found.len() < length {
+                let some = reader.lend((offset + found.len()) as u64, &mut pass).unwrap();
+                assert!(!some.is_empty() && some.len().is_multiple_of(element), "{} bytes of elements of {element}", some.len());
+                found.extend_from_slice(some);
+                disturb(offset + found.len());
+            }
+            assert!(found == bytes[offset..offset + length], "{length} bytes at {offset}");
+            assert!(reader.lend((offset + length) as u64, &mut pass).unwrap().is_empty());
+        };
+        let whole = bytes.len();
+        let stretches =
+            [(0, 1 << 20), (4096, 256 << 10), (777, (1 << 20) + 5), (whole - 2_000_001, 2_000_001), (9, 40), (13, whole - 13)];
+        for (offset, length) in stretches {
+            for element in [1, 2, 12].into_iter().filter(|element| length % element == 0) {
+                forget();
+                lent(offset, length, element, &|_| {});
+                reader.read_at(0, &mut vec![0; bytes.len()]).unwrap();
+                lent(offset, length, element, &|_| {});
+                forget();
+                lent(offset, length, element, &|at| reader.read_at(at as u64, &mut vec![0; 1000.min(whole - at)]).unwrap());
+                forget();
             }
         }
-        // A pass in blocks that fit nothing, some of them cached meanwhile, and a last one that is short.
-        forget();
-        for (start, block) in [(13, 300_001), (4096, 1 << 20), (2_097_000, 200_000)] {
-            let mut pass = Pass::until(bytes.len() as u64);
-            let mut at = start;
-            while at < bytes.len() {
-                let mut found = vec![0; block.min(bytes.len() - at)];
-                reader.read_once(at as u64, &mut found, &mut pass).unwrap();
-                assert!(found == bytes[at..at + found.len()], "{block} bytes at {at}");
-                at += found.len();
-                if at > bytes.len() / 2 && at < bytes.len() / 2 + block {
-                    reader.read_at(at as u64, &mut vec![0; 1000.min(bytes.len() - at)]).unwrap();
-                }
-            }
-            // What is held is not given for another place.
-            let mut found = vec![0; 200_000];
-            reader.read_once(77, &mut found, &mut pass).unwrap();
-            assert!(found == bytes[77..200_077]);
-            forget();
+        // What is held is not given for another place.
+        let mut pass = Pass::until(whole as u64, 1);
+        for at in [4_000_000, 77, 6_000_000, 200_000, 200_001] {
+            let some = reader.lend(at as u64, &mut pass).unwrap();
+            assert!(!some.is_empty() && *some == bytes[at..at + some.len()]);
         }
-        let past_end = reader.read_once(2 << 20, &mut vec![0; 2 << 20], &mut Pass::until(4 << 20));
+        let mut too_long = Pass::until(whole as u64 + 1, 1);
+        let past_end = reader.lend(2 << 20, &mut too_long);
         assert!(matches!(past_end, Err(StorageError::OutOfRange { .. })), "{past_end:?}");
         if on_disk && opens_directly(&folder.path().join("file")) {
             forget();
             let before = cached_pages(&file, bytes.len());
-            reader.read_once(0, &mut vec![0; 1 << 20], &mut Pass::until(1 << 20)).unwrap();
+            assert!(!reader.is_in_memory(1 << 19));
+            reader.lend(0, &mut Pass::until(1 << 20, 1)).unwrap();
             assert!(cached_pages(&file, bytes.len()) <= before, "it went through the page cache");
+            reader.read_at(0, &mut vec![0; 1 << 20]).unwrap();
+            assert!(reader.is_in_memory(1 << 19));
         }
     }
 }
