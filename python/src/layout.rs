@@ -100,12 +100,10 @@ impl ShardLayout {
                 *end = (*end).max(at + size);
             }
         }
-        // An empty shard is nothing to write, whatever its shape: a shard of an empty shard has one of its own. Of a tensor that has
-        // no elements at all, it is a part.
+        // An empty shard may have any shape without elements: a shard of an empty shard has one of its own.
         if is_empty(&local) && self.regions.iter().all(|held| is_empty(held.global.sizes())) {
-            let first = self.regions.first().filter(|_| is_empty(&self.shape));
-            let piece = first.map(|held| Piece { region: held.global.clone(), memory, strides: None });
-            return Ok(piece.into_iter().collect());
+            let piece = |held: &LocalRegion| Piece { region: held.global.clone(), memory, strides: None };
+            return Ok(self.regions.first().map(piece).into_iter().collect());
         }
         if extent != local {
             let detail =

@@ -94,7 +94,6 @@ pub(crate) fn plan(ranks: &[RankPlan], options: PlanOptions) -> Result<GlobalPla
         };
         let element = tensor.dtype.size();
         held[own.clone()].sort_by(|a, b| a.numbers.cmp(b.numbers).then(a.rank.cmp(&b.rank)));
-        let whole_is_empty = tensor.shape.contains(&0);
         distinct.clear();
         ranges.clear();
         let mut start = own.start;
@@ -102,10 +101,7 @@ pub(crate) fn plan(ranks: &[RankPlan], options: PlanOptions) -> Result<GlobalPla
             let range = start..start + same.len();
             start = range.end;
             let region = region_of(same[0].numbers)?;
-            // An empty piece of a tensor that has elements says nothing; an empty tensor keeps one record.
-            if region.is_empty() && !(whole_is_empty && distinct.is_empty()) {
-                continue;
-            }
+            // What is empty has a record as well, as in PyTorch's files: it tells over how many ranks a tensor was cut.
             check_replicas(&entry.key, &region, same)?;
             distinct.push(region);
             ranges.push(range);
