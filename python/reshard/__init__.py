@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         UntrustedPickle,
     )
     from ._reports import (
+        Before,
         Cast,
         ConvertReport,
         Difference,
@@ -82,6 +83,7 @@ _LATER = {
     "_view": ("View", "recipes"),
     "torch._switch": ("Installed", "install", "installed", "uninstall"),
     "_reports": (
+        "Before",
         "Cast",
         "ConvertReport",
         "DiffReport",
@@ -126,6 +128,7 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "AlreadyExists",
+    "Before",
     "Cancelled",
     "Cast",
     "Checkpoint",

@@ -657,8 +657,10 @@ class HealthReport:
         path: the checkpoint.
         checked: which of "structure", "checksums" and "numbers" the verdict rests on.
         findings: rules that are broken, errors first.
-        params: the optimizer's parameters, where there is an optimizer.
+        params: the parameters of all optimizers.
         tensors: numbers about every tensor, by key.
+        unread: selected values that nobody looked at, with what they are: sparse tensors, arrays, objects that only unpickling could
+            bring back.
     """
 
     path: str
@@ -666,20 +668,24 @@ class HealthReport:
     findings: tuple[HealthFinding, ...]
     params: tuple[ParamHealth, ...]
     tensors: dict[str, TensorStats]
+    unread: dict[str, str]
 
     @staticmethod
     def _adapted(fields: Mapping[str, Any]) -> Mapping[str, Any]:
         checked = [name for name, looked in fields["checked"].items() if looked]
-        return {**fields, "checked": checked, "params": (fields["optimizer"] or {}).get("params", [])}
+        params = [param for optimizer in fields["optimizers"] for param in optimizer["params"]]
+        return {**fields, "checked": checked, "params": params}
 
     @property
     def healthy(self) -> bool:
-        """Whether no rule of gravity is broken, by what was checked."""
-        return not any(finding.severity == "error" for finding in self.findings)
+        """Whether numbers were looked at, and no rule of gravity is broken."""
+        return "numbers" in self.checked and not any(finding.severity == "error" for finding in self.findings)
 
     def _repr_html_(self) -> str:
         unchecked = [name for name in ("structure", "checksums", "numbers") if name not in self.checked]
-        note = f"checked: {', '.join(self.checked)}" + (f"; not checked: {', '.join(unchecked)}" if unchecked else "")
+        note = f"checked: {', '.join(self.checked) or 'nothing'}" + (
+            f"; not checked: {', '.join(unchecked)}" if unchecked else ""
+        )
         rules = [(found.key, found.rule, found.severity, found.what) for found in self.findings[:100]]
         broken = _html.table(("key", "rule", "how grave", "what"), rules) if rules else "<p class=good>no rule is broken</p>"
         worst = sorted(self.tensors.items(), key=lambda item: -(item[1].nans + item[1].infinities))[:20]
@@ -700,13 +706,31 @@ class HealthReport:
 
 
 @dataclasses.dataclass(frozen=True)
+class Before:
+    """What a tensor was at a step before it became what it is: "absent", or bad in another way."""
+
+    step: str
+    what: str
+
+
+@dataclasses.dataclass(frozen=True)
 class FirstBad:
-    """A tensor that is bad since a step, what it is there ("nan", "inf" or "zero"), and the last step at which it was fine."""
+    """A tensor that is bad since a step, and what it is there: "nan", "inf", "large", "negative", "zero" or "dead". The step before is
+    ``fine``, if it was read there and found fine, else ``before``."""
 
     key: str
     what: str
+    severity: str
     first: str
     fine: str | None
+    before: Before | None
+
+    @property
+    def last(self) -> str:
+        """What it was before, in words."""
+        if self.before is not None:
+            return f"{self.before.what} in {self.before.step}"
+        return f"fine in {self.fine}" if self.fine is not None else "the first step there is"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -744,23 +768,26 @@ class TrendStep:
 
 @dataclasses.dataclass(frozen=True)
 class Trend:
-    """A run: its complete steps, oldest first, and since when tensors of the newest one are bad, the first to go bad first."""
+    """A run: its complete steps, oldest first, and since when tensors of the newest one are bad, the first to go bad first. ``skipped`` are
+    folders that were left out, each with the reason."""
 
     folder: str
     steps: tuple[TrendStep, ...]
+    skipped: tuple[tuple[str, str], ...]
     bad: tuple[FirstBad, ...]
 
     def _repr_html_(self) -> str:
         names = list(dict.fromkeys(name for step in self.steps for name in step.metrics))
         last = self.steps[-_MOST:]
         rows = [(step.name, *(_short(step.metrics.get(name)) for name in names)) for step in last]
-        bad = [(found.key, found.what, found.first, found.fine or "") for found in self.bad[:_MOST]]
+        bad = [(found.key, found.what, found.first, found.last) for found in self.bad[:_MOST]]
         parts = [_html.table(("step", *names), rows, range(1, len(names) + 1))] if rows else []
         parts += (
-            [_html.table(("key", "is", "since", "fine in"), bad)]
+            [_html.table(("key", "is", "since", "before"), bad)]
             if bad
             else ["<p class=good>no tensor of the newest step is bad</p>"]
         )
+        parts += [_html.table(("left out", "why"), self.skipped[:_MOST])] if self.skipped else []
         note = f"{len(self.steps)} complete steps"
         return _html.card(self.folder, note, *parts, _html.more(len(self.bad) - len(bad), "tensor"))
 

@@ -823,7 +823,13 @@ def health(
 ) -> HealthReport:
     """Numbers about every selected tensor, judged by rules."""
 
-def trend(folder: str, selecting: Selecting, numbers: bool, storage_options: StorageOptions | None = None) -> Trend:
+def trend(
+    folder: str,
+    selecting: Selecting,
+    numbers: bool,
+    limits: list[str],
+    storage_options: StorageOptions | None = None,
+) -> Trend:
     """A run's steps side by side."""
 
 def recover(path: str, recovering: Recovering, storage_options: StorageOptions | None = None) -> RecoverReport:

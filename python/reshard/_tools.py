@@ -387,9 +387,12 @@ def health(
         storage_options: settings of the store by name.
     """
     options = _selecting(include, exclude, view, parameter_map)
-    texts = [f"{name}={'off' if limit is None else repr(float(limit))}" for name, limit in (limits or {}).items()]
     with as_raised():
-        return _reshard.health(path_text(path), options, texts, verify, storage_options)
+        return _reshard.health(path_text(path), options, _limits(limits), verify, storage_options)
+
+
+def _limits(limits: Mapping[str, float | None] | None) -> list[str]:
+    return [f"{name}={'off' if limit is None else repr(float(limit))}" for name, limit in (limits or {}).items()]
 
 
 def trend(
@@ -398,6 +401,7 @@ def trend(
     include: Sequence[str] | None = None,
     exclude: Sequence[str] | None = None,
     numbers: bool = False,
+    limits: Mapping[str, float | None] | None = None,
     storage_options: _Storage = None,
 ) -> Trend:
     """A run's steps side by side: stored metrics, how far weights moved, the first step at which a tensor is bad.
@@ -406,10 +410,12 @@ def trend(
         folder: holds a folder for each step.
         include, exclude: only keys matching one of these globs, none matching one of those.
         numbers: read every step; otherwise only the newest, and of others what the search for a bad step needs.
+        limits: limits of rules by name, as for :func:`health`.
         storage_options: settings of the store by name.
     """
     with as_raised():
-        return _reshard.trend(path_text(folder), {"include": include, "exclude": exclude}, numbers, storage_options)
+        options: Selecting = {"include": include, "exclude": exclude}
+        return _reshard.trend(path_text(folder), options, numbers, _limits(limits), storage_options)
 
 
 def recover(

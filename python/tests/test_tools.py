@@ -6,6 +6,7 @@ import pathlib
 import pytest
 import torch
 from helpers import same
+from torch.distributed.checkpoint.state_dict import get_state_dict
 
 import reshard
 import reshard.torch as rt
@@ -76,6 +77,34 @@ def test_health_names_rules_and_what_was_looked_at(tmp_path):
     assert reshard.health(path, include=["model.fine"], verify=True).checked == ("checksums", "numbers")
     with pytest.raises(reshard.InvalidInput, match="unknown rule"):
         reshard.health(path, limits={"nonsense": 1})
+    with pytest.raises(reshard.InvalidInput, match="modle"):
+        reshard.health(path, include=["modle.*"])
+
+
+def test_what_nobody_looked_at_is_not_healthy_and_named(tmp_path):
+    sparse = torch.tensor([[0.0, float("nan")]]).to_sparse()
+    torch.save({"w": torch.randn(4, 4), "sparse": sparse, "step": 3}, tmp_path / "model.pt")
+    report = reshard.health(tmp_path / "model.pt")
+    assert report.healthy and list(report.unread) == ["sparse"]
+    values = reshard.health(tmp_path / "model.pt", include=["step"])
+    assert not values.healthy and values.checked == () and not values.findings
+    assert "checked: nothing" in values._repr_html_()
+
+
+def test_each_of_several_optimizers_is_looked_at(tmp_path):
+    modules = {name: torch.nn.Linear(4, 4, bias=False) for name in ("gen", "disc")}
+    optimizers = {name: torch.optim.AdamW(module.parameters()) for name, module in modules.items()}
+    state = {}
+    for name, module in modules.items():
+        module(torch.randn(2, 4)).sum().backward()
+        optimizers[name].step()
+        state[name], state[f"optim_{name}"] = get_state_dict(module, optimizers[name])
+    assert reshard.health(rt.save(state, tmp_path / "well").path).healthy
+    state["optim_disc"]["state"]["weight"]["exp_avg_sq"].neg_()
+    rt.save(state, tmp_path / "sick")
+    report = reshard.health(tmp_path / "sick")
+    assert [finding.key for finding in report.findings if finding.severity == "error"] == ["optim_disc.state.weight.exp_avg_sq"]
+    assert [param.weights for param in report.params] == ["gen.weight", "disc.weight"]
 
 
 def test_a_run_has_a_trend_and_a_first_bad_step(tmp_path):
@@ -87,7 +116,12 @@ def test_a_run_has_a_trend_and_a_first_bad_step(tmp_path):
     assert [step.metrics["loss"] for step in run.steps] == [pytest.approx(1 / step) for step in range(1, 7)]
     assert [bad.key for bad in run.bad] == ["model.w"]
     assert run.bad[0].what == "nan" and run.bad[0].first == run.steps[4].name and run.bad[0].fine == run.steps[3].name
-    assert run.steps[1].tensors["model.w"].change == pytest.approx(1.0)
+    assert run.steps[1].tensors["model.w"].change == pytest.approx(1.0) and run.skipped == ()
+    assert run.bad[0].severity == "error" and run.bad[0].before is None and run.bad[0].last == f"fine in {run.steps[3].name}"
+    assert reshard.trend(tmp_path / "run", limits={"nan": None}).bad == ()
+    for wrong in ({"folder": tmp_path / "nope"}, {"folder": tmp_path / "run", "include": ["modle.*"]}):
+        with pytest.raises(reshard.InvalidInput):
+            reshard.trend(**wrong)
 
 
 def test_diff_digest_and_stats(saved, tmp_path):

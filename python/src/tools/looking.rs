@@ -133,17 +133,21 @@ pub(crate) fn health<'py>(
 
 /// A run's steps side by side.
 #[pyfunction]
-#[pyo3(signature = (folder, selecting, numbers, storage_options=None))]
+#[pyo3(signature = (folder, selecting, numbers, limits, storage_options=None))]
 pub(crate) fn trend<'py>(
     py: Python<'py>,
     folder: String,
     selecting: Selecting,
     numbers: bool,
+    limits: Vec<String>,
     storage_options: Option<Storage>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let mut chosen = TrendOptions::default();
     chosen.selection = selecting.selection(py)?;
     chosen.numbers = numbers;
+    for limit in &limits {
+        chosen.limits.parse(limit).or_raise(py)?;
+    }
     chosen.steps.store = storage_options.unwrap_or_default().0;
     let found = run(py, &chosen.control.clone(), move || reshard::steps::trend(&folder, &chosen))?;
     report(py, "Trend", &found.or_raise(py)?)

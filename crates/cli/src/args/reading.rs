@@ -117,7 +117,9 @@ pub(crate) enum StatsSort {
 
 /// Show a run's steps side by side: stored metrics, how far weights moved, and since when a tensor is bad
 #[derive(Debug, Args)]
-#[command(after_help = "Exit code: 0 when no tensor of the newest step is bad, 1 when one is.")]
+#[command(
+    after_help = "Exit code: 0 when no tensor of the newest step breaks a rule of gravity (`reshard stats --rules`), 1 when one does."
+)]
 pub(crate) struct TrendArgs {
     /// The folder that holds a folder for each step
     pub(crate) folder: String,
@@ -127,6 +129,9 @@ pub(crate) struct TrendArgs {
     /// Read every step: RMS of each tensor and how far it moved since the step before
     #[arg(long)]
     pub(crate) numbers: bool,
+    /// Set a limit of a rule, or turn it off: `large-weight=1e3`, `zero-weight=off` (repeatable)
+    #[arg(long, value_name = "RULE=LIMIT")]
+    pub(crate) limit: Vec<String>,
     /// List every step and every tensor
     #[arg(long)]
     pub(crate) all: bool,

@@ -88,7 +88,7 @@ pub(crate) fn collect(checkpoint: &Checkpoint, printer: &Printer, wanted: &Wante
             _ => {}
         }
     }
-    if let Some(optimizer) = &summary.optimizer {
+    if let Some(optimizer) = summary.optimizers.first() {
         builder.optimizer(optimizer_page(checkpoint, optimizer));
     }
     // What is damaged has no numbers to speak of.
@@ -148,7 +148,7 @@ fn page(checkpoint: &Checkpoint, summary: &Summary) -> Page {
         format: format_name(catalog.format).to_owned(),
         writer: Some(catalog.writer.clone()).filter(|writer| !writer.is_empty()),
         saved: summary.saved.and_then(human::date),
-        step: summary.step.or_else(|| summary.optimizer.as_ref().and_then(|optimizer| optimizer.step)),
+        step: summary.step.or_else(|| summary.optimizers.first().and_then(|optimizer| optimizer.step)),
         health: Health::default(),
         facts,
         location,

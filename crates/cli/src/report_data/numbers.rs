@@ -44,7 +44,7 @@ pub(super) fn look(
     let place = |key: &str| places.get(key).copied();
     let mut numbers = Numbers { stats: by_place(&report.tensors, place), ..Numbers::default() };
     numbers.flags = flags(&report.findings, place);
-    for param in report.optimizer.iter().flat_map(|optimizer| &optimizer.params) {
+    for param in report.optimizers.iter().flat_map(|optimizer| &optimizer.params) {
         if let (Some(place), Some(ratio)) = (param.weights.as_deref().and_then(place), param.update_ratio) {
             numbers.updates.insert(place, brief(ratio));
         }

@@ -10,7 +10,7 @@ use std::time::SystemTime;
 use reshard::Checkpoint;
 use reshard::checkpoint::CatalogKind;
 use reshard::formats::PathSegment;
-use reshard::health::{OptimizerSummary, optimizer_summary, small_integer};
+use reshard::health::{OptimizerSummary, optimizer_summaries, small_integer};
 
 pub(crate) use cut::Cut;
 pub(crate) use files::FileShare;
@@ -70,8 +70,8 @@ pub(crate) struct Summary {
     pub(crate) saved: Option<SystemTime>,
     /// The training step, where a plain value of that name tells.
     pub(crate) step: Option<i64>,
-    /// The optimizer's state, if there is one.
-    pub(crate) optimizer: Option<OptimizerSummary>,
+    /// The state of optimizers.
+    pub(crate) optimizers: Vec<OptimizerSummary>,
     /// Whether it looks whole.
     pub(crate) health: Health,
 }
@@ -130,7 +130,7 @@ impl Summary {
             }
         }
         health.files(checkpoint, &listing, &mut files);
-        let optimizer = optimizer_summary(checkpoint);
+        let optimizers = optimizer_summaries(checkpoint);
         Summary {
             total,
             chunks,
@@ -145,7 +145,7 @@ impl Summary {
             saved: listing.published(checkpoint),
             step: step(checkpoint),
             files,
-            optimizer,
+            optimizers,
             health,
         }
     }

@@ -38,8 +38,8 @@ fn print(printer: &mut Printer, checkpoint: &Checkpoint, summary: &Summary) -> R
     shares(printer, "parts", &summary.parts)?;
     shares(printer, "dtypes", &summary.dtypes)?;
     cuts(printer, summary)?;
-    if let Some(optimizer) = &summary.optimizer {
-        print_optimizer(printer, optimizer)?;
+    for optimizer in &summary.optimizers {
+        print_optimizer(printer, optimizer, summary.optimizers.len() > 1)?;
     }
     files(printer, &summary.files)?;
     health(printer, checkpoint, summary)
@@ -142,8 +142,10 @@ fn cuts(printer: &mut Printer, summary: &Summary) -> Result<()> {
     block(printer, "layout", &table, (more > 0).then(|| format!("and {more} more ways; `reshard ls` shows each tensor's")))
 }
 
-fn print_optimizer(printer: &mut Printer, optimizer: &OptimizerSummary) -> Result<()> {
-    let mut title = vec![optimizer.name.unwrap_or("optimizer").to_owned()];
+fn print_optimizer(printer: &mut Printer, optimizer: &OptimizerSummary, one_of_several: bool) -> Result<()> {
+    let mut title: Vec<String> =
+        one_of_several.then(|| human::printable(optimizer.root.trim_end_matches('.'))).into_iter().collect();
+    title.push(optimizer.name.unwrap_or("optimizer").to_owned());
     if optimizer.params > 0 {
         title.push(human::count(optimizer.params, "parameter"));
     }

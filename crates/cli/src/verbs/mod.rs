@@ -70,6 +70,14 @@ impl Context {
         Ok(())
     }
 
+    /// Tells a verdict. The exit code is the verdict's also where the reader has left before its end, as `head` does.
+    pub(crate) fn told(&mut self, tell: impl FnOnce(&mut Printer) -> Result<()>) -> Result<()> {
+        match tell(&mut self.printer) {
+            Err(failure) if failure.reader_left() => Ok(()),
+            done => done,
+        }
+    }
+
     /// Opens a checkpoint.
     pub(crate) fn open(&self, path: &str) -> Result<Checkpoint> {
         self.open_as(path, &self.open)
@@ -110,8 +118,9 @@ pub fn run(program: &str, arguments: impl IntoIterator<Item = OsString>) -> u8 {
     };
     let mut context = Context::new(Printer::new(cli.global.color, cli.global.quiet), program.to_owned());
     let outcome = context.opening(&cli.global);
-    let outcome =
-        outcome.and_then(|()| run_verb(&mut context, cli.verb)).and_then(|outcome| context.printer.finish().map(|()| outcome));
+    let outcome = outcome
+        .and_then(|()| run_verb(&mut context, cli.verb))
+        .and_then(|outcome| context.told(Printer::finish).map(|()| outcome));
     match outcome {
         Ok(Outcome::Fine) => FINE,
         Ok(Outcome::Bad) => BAD,

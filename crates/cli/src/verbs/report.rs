@@ -34,8 +34,16 @@ pub(super) fn compared(context: &Context, args: &PageArgs) -> Result<Option<Comp
     Ok(Some(Comparison { other, tolerance: diff::tolerance(args.tolerance, None, None)?, elements: !args.shapes_only }))
 }
 
-/// The old page stays until the new one is complete.
+/// The old page stays until the new one is complete. A link stays one, and what is no file (a pipe, a device) is written to and not
+/// replaced.
 fn write(path: &Path, page: &[u8]) -> std::io::Result<()> {
+    let path = &match std::fs::symlink_metadata(path) {
+        Ok(found) if found.is_symlink() => std::fs::canonicalize(path)?,
+        _ => path.to_owned(),
+    };
+    if std::fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
+        return std::fs::OpenOptions::new().write(true).open(path)?.write_all(page);
+    }
     let name = path.file_name().ok_or_else(|| std::io::Error::other("not a file name"))?;
     let mut staged_name = std::ffi::OsString::from(".");
     staged_name.push(name);

@@ -1,7 +1,7 @@
 //! `reshard stats PATH`: what the numbers look like, and which rules of health they break.
 
 use reshard::Checkpoint;
-use reshard::health::{HEALTH_RULES, HealthOptions, HealthReport, OptimizerHealth, health};
+use reshard::health::{HEALTH_RULES, HealthLimits, HealthOptions, HealthReport, HealthRule, OptimizerHealth, health};
 use reshard::numbers::TensorStats;
 use reshard::select::Selection;
 use reshard::verify::Severity;
@@ -29,25 +29,27 @@ struct Told<'a> {
 }
 
 pub(crate) fn run(context: &mut Context, args: &StatsArgs) -> Result<Outcome> {
+    let mut limits = HealthLimits::default();
+    for limit in &args.limit {
+        limits.parse(limit)?;
+    }
     if args.rules {
-        return rules(&mut context.printer);
+        return rules(&mut context.printer, &limits, args.output.json);
     }
     let Some(path) = &args.path else { return Err(Failure::new("no checkpoint is given").hint("reshard stats PATH")) };
     let checkpoint = context.open_seen(path, &args.view)?;
     let mut options = HealthOptions::default();
     options.selection = Selection::globs(&args.key)?;
     meaning::all_used(&checkpoint, &options.selection)?;
-    for limit in &args.limit {
-        options.limits.parse(limit)?;
-    }
+    options.limits = limits;
     options.verify = args.verify;
     let report = looked(context, &checkpoint, &options)?;
     if args.output.json {
-        context.printer.json(&Told { schema: 1, healthy: report.is_healthy(), report: &report })?;
+        context.told(|printer| printer.json(&Told { schema: 1, healthy: report.is_healthy(), report: &report }))?;
     } else {
-        print(&mut context.printer, &report, args)?;
+        context.told(|printer| print(printer, &report, args))?;
     }
-    Ok(if report.is_healthy() { Outcome::Fine } else { Outcome::Bad })
+    Ok(if report.has_errors() { Outcome::Bad } else { Outcome::Fine })
 }
 
 fn looked(context: &Context, checkpoint: &Checkpoint, options: &HealthOptions) -> Result<HealthReport> {
@@ -55,12 +57,31 @@ fn looked(context: &Context, checkpoint: &Checkpoint, options: &HealthOptions) -
     Ok(health(checkpoint, options)?)
 }
 
-fn rules(printer: &mut Printer) -> Result<Outcome> {
+#[derive(Debug, Serialize)]
+struct ToldRule {
+    name: &'static str,
+    severity: Severity,
+    says: &'static str,
+    limit: Option<f64>,
+    off: bool,
+}
+
+fn rules(printer: &mut Printer, limits: &HealthLimits, json: bool) -> Result<Outcome> {
+    if json {
+        let told = |rule: &'static HealthRule| {
+            let limit = limits.shown(rule);
+            let HealthRule { name, severity, says, .. } = *rule;
+            ToldRule { name, severity, says, limit: limit.flatten(), off: limit.is_none() }
+        };
+        let rules: Vec<ToldRule> = HEALTH_RULES.iter().map(told).collect();
+        printer.json(&serde_json::json!({ "schema": 1, "rules": rules }))?;
+        return Ok(Outcome::Fine);
+    }
     let mut table =
         Table::new(&[Side::Left, Side::Left, Side::Right, Side::Left]).head(&["RULE", "SEVERITY", "LIMIT", "BROKEN WHEN"]);
     for rule in HEALTH_RULES {
         let (severity, paint) = severity(rule.severity);
-        let limit = rule.limit.map(human::number).unwrap_or_default();
+        let limit = limits.shown(rule).map_or_else(|| "off".to_owned(), |limit| limit.map(human::number).unwrap_or_default());
         let says = rule.says.replace("{limit}", "the limit");
         table.painted([rule.name.to_owned(), severity.to_owned(), limit, says].into_iter().zip([None, Some(paint), None, None]));
     }
@@ -116,8 +137,8 @@ fn print(printer: &mut Printer, report: &HealthReport, args: &StatsArgs) -> Resu
         let more = human::exact((rows.len() - shown) as u64);
         printer.line(printer.paint(Paint::Dim, format!("and {more} more tensors; --all lists them, --key GLOB chooses")))?;
     }
-    if let Some(optimizer) = &report.optimizer {
-        print_optimizer(printer, optimizer)?;
+    for optimizer in &report.optimizers {
+        print_optimizer(printer, optimizer, report.optimizers.len() > 1)?;
     }
     printer.line("")?;
     findings(printer, report, args.all)
@@ -149,12 +170,22 @@ pub(super) fn findings(printer: &mut Printer, report: &HealthReport, all: bool) 
     printer.line(format!("{title}: {verdict} in {}", human::count(report.tensors.len() as u64, "tensor")))?;
     let (done, left) = report.checked.words();
     let left = if left.is_empty() { String::new() } else { format!("; not checked: {}", left.join(", ")) };
-    printer.line(printer.paint(Paint::Dim, format!("  checked: {}{left}", done.join(", "))))
+    let done = if done.is_empty() { "nothing".to_owned() } else { done.join(", ") };
+    printer.line(printer.paint(Paint::Dim, format!("  checked: {done}{left}")))?;
+    let Some((key, what)) = report.unread.first() else { return Ok(()) };
+    let count = human::count(report.unread.len() as u64, "value");
+    let such = format!("such as {} ({})", human::printable(key), human::printable(what));
+    printer.line(printer.paint(Paint::Dim, format!("  not looked at: {count} that only unpickling could bring back, {such}")))
 }
 
-fn print_optimizer(printer: &mut Printer, optimizer: &OptimizerHealth) -> Result<()> {
+fn print_optimizer(printer: &mut Printer, optimizer: &OptimizerHealth, one_of_several: bool) -> Result<()> {
     printer.line("")?;
-    let name = printer.paint(Paint::Bold, "optimizer");
+    let root = if one_of_several {
+        format!("optimizer {}", human::printable(optimizer.root.trim_end_matches('.')))
+    } else {
+        "optimizer".to_owned()
+    };
+    let name = printer.paint(Paint::Bold, root);
     let kind = optimizer.name.map(|name| format!("  {name}")).unwrap_or_default();
     printer.line(format!("{name}{kind}, {}", human::count(optimizer.params.len() as u64, "parameter")))?;
     let mut table = Table::new(&[Side::Left, Side::Right, Side::Right, Side::Right]).indent(2);

@@ -4,14 +4,14 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use indexmap::IndexMap;
 use reshard::select::Selection;
-use reshard::steps::{Trend, TrendOptions, TrendTensor, trend};
+use reshard::steps::{FirstBad, Trend, TrendOptions, TrendTensor, trend};
+use reshard::verify::Severity;
 use serde::Serialize;
 
 use super::stats::short;
 use crate::args::TrendArgs;
 use crate::failure::{Failure, Result};
 use crate::human;
-use crate::meaning;
 use crate::paths;
 use crate::printer::{Paint, Printer};
 use crate::progress::Progress;
@@ -36,25 +36,20 @@ pub(crate) fn run(context: &mut Context, args: &TrendArgs) -> Result<Outcome> {
     options.steps.store = context.open.store.clone();
     options.selection = Selection::globs(&args.key)?;
     options.numbers = args.numbers;
+    for limit in &args.limit {
+        options.limits.parse(limit)?;
+    }
     let found = {
         let _bar = Progress::watch(&context.printer, "trend", &options.control);
-        trend(&args.folder, &options)?
+        trend(&args.folder, &options).map_err(|error| paths::no_run(&args.folder).unwrap_or_else(|| Failure::from(error)))?
     };
-    if found.steps.is_empty() {
-        return Err(paths::no_run(&args.folder).unwrap_or_else(|| {
-            Failure::new(format!("{} holds no complete step", human::printable(&args.folder)))
-                .hint("give the folder that holds a folder for each step; `reshard latest --all` shows their states")
-        }));
-    }
-    if let (Some(newest), false) = (found.steps.last(), args.key.is_empty()) {
-        meaning::all_used(&context.open(&newest.path)?, &options.selection)?;
-    }
     if args.output.json {
-        context.printer.json(&Told { schema: 1, trend: &found })?;
+        context.told(|printer| printer.json(&Told { schema: 1, trend: &found }))?;
     } else {
-        print(&mut context.printer, &found, args.all)?;
+        context.told(|printer| print(printer, &found, args.all))?;
     }
-    Ok(if found.bad.is_empty() { Outcome::Fine } else { Outcome::Bad })
+    let is_error = |bad: &FirstBad| bad.severity == Severity::Error;
+    Ok(if found.bad.iter().any(is_error) { Outcome::Bad } else { Outcome::Fine })
 }
 
 fn print(printer: &mut Printer, found: &Trend, all: bool) -> Result<()> {
@@ -99,27 +94,41 @@ fn print(printer: &mut Printer, found: &Trend, all: bool) -> Result<()> {
     printer.line("")?;
     if found.bad.is_empty() {
         let none = printer.paint(Paint::Good, "no tensor");
-        return printer.line(format!("{none} of the newest step is NaN, infinite or a matrix of zeros"));
+        printer.line(format!("{none} of the newest step is bad: NaN, infinite, too large, a matrix of zeros or dead"))?;
     }
     let shown = if all { found.bad.len() } else { found.bad.len().min(MOST_ROWS) };
     for bad in &found.bad[..shown] {
-        let what = match bad.what {
-            "nan" => "NaN",
-            "inf" => "infinite",
-            _ => "all zero",
+        let paint = if bad.severity == Severity::Error { Paint::Bad } else { Paint::Warn };
+        let what = printer.paint(paint, in_words(bad.what));
+        let before = match (&bad.fine, &bad.before) {
+            (Some(step), _) => format!("; it was fine in {}", human::printable(step)),
+            (None, Some(before)) => format!("; it was {} in {}", in_words(before.what), human::printable(&before.step)),
+            (None, None) => ", the first step there is".to_owned(),
         };
-        let what = printer.paint(Paint::Bad, what);
-        let fine = match &bad.fine {
-            Some(step) => format!("; it was fine in {}", human::printable(step)),
-            None => ", the first step there is".to_owned(),
-        };
-        printer.line(format!("{}: {what} since {}{fine}", human::printable(&bad.key), human::printable(&bad.first)))?;
+        printer.line(format!("{}: {what} since {}{before}", human::printable(&bad.key), human::printable(&bad.first)))?;
     }
     if shown < found.bad.len() {
         let more = human::exact((found.bad.len() - shown) as u64);
         printer.line(printer.paint(Paint::Dim, format!("and {more} more tensors; --all lists them")))?;
     }
-    Ok(())
+    let read = if found.steps.iter().any(|step| !step.tensors.is_empty()) {
+        "structure, checksums and numbers of every step"
+    } else {
+        "structure of every step; checksums and numbers of the newest, and of others only what the search for a first step read"
+    };
+    printer.line(printer.paint(Paint::Dim, format!("  checked: {read}")))
+}
+
+fn in_words(what: &str) -> &str {
+    match what {
+        "nan" => "NaN",
+        "inf" => "infinite",
+        "large" => "too large",
+        "zero" => "all zero",
+        "dead" => "dead (a second moment of zeros)",
+        "absent" => "not there",
+        other => other,
+    }
 }
 
 fn metrics(printer: &mut Printer, found: &Trend, names: &[&String]) -> Result<()> {
@@ -135,9 +144,10 @@ fn metrics(printer: &mut Printer, found: &Trend, names: &[&String]) -> Result<()
         let known: Vec<f64> = values.iter().flatten().copied().filter(|value| value.is_finite()).collect();
         let (low, high) =
             known.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(*value), high.max(*value)));
+        let told: Vec<f64> = values.iter().flatten().copied().collect();
         let end = |value: Option<&f64>| value.map_or_else(String::new, |value| human::number(*value));
         let best = if known.is_empty() { String::new() } else { format!("{} … {}", human::number(low), human::number(high)) };
-        table.row([(*name).clone(), human::sparkline(&values), end(known.first()), end(known.last()), best]);
+        table.row([(*name).clone(), human::sparkline(&values), end(told.first()), end(told.last()), best]);
     }
     for line in table.lines(printer) {
         printer.line(line)?;

@@ -9,7 +9,7 @@ use super::stats::findings;
 use crate::args::VerifyArgs;
 use crate::failure::Result;
 use crate::human;
-use crate::printer::Paint;
+use crate::printer::{Paint, Printer};
 use crate::progress::Progress;
 use crate::verbs::{Context, Outcome, not_opened};
 
@@ -40,14 +40,15 @@ pub(crate) fn run(context: &mut Context, args: &VerifyArgs) -> Result<Outcome> {
         true => Some(numbers(context, args)?),
         false => None,
     };
-    let sound = report.is_sound() && numbers.as_ref().is_none_or(HealthReport::is_healthy);
+    let sound = report.is_sound() && !numbers.as_ref().is_some_and(HealthReport::has_errors);
     if args.output.json {
-        context.printer.json(&Verified { schema: 1, sound, report: &report, numbers: numbers.as_ref() })?;
+        let told = Verified { schema: 1, sound, report: &report, numbers: numbers.as_ref() };
+        context.told(|printer| printer.json(&told))?;
     } else {
-        print(context, &report, args)?;
-        if let Some(numbers) = &numbers {
-            findings(&mut context.printer, numbers, args.all)?;
-        }
+        context.told(|printer| {
+            print(printer, &report, args)?;
+            numbers.as_ref().map_or(Ok(()), |numbers| findings(printer, numbers, args.all))
+        })?;
     }
     Ok(if sound { Outcome::Fine } else { Outcome::Bad })
 }
@@ -64,8 +65,7 @@ fn numbers(context: &Context, args: &VerifyArgs) -> Result<HealthReport> {
     Ok(report)
 }
 
-fn print(context: &mut Context, report: &VerifyReport, args: &VerifyArgs) -> Result<()> {
-    let printer = &mut context.printer;
+fn print(printer: &mut Printer, report: &VerifyReport, args: &VerifyArgs) -> Result<()> {
     let shown = if args.all { report.findings.len() } else { report.findings.len().min(MOST) };
     for finding in &report.findings[..shown] {
         let (label, paint) = match finding.severity {
@@ -111,7 +111,7 @@ fn print(context: &mut Context, report: &VerifyReport, args: &VerifyArgs) -> Res
         }
     }
     printer.line(format!("  {}", facts.join(" · ")))?;
-    let (done, left) = scope(report, args.numbers && report.is_sound());
+    let (done, left) = scope(report, args.numbers);
     if !done.is_empty() {
         printer.line(format!("  checked: {}", done.join(", ")))?;
     }
@@ -159,6 +159,8 @@ fn scope(report: &VerifyReport, numbers: bool) -> (Vec<String>, Vec<String>) {
     }
     if !numbers {
         left.push("numbers (--numbers looks at them)".to_owned());
+    } else if !report.is_sound() {
+        left.push("numbers, which what is damaged does not have".to_owned());
     }
     if format == Format::Dcp && report.indexes < report.files {
         let files = human::count(report.files - report.indexes, "file");

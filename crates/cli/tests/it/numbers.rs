@@ -53,9 +53,66 @@ fn numbers_are_shown_and_judged() {
     assert_eq!((&one["elements"], &one["nans"]), (&128.into(), &0.into()));
     assert!(one["percentiles"]["p50"].is_number() && one["magnitudes"].as_array().unwrap().len() > 2, "{one}");
     assert_eq!(found["checked"], serde_json::json!({"structure": false, "checksums": false, "numbers": true}));
+    let nothing = run(&["stats", &text(&well), "--key", "_reshard.*"]);
+    assert!(nothing.code == 0 && nothing.stdout.contains("checked: nothing"), "{nothing}");
+    assert_eq!(json(&["stats", &text(&well), "--key", "_reshard.*", "--json"])["healthy"], false);
     assert_eq!(run(&["stats", &text(&sick), "--limit", "nan=off"]).code, 0);
     assert_eq!(run(&["stats", &text(&sick), "--limit", "large=3"]).code, 2);
     check("diff_sick", Some(folder.path()), &["diff", &text(&well), &text(&sick), "--include", "model.*"]);
+}
+
+#[test]
+fn a_verdict_is_the_same_for_readers_that_leave_early() {
+    let folder = tempfile::tempdir().unwrap();
+    let sick = folder.path().join("step_1");
+    model(&sick, 2, true);
+    for arguments in [
+        vec!["stats", "--json", sick.to_str().unwrap()],
+        vec!["verify", "--numbers", "--json", sick.to_str().unwrap()],
+        vec!["trend", "--json", folder.path().to_str().unwrap()],
+        vec!["stats", sick.to_str().unwrap()],
+    ] {
+        let mut command = reshard(&arguments);
+        let mut running = command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::null()).spawn().unwrap();
+        drop(running.stdout.take());
+        assert_eq!(running.wait().unwrap().code(), Some(1), "{arguments:?}");
+    }
+}
+
+#[test]
+fn rules_are_listed_with_the_limits_that_are_set() {
+    let told = json(&["stats", "--rules", "--json", "--limit", "large-weight=5", "--limit", "nan=off"]);
+    let rule = |name: &str| told["rules"].as_array().unwrap().iter().find(|rule| rule["name"] == name).unwrap().clone();
+    assert_eq!(
+        (&rule("large-weight")["limit"], &rule("nan")["off"], &rule("inf")["off"]),
+        (&5.0.into(), &true.into(), &false.into())
+    );
+    let text = fine(&["stats", "--rules", "--limit", "nan=off"]);
+    assert!(text.lines().any(|line| line.starts_with("nan ") && line.contains("off")), "{text}");
+    assert_eq!(run(&["stats", "--rules", "--limit", "large-weight=-1"]).code, 2);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_page_goes_where_a_link_points_and_into_what_is_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path().join("checkpoint");
+    model(&at, 1, false);
+    let (link, target, pipe) = (folder.path().join("link.html"), folder.path().join("target.html"), folder.path().join("pipe"));
+    std::fs::write(&target, "old").unwrap();
+    std::os::unix::fs::symlink("target.html", &link).unwrap();
+    fine(&["report", &text(&at), "-o", &text(&link)]);
+    assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+    let page = std::fs::read(&target).unwrap();
+    assert!(page.starts_with(b"<!"));
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let reading = std::thread::spawn({
+        let pipe = pipe.clone();
+        move || std::fs::read(pipe).unwrap()
+    });
+    fine(&["report", &text(&at), "-o", &text(&pipe)]);
+    assert_eq!(reading.join().unwrap().len(), page.len());
+    assert!(!std::fs::symlink_metadata(&pipe).unwrap().is_file());
 }
 
 #[test]

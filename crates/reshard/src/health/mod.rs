@@ -20,13 +20,15 @@ mod rules;
 mod state_keys;
 mod summary;
 
+use std::collections::{HashMap, HashSet};
+
 use indexmap::IndexMap;
 use serde::Serialize;
 
 pub use self::moments::{GroupHealth, OptimizerHealth, ParamHealth};
-use self::names::{is_buffer, is_mask, starts_at_zero};
+use self::names::{is_buffer, is_called_weight, is_mask, starts_at_zero};
 pub use self::rules::{HEALTH_RULES, HealthLimits, HealthRule};
-pub use self::summary::{OptimizerGroup, OptimizerSummary, SlotShare, optimizer_summary, small_integer};
+pub use self::summary::{OptimizerGroup, OptimizerSummary, SlotShare, optimizer_summaries, small_integer};
 use crate::checkpoint::Checkpoint;
 use crate::control::Control;
 use crate::error::Result;
@@ -36,8 +38,8 @@ use crate::verify::Severity;
 
 /// Tells which keys of a checkpoint are an optimizer's own.
 pub(crate) fn optimizer_keys(checkpoint: &Checkpoint) -> impl Fn(&str) -> bool + use<> {
-    let roots = state_keys::roots(checkpoint.catalog().entries.keys().map(String::as_str));
-    move |key| roots.as_ref().is_some_and(|roots| state_keys::is_own(key, &roots.all))
+    let roots = state_keys::roots(checkpoint.keys());
+    move |key| roots.iter().any(|roots| state_keys::is_own(key, &roots.all))
 }
 
 /// What to look at.
@@ -66,10 +68,13 @@ pub struct HealthReport {
     pub checked: Checked,
     /// What rules found, errors first.
     pub findings: Vec<HealthFinding>,
-    /// The optimizer, where there is one.
-    pub optimizer: Option<OptimizerHealth>,
+    /// The optimizers that there are.
+    pub optimizers: Vec<OptimizerHealth>,
     /// Numbers about every tensor, by key.
     pub tensors: IndexMap<String, TensorStats>,
+    /// Selected keys whose numbers nobody looked at, with what they are: sparse and quantised tensors, arrays and objects that only
+    /// unpickling could bring back.
+    pub unread: IndexMap<String, String>,
 }
 
 /// What a verdict rests on: nothing is healthy that was not looked at.
@@ -130,14 +135,20 @@ impl HealthFinding {
 }
 
 impl HealthReport {
-    /// Whether no rule of gravity is broken.
+    /// Whether numbers were looked at, and no rule of gravity is broken.
     pub fn is_healthy(&self) -> bool {
-        !self.findings.iter().any(|finding| finding.severity == Severity::Error)
+        self.checked.numbers && !self.has_errors()
+    }
+
+    /// Whether a rule of gravity is broken.
+    pub fn has_errors(&self) -> bool {
+        self.findings.iter().any(|finding| finding.severity == Severity::Error)
     }
 }
 
 /// Looks at a checkpoint's numbers.
 pub fn health(checkpoint: &Checkpoint, options: &HealthOptions) -> Result<HealthReport> {
+    options.selection.check_used(checkpoint)?;
     let scanned = ScanOptions {
         selection: options.selection.clone(),
         bins: options.bins,
@@ -145,28 +156,76 @@ pub fn health(checkpoint: &Checkpoint, options: &HealthOptions) -> Result<Health
         control: options.control.clone(),
     };
     let tensors = scan(checkpoint, &scanned)?;
-    let summary = optimizer_summary(checkpoint);
-    let optimizer = summary.as_ref().map(|summary| moments::optimizer_health(checkpoint, summary, &tensors));
+    let (optimizers, mut findings) = judged(checkpoint, &tensors, &options.limits);
+    let unread = plain::judge(checkpoint, options, &mut findings)?;
+    findings.sort_by_key(|finding| finding.severity);
+    let checked = Checked { structure: false, checksums: options.verify, numbers: !tensors.is_empty() };
+    Ok(HealthReport { path: checkpoint.path().to_owned(), checked, findings, optimizers, tensors, unread })
+}
+
+/// What rules say of tensors whose numbers are known, and what is known of optimizers.
+fn judged(
+    checkpoint: &Checkpoint,
+    tensors: &IndexMap<String, TensorStats>,
+    limits: &HealthLimits,
+) -> (Vec<OptimizerHealth>, Vec<HealthFinding>) {
+    let summaries = optimizer_summaries(checkpoint);
+    let one = |summary| moments::optimizer_health(checkpoint, summary, &summaries, tensors);
+    let optimizers: Vec<OptimizerHealth> = summaries.iter().map(one).collect();
     let mut findings = Vec::new();
-    let of_optimizer = |key: &str| summary.as_ref().is_some_and(|summary| state_keys::is_own(key, &summary.root));
-    for (key, stats) in &tensors {
-        tensor(checkpoint, key, stats, of_optimizer(key), &options.limits, &mut findings);
+    let of_optimizer = |key: &str| summaries.iter().any(|summary| state_keys::is_own(key, &summary.root));
+    let trained = moments::trained(&summaries, &optimizers);
+    let is_weight = |key: &str| !of_optimizer(key) && !is_beside(key, trained.as_ref());
+    for (key, stats) in tensors {
+        tensor(checkpoint, key, stats, is_weight(key), limits, &mut findings);
     }
-    let weights = tensors.iter().map(|(key, stats)| (key.as_str(), stats)).filter(|(key, _)| !of_optimizer(key));
-    alike::judge(checkpoint, weights, &options.limits, &mut findings);
-    plain::judge(checkpoint, options, &mut findings)?;
+    let weights = tensors.iter().map(|(key, stats)| (key.as_str(), stats)).filter(|(key, _)| is_weight(key));
+    alike::judge(checkpoint, weights, limits, &mut findings);
     for (name, weight) in checkpoint.scaled_weights() {
         let codes = [name.clone(), format!("{name}_blocks")].into_iter().find(|key| tensors.contains_key(key));
         if let (Some(key), Err(why)) = (codes, weight) {
-            HealthFinding::add(&mut findings, &options.limits, "no-scales", &key, None, why.clone());
+            HealthFinding::add(&mut findings, limits, "no-scales", &key, None, why.clone());
         }
     }
-    if let (Some(summary), Some(optimizer)) = (&summary, &optimizer) {
-        moments::judge(checkpoint, optimizer, summary, &tensors, &options.limits, &mut findings);
+    for (summary, optimizer) in summaries.iter().zip(&optimizers) {
+        moments::judge(checkpoint, optimizer, summary, tensors, limits, &mut findings);
     }
-    findings.sort_by_key(|finding| finding.severity);
-    let checked = Checked { structure: false, checksums: options.verify, numbers: !tensors.is_empty() };
-    Ok(HealthReport { path: checkpoint.path().to_owned(), checked, findings, optimizer, tensors })
+    (optimizers, findings)
+}
+
+/// Rules for which one tensor is enough, the gravest first, and what a tensor is that breaks one, in a word.
+const BY_ITSELF: &[(&str, &str)] = &[
+    ("nan", "nan"),
+    ("inf", "inf"),
+    ("negative-second-moment", "negative"),
+    ("large-second-moment", "large"),
+    ("large-weight", "large"),
+    ("zero-weight", "zero"),
+    ("dead-parameter", "dead"),
+];
+
+/// Those of these tensors that are bad, whatever others are, and what each is.
+pub(crate) fn bad_by_themselves(
+    checkpoint: &Checkpoint,
+    tensors: &IndexMap<String, TensorStats>,
+    limits: &HealthLimits,
+) -> IndexMap<String, (&'static str, Severity)> {
+    let (_, findings) = judged(checkpoint, tensors, limits);
+    let mut gravest: HashMap<&str, (usize, Severity)> = HashMap::new();
+    for finding in &findings {
+        let Some(rank) = BY_ITSELF.iter().position(|(rule, _)| *rule == finding.rule) else { continue };
+        let known = gravest.entry(&finding.key).or_insert((rank, finding.severity));
+        if rank < known.0 {
+            *known = (rank, finding.severity);
+        }
+    }
+    let bad = |key: &String| gravest.get(key.as_str()).map(|(rank, severity)| (key.clone(), (BY_ITSELF[*rank].1, *severity)));
+    tensors.keys().filter_map(bad).collect()
+}
+
+/// Whether a tensor is no weight, but a buffer: by its name, or because it is none of those that are trained, where these are known.
+fn is_beside(key: &str, trained: Option<&HashSet<String>>) -> bool {
+    is_buffer(key) || trained.is_some_and(|trained| !trained.contains(key) && !is_called_weight(key))
 }
 
 /// What rules say of one tensor.
@@ -174,7 +233,7 @@ fn tensor(
     checkpoint: &Checkpoint,
     key: &str,
     stats: &TensorStats,
-    of_optimizer: bool,
+    is_weight: bool,
     limits: &HealthLimits,
     found: &mut Vec<HealthFinding>,
 ) {
@@ -188,12 +247,12 @@ fn tensor(
         add("nan", Some(stats.nans as f64), share(stats.nans));
     }
     // A callback's best score before the first one is infinite in every run, and so is what a mask takes away.
-    let is_score = tensor.shape.is_empty() && key.starts_with("callbacks.");
+    let is_score = tensor.shape.is_empty() && (key.starts_with("callbacks.") || key.contains("best"));
     let masks = is_mask(key) && stats.positive_infinities == 0;
     if stats.infinities > 0 && !is_score && !masks {
         add("inf", Some(stats.infinities as f64), share(stats.infinities));
     }
-    if of_optimizer || is_buffer(key) {
+    if !is_weight {
         return;
     }
     if let Some(most) = stats.absmax.filter(|most| *most > limits.of("large-weight") && stats.elements > 1) {

@@ -1,13 +1,13 @@
 //! What an optimizer's moments say about a run: per parameter its step, how large its next update will be, and whether a
 //! gradient reaches it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use indexmap::IndexMap;
 use serde::Serialize;
 
 use super::HealthFinding;
-use super::names::is_bias;
+use super::names::{is_bias, is_buffer};
 use super::rules::HealthLimits;
 use super::state_keys::{by_param, is_own};
 use super::summary::{OptimizerGroup, OptimizerSummary, small_number};
@@ -16,7 +16,19 @@ use crate::numbers::TensorStats;
 use crate::select::is_float;
 
 /// Slots that hold a mean of squared gradients, by optimizers that are known.
-const SECOND_MOMENTS: &[&str] = &["exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "acc_delta", "row_var", "col_var"];
+const SECOND_MOMENTS: &[&str] = &[
+    "exp_avg_sq",
+    "max_exp_avg_sq",
+    "square_avg",
+    "sum",
+    "acc_delta",
+    "row_var",
+    "col_var",
+    "variance",
+    "exp_avg_sq_row",
+    "exp_avg_sq_col",
+    "exp_inf",
+];
 /// Parameters whose options are read, each a small record.
 const MOST_PARAMS: usize = 20_000;
 /// No optimizer has more groups than a reader takes in.
@@ -100,6 +112,7 @@ fn group_health(group: &OptimizerGroup) -> GroupHealth {
 pub(super) fn optimizer_health(
     checkpoint: &Checkpoint,
     summary: &OptimizerSummary,
+    all: &[OptimizerSummary],
     stats: &IndexMap<String, TensorStats>,
 ) -> OptimizerHealth {
     let mut params: IndexMap<&str, ParamHealth> = IndexMap::new();
@@ -136,7 +149,7 @@ pub(super) fn optimizer_health(
             }
         }
     }
-    let before = weights_before(checkpoint, summary, params.keys().copied());
+    let before = weights_before(checkpoint, summary, all, &params.keys().copied().collect::<Vec<_>>());
     for (param, known) in &mut params {
         let weights = before.as_ref().map(|before| format!("{before}{param}")).filter(|key| entries.contains_key(key));
         let moment = |slot: &str| stats.get(keys.get(param)?.iter().find(|(name, _)| *name == slot)?.1);
@@ -203,17 +216,46 @@ fn update_ratio(
     ratio.is_finite().then_some(ratio)
 }
 
-/// What stands before parameters' names in the keys of their weights.
-fn weights_before<'a>(
-    checkpoint: &'a Checkpoint,
+/// What stands before parameters' names in the keys of their weights. Where several optimizers train parameters of the same names, it is
+/// what the optimizer is called after (`optim_gen`: `gen.`); where nothing tells, nobody knows.
+fn weights_before(
+    checkpoint: &Checkpoint,
     summary: &OptimizerSummary,
-    mut params: impl Iterator<Item = &'a str>,
+    all: &[OptimizerSummary],
+    params: &[&str],
 ) -> Option<String> {
-    let param = params.next()?;
-    checkpoint.keys().filter(|key| !is_own(key, &summary.root)).find_map(|key| {
-        let before = key.strip_suffix(param)?;
-        (before.is_empty() || before.ends_with('.')).then(|| before.to_owned())
-    })
+    let first = params.first()?;
+    let is_weight = |key: &str| !all.iter().any(|other| is_own(key, &other.root));
+    let candidates = checkpoint.keys().filter(|key| is_weight(key)).filter_map(|key| {
+        let before = key.strip_suffix(first)?;
+        (before.is_empty() || before.ends_with('.')).then_some(before)
+    });
+    if all.len() < 2 {
+        return candidates.map(str::to_owned).next();
+    }
+    let has_all = |before: &&str| params.iter().all(|param| checkpoint.tensor(&format!("{before}{param}")).is_ok());
+    let fitting: Vec<&str> = candidates.filter(has_all).collect();
+    let words: Vec<&str> = summary.root.split(['.', '_']).filter(|word| !word.is_empty()).collect();
+    let called_after = |before: &&&str| before.split(['.', '_']).any(|word| !word.is_empty() && words.contains(&word));
+    match &fitting[..] {
+        [only] => Some((*only).to_owned()),
+        several => {
+            let mut named = several.iter().filter(called_after);
+            named.next().filter(|_| named.next().is_none()).map(|before| (*before).to_owned())
+        }
+    }
+}
+
+/// The keys of all weights that optimizers train, where every one of them names its parameters.
+pub(super) fn trained(summaries: &[OptimizerSummary], optimizers: &[OptimizerHealth]) -> Option<HashSet<String>> {
+    let mut found = HashSet::new();
+    for (summary, health) in summaries.iter().zip(optimizers) {
+        let before = health.params.iter().find_map(|param| param.weights.as_ref()?.strip_suffix(param.param.as_str()))?;
+        for group in &summary.groups {
+            found.extend(group.params.as_ref()?.iter().map(|param| format!("{before}{param}")));
+        }
+    }
+    (!found.is_empty()).then_some(found)
 }
 
 /// What rules say of it.
@@ -227,6 +269,10 @@ pub(super) fn judge(
 ) {
     let state = format!("{}state", health.root);
     let keys = by_param(checkpoint.keys(), &health.root);
+    // An optimizer that has not run yet, to which PyTorch gives state by a step without gradients.
+    let second = keys.values().flatten().filter(|(slot, _)| SECOND_MOMENTS.contains(slot)).filter_map(|(_, key)| stats.get(*key));
+    let is_fresh = second.clone().all(|moment| moment.zeros == moment.elements)
+        && health.params.iter().all(|param| param.step.is_none_or(|step| step <= 1.0));
     for param in &health.params {
         let moments = keys.get(param.param.as_str()).into_iter().flatten();
         for (slot, key) in moments.filter(|(slot, _)| SECOND_MOMENTS.contains(slot)) {
@@ -238,7 +284,7 @@ pub(super) fn judge(
                 HealthFinding::add(found, limits, "large-second-moment", key, Some(max), format!("the largest is {max:.3e}"));
             }
             let stepped = param.step.is_none_or(|step| step > 0.0);
-            if *slot != "max_exp_avg_sq" && stepped && moment.elements > 0 && moment.zeros == moment.elements {
+            if *slot != "max_exp_avg_sq" && stepped && !is_fresh && moment.elements > 0 && moment.zeros == moment.elements {
                 let step = param.step.map_or_else(String::new, |step| format!(" after {step} steps"));
                 HealthFinding::add(found, limits, "dead-parameter", key, None, format!("all of it is zero{step}"));
             }
@@ -250,10 +296,10 @@ pub(super) fn judge(
             HealthFinding::add(found, limits, "large-update", &key, Some(ratio), format!("about {ratio:.3} of the weights"));
         }
     }
-    let mut steps: BTreeMap<u64, Vec<&str>> = BTreeMap::new();
+    let mut steps: BTreeMap<i64, Vec<&str>> = BTreeMap::new();
     for param in &health.params {
-        if let Some(step) = param.step.filter(|step| *step >= 0.0) {
-            steps.entry(step as u64).or_default().push(&param.param);
+        if let Some(step) = param.step {
+            steps.entry(step as i64).or_default().push(&param.param);
         }
     }
     if steps.len() > 1 {
@@ -268,7 +314,7 @@ pub(super) fn judge(
     if health.params.is_empty() {
         return;
     }
-    let with_state: std::collections::HashSet<&str> = health.params.iter().map(|param| param.param.as_str()).collect();
+    let with_state: HashSet<&str> = health.params.iter().map(|param| param.param.as_str()).collect();
     for param in summary.groups.iter().flat_map(|group| group.params.iter().flatten()) {
         // A number names no parameter where the state has names.
         let comparable = param.parse::<u64>().is_err() || with_state.iter().any(|other| other.parse::<u64>().is_ok());
@@ -282,6 +328,9 @@ pub(super) fn judge(
     // No group names its parameters: whatever is trained beside those that have state is expected to have it too.
     let before = health.params.iter().find_map(|param| param.weights.as_ref()?.strip_suffix(param.param.as_str()));
     let Some(before) = before else { return };
+    let trained: Vec<&TensorStats> = health.params.iter().filter_map(|param| stats.get(param.weights.as_ref()?)).collect();
+    // Tied weights are saved twice and trained once.
+    let is_tied = |key: &str| stats.get(key).is_some_and(|own| own.l2 > Some(0.0) && trained.contains(&own));
     for (key, entry) in &checkpoint.catalog().entries {
         let Some(param) = key.strip_prefix(before) else { continue };
         if let CatalogKind::Tensor(tensor) = &entry.kind
@@ -289,6 +338,8 @@ pub(super) fn judge(
             && is_float(tensor.dtype)
             && tensor.shape.len() >= 2
             && !with_state.contains(param)
+            && !is_buffer(key)
+            && !is_tied(key)
         {
             HealthFinding::add(found, limits, "no-state", key, None, "others of the model have it".to_owned());
         }

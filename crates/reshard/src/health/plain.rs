@@ -1,7 +1,8 @@
 //! What rules say of plain values, such as a loss that was saved beside the model.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
+use indexmap::IndexMap;
 use reshard_formats::{DType, NumpyScalar, Value};
 
 use super::{HealthFinding, HealthOptions};
@@ -10,34 +11,40 @@ use crate::checkpoint::{CatalogKind, Checkpoint, LoadedValue};
 use crate::error::{Error, Result};
 use crate::workers::Workers;
 
-/// Looks at the selected values.
-pub(super) fn judge(checkpoint: &Checkpoint, options: &HealthOptions, found: &mut Vec<HealthFinding>) -> Result<()> {
-    if !options.limits.is_on("nan-value") {
-        return Ok(());
-    }
+/// Looks at the selected values; those whose content cannot be seen are given back, each with what it is.
+pub(super) fn judge(
+    checkpoint: &Checkpoint,
+    options: &HealthOptions,
+    found: &mut Vec<HealthFinding>,
+) -> Result<IndexMap<String, String>> {
     let items = options.selection.to_read(checkpoint)?;
     let values: Vec<&str> =
         items.iter().filter(|item| matches!(item.entry.kind, CatalogKind::Value(_))).map(|item| item.stored).collect();
-    let bad = Mutex::new(Vec::new());
+    let looked = Mutex::new(Vec::new());
     Workers::reading(checkpoint.store.as_ref()).in_order(&values, |key| {
         options.control.check("looking at plain values")?;
-        match checkpoint.read_value(key) {
-            Ok(LoadedValue::Plain(value)) if holds_nan(&value) => {
-                bad.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(*key);
-            }
+        let unread = match checkpoint.read_value(key) {
+            Ok(LoadedValue::Plain(value)) if holds_nan(&value) => None,
+            Ok(LoadedValue::Plain(_)) => return Ok(()),
+            Ok(LoadedValue::Opaque { class, .. }) => Some(class),
             // What was not read was not looked at.
             Err(error @ Error::Storage { .. }) => return Err(error),
-            // What cannot be decoded has no numbers here; `verify` tells it.
-            Ok(_) | Err(_) => {}
-        }
+            // `verify` tells more of what cannot be decoded.
+            Err(error) => Some(error.to_string()),
+        };
+        looked.lock().unwrap_or_else(PoisonError::into_inner).push((*key, unread));
         Ok(())
     })?;
-    let mut bad = bad.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-    bad.sort_unstable();
-    for key in bad {
-        HealthFinding::add(found, &options.limits, "nan-value", key, None, "a plain value".to_owned());
+    let mut looked = looked.into_inner().unwrap_or_else(PoisonError::into_inner);
+    looked.sort_unstable();
+    let mut unread = IndexMap::new();
+    for (key, what) in looked {
+        match what {
+            Some(what) => drop(unread.insert(key.to_owned(), what)),
+            None => HealthFinding::add(found, &options.limits, "nan-value", key, None, "a plain value".to_owned()),
+        }
     }
-    Ok(())
+    Ok(unread)
 }
 
 fn holds_nan(value: &Value) -> bool {

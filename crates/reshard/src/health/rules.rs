@@ -84,8 +84,8 @@ impl HealthLimits {
         if rule.limit.is_none() {
             return Err(Error::invalid(format!("the rule {name} has no limit: it can only be turned off")));
         }
-        if limit.is_nan() {
-            return Err(Error::invalid(format!("invalid limit of {name}: it is not a number")));
+        if limit.is_nan() || limit < 0.0 {
+            return Err(Error::invalid(format!("invalid limit {limit} of {name}: no magnitude, count or share is below zero")));
         }
         self.set.insert(rule.name, Some(limit));
         Ok(())
@@ -107,6 +107,11 @@ impl HealthLimits {
             },
             None => Err(Error::invalid(format!("invalid limit {text:?}: write it like large-weight=1e3 or no-state=off"))),
         }
+    }
+
+    /// The limit of a rule in words of the table of rules: a number, nothing where it has none, `None` where it is off.
+    pub fn shown(&self, rule: &HealthRule) -> Option<Option<f64>> {
+        self.is_on(rule.name).then(|| Some(self.of(rule.name)).filter(|limit| limit.is_finite()))
     }
 
     /// Whether a rule is looked at.
@@ -139,7 +144,7 @@ mod tests {
         limits.parse("large-weight=1e3").unwrap();
         limits.parse("no-state=off").unwrap();
         assert_eq!((limits.of("large-weight"), limits.is_on("no-state"), limits.is_on("nan")), (1e3, false, true));
-        for wrong in ["large-weight", "large=1", "nan=1", "large-weight=much", "large-weight=NaN"] {
+        for wrong in ["large-weight", "large=1", "nan=1", "large-weight=much", "large-weight=NaN", "large-weight=-1"] {
             assert!(limits.parse(wrong).is_err(), "{wrong}");
         }
     }

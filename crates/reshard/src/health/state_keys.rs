@@ -4,7 +4,7 @@
 //! buckets of all parameters lie beside (`distributed.….exp_avg`), and the parts of a low-bit slot lie below it
 //! (`state.PARAM.exp_avg.codes`).
 
-use indexmap::IndexMap;
+use indexmap::{IndexMap, IndexSet};
 
 /// Slots by which a key is known to be one of state, wherever they stand in it.
 const SLOTS: &[&str] = &[
@@ -20,12 +20,13 @@ const SLOTS: &[&str] = &[
     "momentum_buffer",
     "row_var",
     "col_var",
+    "variance",
+    "exp_avg_sq_row",
+    "exp_avg_sq_col",
     "param",
     "fp32_param",
     "master_param",
 ];
-/// Roots by which an optimizer is known even without param groups.
-const ROOTS: &[&str] = &["optim", "optimizer", "optim_state", "optimizer_state", "optim_state_dict", "optimizer_state_dict"];
 /// What the options of groups lie below: PyTorch's word, and that of Megatron's FSDP.
 const GROUPS: [&str; 2] = ["param_groups", "param_to_group_meta"];
 
@@ -38,32 +39,53 @@ pub(super) struct Roots {
     pub(super) groups: String,
 }
 
-/// Looks for an optimizer.
-pub(super) fn roots<'a>(keys: impl Iterator<Item = &'a str> + Clone) -> Option<Roots> {
-    let by_groups = || {
-        keys.clone().find_map(|key| {
-            let (at, word) = GROUPS.iter().find_map(|word| Some((key.find(word)?, word)))?;
-            let own = at == 0 || key[..at].ends_with('.');
-            own.then(|| Roots { all: key[..at].to_owned(), groups: key[..at + word.len()].to_owned() })
-        })
-    };
-    let by_name = || {
-        keys.clone().find_map(|key| {
-            let (first, rest) = key.split_once('.')?;
-            let own = ROOTS.contains(&first) && (rest.starts_with("state.") || rest.starts_with("distributed."));
-            own.then(|| Roots { all: format!("{first}."), groups: format!("{first}.param_groups") })
-        })
-    };
-    let mut found = by_groups().or_else(by_name)?;
-    // Groups of an optimizer inside an optimizer, whose state lies above.
-    let has_state = |root: &str| keys.clone().any(|key| key.strip_prefix(root).is_some_and(|rest| rest.starts_with("state.")));
-    if let Some((first, _)) = found.all.split_once('.')
-        && ROOTS.contains(&first)
-        && !has_state(&found.all)
-    {
-        found.all = format!("{first}.");
+/// Looks for optimizers, in the order of their keys. Some jobs train with several: one for each of two networks, or one a kind of weight.
+pub(super) fn roots<'a>(keys: impl Iterator<Item = &'a str>) -> Vec<Roots> {
+    let mut found: IndexMap<&str, &str> = IndexMap::new();
+    let mut with_state: IndexSet<&str> = IndexSet::new();
+    for key in keys {
+        if let Some((at, word)) = GROUPS.iter().find_map(|word| Some((key.find(word)?, word)))
+            && (at == 0 || key[..at].ends_with('.'))
+        {
+            found.entry(&key[..at]).or_insert(&key[..at + word.len()]);
+        }
+        if let Some((before, _)) = ["state.", "distributed."].iter().find_map(|word| split_before(key, word)) {
+            with_state.insert(before);
+        }
     }
-    Some(found)
+    let mut found: Vec<Roots> =
+        found.into_iter().map(|(all, groups)| Roots { all: all.to_owned(), groups: groups.to_owned() }).collect();
+    for roots in &mut found {
+        // Groups of an optimizer inside an optimizer, whose state lies above.
+        if let Some((first, _)) = roots.all.split_once('.')
+            && is_optimizer(first)
+            && !with_state.contains(roots.all.as_str())
+            && with_state.contains(&roots.all[..first.len() + 1])
+        {
+            roots.all.truncate(first.len() + 1);
+        }
+    }
+    for before in with_state {
+        let first = before.split_once('.').filter(|(_, rest)| rest.is_empty()).map(|(first, _)| first);
+        if first.is_some_and(is_optimizer) && !found.iter().any(|roots| roots.all.starts_with(before)) {
+            found.push(Roots { all: before.to_owned(), groups: format!("{before}{}", GROUPS[0]) });
+        }
+    }
+    let mut seen: IndexSet<String> = IndexSet::new();
+    found.retain(|roots| seen.insert(roots.all.clone()));
+    found
+}
+
+/// What stands before the first part of a key that is this word.
+fn split_before<'k>(key: &'k str, word: &str) -> Option<(&'k str, &'k str)> {
+    let at = key.match_indices(word).map(|(at, _)| at).find(|at| *at == 0 || key[..*at].ends_with('.'))?;
+    Some(key.split_at(at))
+}
+
+/// Whether a name is one that optimizers have: `optim`, `optimizer_state_dict`, `optim_disc`.
+fn is_optimizer(name: &str) -> bool {
+    let rest = name.strip_prefix("optimizers").or_else(|| name.strip_prefix("optimizer")).or_else(|| name.strip_prefix("optim"));
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('_') || rest.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// Whether a key is an optimizer's own.
@@ -110,12 +132,12 @@ pub(super) fn by_param<'k>(keys: impl Iterator<Item = &'k str>, root: &str) -> I
 mod tests {
     use super::*;
 
-    fn found(keys: &[&str]) -> Option<(String, String)> {
-        roots(keys.iter().copied()).map(|roots| (roots.all, roots.groups))
+    fn found(keys: &[&str]) -> Vec<(String, String)> {
+        roots(keys.iter().copied()).into_iter().map(|roots| (roots.all, roots.groups)).collect()
     }
 
-    fn root(all: &str, groups: &str) -> Option<(String, String)> {
-        Some((all.to_owned(), groups.to_owned()))
+    fn root(all: &str, groups: &str) -> Vec<(String, String)> {
+        vec![(all.to_owned(), groups.to_owned())]
     }
 
     #[test]
@@ -123,13 +145,23 @@ mod tests {
         assert_eq!(found(&["model.w", "app.optim.param_groups.0.lr"]), root("app.optim.", "app.optim.param_groups"));
         assert_eq!(found(&["param_groups.0.lr", "state.0.step"]), root("", "param_groups"));
         assert_eq!(found(&["optim.state.w.step"]), root("optim.", "optim.param_groups"));
-        assert_eq!(found(&["model.state.w", "model.my_param_groups"]), None);
+        assert_eq!(found(&["model.state.w", "model.my_param_groups"]), []);
         let nested = ["optimizer.optimizer.param_groups.0.lr", "optimizer.state.exp_avg.w"];
         assert_eq!(found(&nested), root("optimizer.", "optimizer.optimizer.param_groups"));
         let buckets = ["optimizer.distributed.dp_group_idx_0.gbuf_idx_0.exp_avg"];
         assert_eq!(found(&buckets), root("optimizer.", "optimizer.param_groups"));
         let meta = ["optimizer.param_to_group_meta.w.lr", "optimizer.state.w.exp_avg"];
         assert_eq!(found(&meta), root("optimizer.", "optimizer.param_to_group_meta"));
+    }
+
+    #[test]
+    fn every_optimizer_is_found() {
+        let roots = |keys: &[&str]| found(keys).into_iter().map(|(all, _)| all).collect::<Vec<_>>();
+        let two = ["gen.w", "optim_gen.param_groups.0.lr", "optim_gen.state.w.step", "optim_disc.state.w.step"];
+        assert_eq!(roots(&two), ["optim_gen.", "optim_disc."]);
+        let listed = ["optim.0.param_groups.0.lr", "optim.0.state.w.step", "optim.1.param_groups.0.lr", "optim.1.state.b.step"];
+        assert_eq!(roots(&listed), ["optim.0.", "optim.1."]);
+        assert_eq!(roots(&["optimism.state.w.step", "optimal_w.state.x"]), [] as [&str; 0]);
     }
 
     #[test]

@@ -3,13 +3,15 @@
 //! Groups are spelled as DCP does (`optim.param_groups.0.lr`), flattened as large jobs do (`optim.param_groups.FQN.lr`), or
 //! as a plain `torch.save` of `optimizer.state_dict()` (parameters by number).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Mutex, PoisonError};
 
 use reshard_formats::{DType, Value};
 
 use super::state_keys::{Roots, by_param, roots};
 use crate::checkpoint::{CatalogEntry, CatalogKind, Checkpoint, LoadedValue};
 use crate::numbers::{StatsOptions, stats};
+use crate::workers::Workers;
 
 /// An optimizer's state.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -55,9 +57,6 @@ pub struct OptimizerGroup {
     pub options: Vec<(String, String)>,
 }
 
-/// Values are small records, but each is a read: a glance makes no more than this many.
-const MOST_READS: usize = 96;
-
 impl OptimizerSummary {
     /// The parameter and the slot that a key is of, where it is one of the optimizer's state.
     pub fn param_and_slot<'k>(&self, key: &'k str) -> Option<(&'k str, &'k str)> {
@@ -65,10 +64,13 @@ impl OptimizerSummary {
     }
 }
 
-/// Looks for an optimizer: its slots, param groups and step.
-pub fn optimizer_summary(checkpoint: &Checkpoint) -> Option<OptimizerSummary> {
+/// Looks for optimizers: their slots, param groups and steps.
+pub fn optimizer_summaries(checkpoint: &Checkpoint) -> Vec<OptimizerSummary> {
+    roots(checkpoint.keys()).into_iter().map(|roots| summary(checkpoint, roots)).collect()
+}
+
+fn summary(checkpoint: &Checkpoint, Roots { all: root, groups }: Roots) -> OptimizerSummary {
     let entries = &checkpoint.catalog().entries;
-    let Roots { all: root, groups } = roots(entries.keys().map(String::as_str))?;
     let mut found = OptimizerSummary { root: root.clone(), ..OptimizerSummary::default() };
     let mut slots: BTreeMap<&str, SlotShare> = BTreeMap::new();
     let params = by_param(entries.keys().map(String::as_str), &root);
@@ -92,7 +94,7 @@ pub fn optimizer_summary(checkpoint: &Checkpoint) -> Option<OptimizerSummary> {
     found.slots = slots.into_iter().map(|(name, slot)| SlotShare { name: name.to_owned(), ..slot }).collect();
     found.groups = read_groups(checkpoint, &group_entries);
     found.name = name(&found);
-    Some(found)
+    found
 }
 
 fn read_groups(checkpoint: &Checkpoint, entries: &[(&str, &str, &CatalogEntry)]) -> Vec<OptimizerGroup> {
@@ -116,25 +118,37 @@ fn read_groups(checkpoint: &Checkpoint, entries: &[(&str, &str, &CatalogEntry)])
         let Some(Value::List(groups) | Value::Tuple(groups)) = value(key, entry) else { return Vec::new() };
         return groups.iter().enumerate().map(|(number, group)| of_dict(number, group)).collect();
     }
+    // Each is a small record, of which a service gives many at once.
+    let first_param = entries.iter().find_map(|(_, rest, _)| option_of(rest).filter(|(middle, _)| !is_number(middle)));
+    let wanted = |rest: &str| {
+        option_of(rest).is_some_and(|(middle, _)| is_number(middle) || first_param.is_some_and(|(first, _)| first == middle))
+    };
+    let wanted: Vec<_> = entries.iter().filter(|(_, rest, _)| wanted(rest)).collect();
+    let values = Mutex::new(HashMap::new());
+    let read = Workers::reading(checkpoint.store.as_ref()).in_order(&wanted, |(key, _, entry)| {
+        if let Some(value) = value(key, entry) {
+            values.lock().unwrap_or_else(PoisonError::into_inner).insert(*key, value);
+        }
+        Ok(())
+    });
+    debug_assert!(read.is_ok());
+    let mut values = values.into_inner().unwrap_or_else(PoisonError::into_inner);
     let mut groups: BTreeMap<u64, OptimizerGroup> = BTreeMap::new();
     let mut flat = OptimizerGroup { name: "all".to_owned(), ..OptimizerGroup::default() };
-    let (mut flat_params, mut first_param) = (Vec::new(), None);
-    for (reads, (key, rest, entry)) in entries.iter().enumerate() {
-        let Some((middle, option)) = rest.strip_prefix('.').and_then(|rest| rest.rsplit_once('.')) else { continue };
+    let mut flat_params = Vec::new();
+    for (key, rest, _) in entries {
+        let Some((middle, option)) = option_of(rest) else { continue };
         let number = middle.parse::<u64>().ok();
         if number.is_none() {
             if flat_params.last() != Some(&middle) {
                 flat_params.push(middle);
             }
             // Every parameter carries its group's options; those of the first one speak for all.
-            if *first_param.get_or_insert(middle) != middle {
+            if first_param.is_none_or(|(first, _)| first != middle) {
                 continue;
             }
         }
-        if reads >= MOST_READS {
-            continue;
-        }
-        let read = value(key, entry);
+        let read = values.remove(key);
         let group = match number {
             Some(number) => {
                 groups.entry(number).or_insert_with(|| OptimizerGroup { name: number.to_string(), ..OptimizerGroup::default() })
@@ -177,6 +191,15 @@ fn plain(value: &Value) -> String {
     }
 }
 
+/// What stands before an option in what follows the root of groups, and the option.
+fn option_of(rest: &str) -> Option<(&str, &str)> {
+    rest.strip_prefix('.')?.rsplit_once('.')
+}
+
+fn is_number(text: &str) -> bool {
+    text.parse::<u64>().is_ok()
+}
+
 /// The optimizer, by its slots and options.
 fn name(found: &OptimizerSummary) -> Option<&'static str> {
     let has = |slot: &str| found.slots.iter().any(|found| found.name == slot);
@@ -196,7 +219,7 @@ fn name(found: &OptimizerSummary) -> Option<&'static str> {
         () if has("square_avg") => Some("RMSprop"),
         () if has("sum") => Some("Adagrad"),
         () if has("momentum_buffer") || option("nesterov").is_some() => Some("SGD"),
-        () if has("row_var") || has("col_var") => Some("Adafactor"),
+        () if has("row_var") || has("col_var") || has("variance") || has("exp_avg_sq_row") => Some("Adafactor"),
         () => None,
     }
 }

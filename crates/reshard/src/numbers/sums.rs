@@ -4,12 +4,16 @@
 /// Lanes of an accumulator: enough to keep several vectors of additions in flight.
 const LANES: usize = 16;
 
+/// Sums of squares below this have lost digits.
+const LEAST_SQUARES: f64 = 1e-280;
+
 /// Finite numbers added up.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Sums {
     pub(super) count: u64,
     pub(super) mean: f64,
-    /// Sum of squared distances from the mean.
+    /// The square root of the sum of squared distances from the mean: the sum itself of numbers that `f64` can hold may be one that it
+    /// cannot.
     pub(super) spread: f64,
     pub(super) min: f64,
     pub(super) max: f64,
@@ -30,7 +34,7 @@ impl Sums {
         Sums {
             count: count as u64,
             mean: shift + sum / numbers,
-            spread: (squares - sum * sum / numbers).max(0.0),
+            spread: (squares - sum * sum / numbers).max(0.0).sqrt(),
             min,
             max,
             zeros: 0,
@@ -49,13 +53,29 @@ impl Sums {
         Sums {
             count,
             mean: self.mean + delta * share,
-            spread: self.spread + other.spread + delta * delta * self.count as f64 * share,
+            spread: self.spread.hypot(other.spread).hypot(delta.abs() * (self.count as f64 * share).sqrt()),
             min: self.min.min(other.min),
             max: self.max.max(other.max),
             zeros: self.zeros + other.zeros,
             subnormals: self.subnormals + other.subnormals,
         }
     }
+}
+
+/// Sums of finite numbers whose squares, or whose sum, are none that `f64` can hold: they are made of numbers next to one.
+pub(super) fn scaled(numbers: impl Iterator<Item = f64> + Clone) -> Sums {
+    let (mut count, mut min, mut max) = (0u64, f64::INFINITY, f64::NEG_INFINITY);
+    for x in numbers.clone() {
+        (count, min, max) = (count + 1, min.min(x), max.max(x));
+    }
+    let largest = min.abs().max(max.abs());
+    if count == 0 || largest == 0.0 {
+        return Sums { count, min, max, ..Sums::default() };
+    }
+    let by = 2f64.powi(-(largest.log2().floor() as i32).clamp(-1000, 1000));
+    let mean = numbers.clone().map(|x| x * by).sum::<f64>() / count as f64;
+    let spread = numbers.map(|x| (x * by - mean).powi(2)).sum::<f64>().sqrt();
+    Sums { count, mean: mean / by, spread: spread / by, min, max, zeros: 0, subnormals: 0 }
 }
 
 /// A number that sums are made of.
@@ -130,6 +150,9 @@ fn by_lanes<const N: usize, T: Number, const FUSED: bool>(
         return None;
     }
     let (min, max) = extremes(elements, read);
+    if !squares.is_finite() || (squares < LEAST_SQUARES && min < max) {
+        return Some(scaled(elements.iter().map(|element| read(*element).wide())));
+    }
     Some(Sums::of_distances(elements.len(), shift, sum, squares, (min, max)))
 }
 
@@ -210,7 +233,7 @@ mod tests {
         let mean = all.iter().sum::<f64>() / all.len() as f64;
         let spread: f64 = all.iter().map(|x| (x - mean).powi(2)).sum();
         for found in [one, many] {
-            assert!((found.mean - mean).abs() < 1e-6 && (found.spread / spread - 1.0).abs() < 1e-9, "{found:?}");
+            assert!((found.mean - mean).abs() < 1e-6 && (found.spread / spread.sqrt() - 1.0).abs() < 1e-9, "{found:?}");
             assert_eq!(found.count, 1005);
             assert_eq!((found.min, found.max), (0.0, 1_000_252.0));
         }
@@ -223,7 +246,21 @@ mod tests {
     fn what_is_far_from_zero_and_close_together_does_not_cancel() {
         let bytes: Vec<[u8; 4]> = (0..4096).map(|i| (65536.0f32 + (i % 2) as f32 / 128.0).to_le_bytes()).collect();
         let found = sums(&bytes, f32::from_le_bytes).unwrap();
-        assert_eq!((found.spread / 4096.0).sqrt(), 1.0 / 256.0);
+        assert_eq!(found.spread / 64.0, 1.0 / 256.0);
+    }
+
+    #[test]
+    fn squares_that_f64_cannot_hold_do_not_matter() {
+        for scale in [1e200, 1e-200, 1e300, 1e-310] {
+            let numbers: Vec<f64> = (0..1000).map(|i| (f64::from(i) / 400.0 - 1.0) * scale).collect();
+            let bytes: Vec<[u8; 8]> = numbers.iter().map(|x| x.to_le_bytes()).collect();
+            let parts = bytes.chunks(100).map(|part| sums(part, f64::from_le_bytes).unwrap()).reduce(Sums::join).unwrap();
+            let expected = scaled(numbers.iter().map(|x| x / scale));
+            for found in [sums(&bytes, f64::from_le_bytes).unwrap(), parts] {
+                assert!((found.mean / scale / expected.mean - 1.0).abs() < 1e-6, "{scale:e} {found:?}");
+                assert!((found.spread / scale / expected.spread - 1.0).abs() < 1e-6, "{scale:e} {found:?}");
+            }
+        }
     }
 
     #[test]

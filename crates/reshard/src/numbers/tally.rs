@@ -4,7 +4,7 @@ use reshard_formats::DType;
 
 use super::elements::real_part;
 use super::singles;
-use super::sums::{Number, Sums, sums, tiny};
+use super::sums::{Number, Sums, scaled, sums, tiny};
 use super::table::{self, Bin, Table, bin_of, exact_values, joined, span};
 use super::{Percentiles, TensorStats};
 use crate::error::{Error, Result};
@@ -143,23 +143,13 @@ impl Counter {
             }
         }
         let bytes: Vec<[u8; 8]> = self.scratch.iter().map(|x| x.to_le_bytes()).collect();
-        sums(&bytes, f64::from_le_bytes).unwrap_or_else(|| overflowing(&self.scratch))
+        sums(&bytes, f64::from_le_bytes).unwrap_or_else(|| scaled(self.scratch.iter().copied()))
     }
 
     /// Moves what the table holds to the tally.
     pub(super) fn finish(&mut self, tally: &mut Tally) {
         tally.bins = joined(std::mem::take(&mut tally.bins), self.table.drain());
     }
-}
-
-/// Sums of finite numbers whose sum is not.
-fn overflowing(numbers: &[f64]) -> Sums {
-    let mut all = Sums { count: numbers.len() as u64, mean: f64::INFINITY, spread: f64::INFINITY, ..Sums::default() };
-    for x in numbers {
-        all.min = all.min.min(*x);
-        all.max = all.max.max(*x);
-    }
-    all
 }
 
 impl Tally {
@@ -210,13 +200,14 @@ impl Tally {
             return stats;
         }
         let finite = |x: f64| x.is_finite().then_some(x);
-        let squares = spread + mean * mean * count as f64;
+        let root = (count as f64).sqrt();
+        let rms = (spread / root).hypot(mean);
         (stats.min, stats.max) = (Some(min), Some(max));
         stats.absmax = Some(min.abs().max(max.abs()));
         stats.mean = finite(mean);
-        stats.std = finite((spread / count as f64).sqrt());
-        stats.l2 = finite(squares.sqrt());
-        stats.rms = finite((squares / count as f64).sqrt());
+        stats.std = finite(spread / root);
+        stats.l2 = finite(rms * root);
+        stats.rms = finite(rms);
         stats.percentiles = Percentiles::of(|share| table::percentile(&bins, share));
         stats.magnitudes = table::magnitudes(&bins);
         stats.histogram = if steps > 0 { table::steps(&bins, min, max, steps) } else { Vec::new() };
@@ -255,8 +246,8 @@ impl Tally {
         let least = least_normal(dtype);
         let count: u64 = bins.iter().map(|bin| bin.count).sum();
         let mean = bins.iter().map(|bin| bin.low * bin.count as f64).sum::<f64>() / count.max(1) as f64;
-        self.sums = bins.iter().fold(Sums { count, mean, ..Sums::default() }, |mut sums, bin| {
-            sums.spread += (bin.low - mean).powi(2) * bin.count as f64;
+        let spread = bins.iter().map(|bin| (bin.low - mean).powi(2) * bin.count as f64).sum::<f64>().sqrt();
+        self.sums = bins.iter().fold(Sums { count, mean, spread, ..Sums::default() }, |mut sums, bin| {
             sums.min = sums.min.min(bin.low);
             sums.max = sums.max.max(bin.low);
             sums.zeros += if bin.low == 0.0 { bin.count } else { 0 };
@@ -334,7 +325,6 @@ mod tests {
             prop_assert_eq!(found.max, finite.last().copied());
             let Some(largest) = found.absmax else { return Ok(()) };
             let mean = finite.iter().sum::<f64>() / finite.len() as f64;
-            // Squares of what f64 can hold at most are more than it can hold.
             if largest < 1e150 {
                 let squares: f64 = finite.iter().map(|x| x * x).sum();
                 let spread: f64 = finite.iter().map(|x| (x - mean).powi(2)).sum();

@@ -27,7 +27,7 @@ use reshard_storage::{Address, FileInfo, Store, StoreOptions};
 use serde::Serialize;
 
 pub use self::retention::{Best, Decision, PruneReport, Retention, best, prune};
-pub use self::trend::{FirstBad, Trend, TrendOptions, TrendStep, TrendTensor, trend};
+pub use self::trend::{Before, FirstBad, Trend, TrendOptions, TrendStep, TrendTensor, trend};
 use crate::checkpoint::{Checkpoint, Format};
 use crate::control::Control;
 use crate::error::{ErrorKind, Result, StorageContext};

@@ -1,5 +1,7 @@
 //! A run's steps side by side: the metrics stored with them, how far weights moved, and since when a tensor is bad.
 
+use std::cell::Cell;
+
 use indexmap::{IndexMap, IndexSet};
 use reshard_formats::Value;
 use serde::Serialize;
@@ -8,9 +10,11 @@ use super::{Step, StepState, StepsOptions, open, steps};
 use crate::checkpoint::{CatalogKind, Checkpoint, LoadedValue};
 use crate::control::Control;
 use crate::diff::{DiffOptions, KeyDifference, diff};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
+use crate::health::{HealthLimits, bad_by_themselves};
 use crate::numbers::{ScanOptions, TensorStats, scan};
-use crate::select::{Glob, Selection, is_float};
+use crate::select::{Glob, Selection};
+use crate::verify::Severity;
 
 /// Keys of metrics start so: the manager's, and those that training loops write themselves.
 const METRICS: &[&str] = &["_reshard.metrics.", "metrics."];
@@ -25,6 +29,8 @@ pub struct TrendOptions {
     pub selection: Selection,
     /// Numbers about every selected tensor of every step, and how far it moved since the step before.
     pub numbers: bool,
+    /// The limits of the rules by which a tensor is bad.
+    pub limits: HealthLimits,
     /// To watch and to cancel.
     pub control: Control,
 }
@@ -89,16 +95,32 @@ pub struct TrendTensor {
 pub struct FirstBad {
     /// The key.
     pub key: String,
-    /// `nan`, `inf` or `zero`: what it is at the first step at which it is bad. (Infinite elements often become NaN later.)
+    /// `nan`, `inf`, `large`, `negative`, `zero` or `dead`: what it is at the first step at which it is bad. (Infinite elements often
+    /// become NaN later.)
     pub what: &'static str,
+    /// How grave that is, by the rules of health.
+    pub severity: Severity,
     /// The first step at which it is bad.
     pub first: String,
-    /// The last step before that, which was read and found fine; `None` when it was bad from the start.
+    /// The last step before that, if it was read there and found fine.
     pub fine: Option<String>,
+    /// The last step before that, if the tensor was bad there in another way, or `absent`.
+    pub before: Option<Before>,
+}
+
+/// What a tensor was before it became what it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Before {
+    /// The step.
+    pub step: String,
+    /// `absent`, or one of the words of [`FirstBad::what`].
+    pub what: &'static str,
 }
 
 /// Looks at a run. Unless numbers are asked for, only the newest step is read whole; since when a tensor is bad is found by
-/// halving the steps in question, which reads that tensor alone. That a tensor stays bad is taken for granted.
+/// halving the steps in question, which reads that tensor alone. That a tensor stays bad is taken for granted. A step whose data turn
+/// out to be damaged is left out.
 pub fn trend(folder: &str, options: &TrendOptions) -> Result<Trend> {
     let mut skipped = Vec::new();
     let mut valid: Vec<Step> = Vec::new();
@@ -113,31 +135,37 @@ pub fn trend(folder: &str, options: &TrendOptions) -> Result<Trend> {
     if valid.iter().any(|step| step.number.is_some()) {
         valid.retain(|step| step.number.is_some());
     }
-    let run = Run { steps: valid, options };
-    let mut found = Vec::with_capacity(run.steps.len());
+    let mut run = Run { steps: valid, options, read: Cell::new(0) };
+    let mut found: Vec<TrendStep> = Vec::with_capacity(run.steps.len());
     let mut before: Option<Checkpoint> = None;
-    for (i, step) in run.steps.iter().enumerate() {
+    while let Some(step) = run.steps.get(found.len()) {
         options.control.check("looking at steps")?;
-        let checkpoint = run.open(i)?;
-        let (mut tensors, mut modules) = (IndexMap::new(), IndexMap::new());
-        if options.numbers {
-            (tensors, modules) = run.numbers(&checkpoint, before.as_ref())?;
+        match run.look(found.len(), before.as_ref()) {
+            Ok((checkpoint, metrics, tensors, modules)) => {
+                let (name, path) = (step.name.clone(), step.path.clone());
+                let (number, modified) = (step.number, step.modified);
+                found.push(TrendStep { name, number, path, modified, metrics, tensors, modules });
+                before = Some(checkpoint);
+            }
+            Err(error) => skipped.push(run.left_out(found.len(), error)?),
         }
-        found.push(TrendStep {
-            name: step.name.clone(),
-            number: step.number,
-            path: step.path.clone(),
-            modified: step.modified,
-            metrics: metrics(&checkpoint)?,
-            tensors,
-            modules,
-        });
-        before = Some(checkpoint);
     }
-    let bad = match before {
-        Some(newest) => run.bad(&newest)?,
-        None => Vec::new(),
+    let bad = loop {
+        match run.bad() {
+            Ok(bad) => break bad,
+            Err(error) => {
+                let damaged = run.read.get();
+                skipped.push(run.left_out(damaged, error)?);
+                found.remove(damaged);
+            }
+        }
     };
+    let Some(newest) = run.steps.len().checked_sub(1) else {
+        let left_out: Vec<String> = skipped.iter().map(|(name, why)| format!("; {name} is left out: {why}")).collect();
+        let detail = format!("{folder} holds no complete step: give the folder that holds a folder for each step");
+        return Err(Error::invalid(format!("{detail}{}", left_out.concat())));
+    };
+    options.selection.check_used(&run.open(newest)?)?;
     Ok(Trend { folder: folder.to_owned(), steps: found, skipped, bad })
 }
 
@@ -163,32 +191,56 @@ fn plain_number(value: &Value) -> Option<f64> {
     }
 }
 
-const ZERO: &str = "zero";
-
-/// What is wrong with a tensor, in one word.
-fn wrong(stats: &TensorStats, matrix: bool) -> Option<&'static str> {
-    match stats {
-        stats if stats.nans > 0 => Some("nan"),
-        stats if stats.infinities > 0 => Some("inf"),
-        stats if matrix && stats.elements > 1 && stats.zeros == stats.elements => Some(ZERO),
-        _ => None,
-    }
+/// What a tensor is that has not been given numbers yet, or gets none any more; no step on the way to NaN.
+fn is_zero(what: &str) -> bool {
+    matches!(what, "zero" | "dead")
 }
+
+/// A tensor that is bad at a step that is known, and what it was at the last step that was read before.
+struct Bad {
+    what: &'static str,
+    severity: Severity,
+    was: Option<&'static str>,
+}
+
+/// What one step says.
+type Looked = (Checkpoint, IndexMap<String, f64>, IndexMap<String, TrendTensor>, IndexMap<String, f64>);
 
 struct Run<'r> {
     steps: Vec<Step>,
     options: &'r TrendOptions,
+    /// The step that was opened last.
+    read: Cell<usize>,
 }
 
 impl Run<'_> {
     fn open(&self, step: usize) -> Result<Checkpoint> {
+        self.read.set(step);
         let step = self.steps.get(step).ok_or_else(|| Error::internal("a step is gone"))?;
         Checkpoint::open_store(open(&step.path, &self.options.steps)?)
     }
 
     fn scanned(&self, checkpoint: &Checkpoint, selection: Selection) -> Result<IndexMap<String, TensorStats>> {
         let control = self.options.control.clone();
-        scan(checkpoint, &ScanOptions { selection, control, ..ScanOptions::default() })
+        scan(checkpoint, &ScanOptions { selection, control, verify: true, ..ScanOptions::default() })
+    }
+
+    fn look(&self, step: usize, before: Option<&Checkpoint>) -> Result<Looked> {
+        let checkpoint = self.open(step)?;
+        let (tensors, modules) = match self.options.numbers {
+            true => self.numbers(&checkpoint, before)?,
+            false => (IndexMap::new(), IndexMap::new()),
+        };
+        let metrics = metrics(&checkpoint)?;
+        Ok((checkpoint, metrics, tensors, modules))
+    }
+
+    /// Takes a step out whose data are damaged: its name, and why. Any other error is one.
+    fn left_out(&mut self, step: usize, error: Error) -> Result<(String, String)> {
+        if error.kind() != ErrorKind::Corrupt || step >= self.steps.len() {
+            return Err(error);
+        }
+        Ok((self.steps.remove(step).name, error.to_string()))
     }
 
     fn numbers(
@@ -232,43 +284,40 @@ impl Run<'_> {
     }
 
     /// Tensors of these keys that are bad in a step.
-    fn bad_in(&self, checkpoint: &Checkpoint, selection: Selection) -> Result<IndexMap<String, &'static str>> {
-        let mut bad = IndexMap::new();
-        for (key, stats) in self.scanned(checkpoint, selection)? {
-            let tensor = checkpoint.tensor(&key)?;
-            let float = is_float(tensor.dtype) || tensor.dtype.is_complex();
-            if let Some(what) = wrong(&stats, tensor.shape.len() > 1).filter(|_| float) {
-                bad.insert(key, what);
-            }
-        }
-        Ok(bad)
+    fn bad_in(&self, checkpoint: &Checkpoint, selection: Selection) -> Result<IndexMap<String, (&'static str, Severity)>> {
+        Ok(bad_by_themselves(checkpoint, &self.scanned(checkpoint, selection)?, &self.options.limits))
     }
 
-    fn bad(&self, newest: &Checkpoint) -> Result<Vec<FirstBad>> {
-        let now = self.bad_in(newest, self.options.selection.clone())?;
+    fn bad(&self) -> Result<Vec<FirstBad>> {
+        let Some(newest) = self.steps.len().checked_sub(1) else { return Ok(Vec::new()) };
+        let now = self.bad_in(&self.open(newest)?, self.options.selection.clone())?;
         let mut found = Vec::new();
         let order: IndexSet<String> = now.keys().cloned().collect();
-        self.search(None, self.steps.len() - 1, now, &mut found)?;
+        let now = now.into_iter().map(|(key, (what, severity))| (key, Bad { what, severity, was: None })).collect();
+        self.search(None, newest, now, &mut found)?;
         found.sort_by_key(|(step, bad)| (*step, order.get_index_of(&bad.key)));
         Ok(found.into_iter().map(|(_, bad)| bad).collect())
     }
 
-    /// Finds since when keys are bad that are fine at `fine`, and at `bad` are what is said.
+    /// Finds since when keys are bad that at `last` are what is said or fine, and are bad at `bad`.
     fn search(
         &self,
-        fine: Option<usize>,
+        last: Option<usize>,
         bad: usize,
-        keys: IndexMap<String, &'static str>,
+        keys: IndexMap<String, Bad>,
         found: &mut Vec<(usize, FirstBad)>,
     ) -> Result<()> {
         if keys.is_empty() {
             return Ok(());
         }
-        let start = fine.map_or(0, |fine| fine + 1);
+        let start = last.map_or(0, |last| last + 1);
         if start == bad {
             let name = |step: usize| self.steps.get(step).map(|step| step.name.clone()).unwrap_or_default();
-            let since = |(key, what)| (bad, FirstBad { key, what, first: name(bad), fine: fine.map(name) });
-            found.extend(keys.into_iter().map(since));
+            found.extend(keys.into_iter().map(|(key, Bad { what, severity, was })| {
+                let before = was.zip(last).map(|(what, last)| Before { step: name(last), what });
+                let fine = last.filter(|_| before.is_none()).map(name);
+                (bad, FirstBad { key, what, severity, first: name(bad), fine, before })
+            }));
             return Ok(());
         }
         let middle = start + (bad - start) / 2;
@@ -280,14 +329,20 @@ impl Run<'_> {
             false => self.bad_in(&checkpoint, Selection { include: globs, ..Selection::default() })?,
         };
         let (mut already, mut not_yet) = (IndexMap::new(), IndexMap::new());
-        for (key, what) in keys {
+        for (key, known) in keys {
             match bad_there.get(&key) {
-                // What starts as zeros and is NaN later was fine in between.
-                Some(before) if (*before == ZERO) == (what == ZERO) => already.insert(key, *before),
-                _ => not_yet.insert(key, what),
+                // What starts as zeros and is NaN later is another illness.
+                Some((what, severity)) if is_zero(what) == is_zero(known.what) => {
+                    already.insert(key, Bad { what, severity: *severity, was: known.was })
+                }
+                Some((what, _)) => not_yet.insert(key, Bad { was: Some(what), ..known }),
+                None => {
+                    let was = checkpoint.tensor(&key).is_err().then_some("absent");
+                    not_yet.insert(key, Bad { was, ..known })
+                }
             };
         }
-        self.search(fine, middle, already, found)?;
+        self.search(last, middle, already, found)?;
         self.search(Some(middle), bad, not_yet, found)
     }
 }

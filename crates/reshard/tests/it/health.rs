@@ -14,23 +14,23 @@ use reshard::{Control, DType, SaveOptions, Value};
 use crate::corpus;
 use crate::layouts::Whole;
 
-fn floats(key: &str, shape: &[u64], number: impl Fn(usize) -> f32) -> Whole {
+pub(crate) fn floats(key: &str, shape: &[u64], number: impl Fn(usize) -> f32) -> Whole {
     let mut whole = Whole::new(key, DType::Float32, shape, 1);
     let count = shape.iter().product::<u64>() as usize;
     whole.bytes = (0..count).flat_map(|i| number(i).to_le_bytes()).collect();
     whole
 }
 
-fn wave(i: usize) -> f32 {
+pub(crate) fn wave(i: usize) -> f32 {
     ((i * 7919) % 1009) as f32 / 1009.0 - 0.5
 }
 
-fn save(at: &Path, wholes: &[Whole], values: &[(&str, Value)]) {
+pub(crate) fn save(at: &Path, wholes: &[Whole], values: &[(&str, Value)]) {
     let values: Vec<(String, Value)> = values.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect();
     corpus::save_state(wholes, &values, &corpus::rows(2), &corpus::local(at), &SaveOptions::default());
 }
 
-fn found(at: &Path, change: impl FnOnce(&mut HealthOptions)) -> Vec<(&'static str, Severity, String)> {
+pub(crate) fn found(at: &Path, change: impl FnOnce(&mut HealthOptions)) -> Vec<(&'static str, Severity, String)> {
     let mut options = HealthOptions::default();
     change(&mut options);
     let report = health(&corpus::open(at), &options).unwrap();
@@ -108,7 +108,7 @@ fn an_optimizers_moments_are_judged() {
     save(folder.path(), &wholes, &groups);
     let mut options = HealthOptions::default();
     options.limits.parse("constant-weight=off").unwrap();
-    let report = health(&corpus::open(folder.path()), &options).unwrap();
+    let mut report = health(&corpus::open(folder.path()), &options).unwrap();
     let mut told: Vec<(&str, &str)> = report.findings.iter().map(|finding| (finding.rule, finding.key.as_str())).collect();
     told.sort();
     assert_eq!(
@@ -124,7 +124,7 @@ fn an_optimizers_moments_are_judged() {
             ("steps-differ", "optim.state"),
         ]
     );
-    let optimizer = report.optimizer.unwrap();
+    let optimizer = report.optimizers.remove(0);
     assert_eq!((optimizer.groups[0].weight_decay, optimizer.groups[0].params), (Some(0.1), Some(5)));
     // lr · m / √v over the weights: 0.5 · 0.5 / 0.5 / 2.
     let param = optimizer.params.iter().find(|param| param.param == "a.weight").unwrap();
@@ -135,10 +135,10 @@ fn an_optimizers_moments_are_judged() {
 fn rules_of(at: &Path) -> (Vec<(&'static str, String)>, reshard::health::OptimizerHealth) {
     let mut options = HealthOptions::default();
     options.limits.parse("constant-weight=off").unwrap();
-    let report = health(&corpus::open(at), &options).unwrap();
+    let mut report = health(&corpus::open(at), &options).unwrap();
     let mut told: Vec<_> = report.findings.into_iter().map(|finding| (finding.rule, finding.key)).collect();
     told.sort();
-    (told, report.optimizer.unwrap())
+    (told, report.optimizers.remove(0))
 }
 
 #[test]
@@ -335,10 +335,12 @@ fn since_when_a_tensor_is_bad_is_found_by_halving() {
         bad,
         [
             ("model.always.weight", "zero", "step_100", None),
-            ("model.first.weight", "inf", "step_900", Some("step_800")),
+            ("model.first.weight", "inf", "step_900", None),
             ("model.late.weight", "nan", "step_1100", Some("step_1000"))
         ]
     );
+    let before = run.bad[1].before.as_ref().unwrap();
+    assert_eq!((before.step.as_str(), before.what), ("step_800", "zero"));
     // The newest step whole, and of four others some small tensors.
     let read = options.control.done();
     assert!(read < bytes / 16 + 16 * 3 * 512, "{read} of {bytes} bytes");
@@ -477,5 +479,5 @@ fn numbers_that_are_not_there_were_not_looked_at() {
     let folder = tempfile::tempdir().unwrap();
     save(folder.path(), &[], &[("step", Value::Int(3i64.into()))]);
     let report = health(&corpus::open(folder.path()), &HealthOptions::default()).unwrap();
-    assert!(!report.checked.numbers && report.findings.is_empty());
+    assert!(!report.checked.numbers && report.findings.is_empty() && !report.is_healthy());
 }

@@ -29,6 +29,7 @@ mod s3_faults;
 mod samples;
 mod saving;
 mod scaled;
+mod sick_runs;
 mod steps;
 mod strided;
 mod tracing;

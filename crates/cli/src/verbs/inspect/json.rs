@@ -30,7 +30,7 @@ pub(super) struct Inspected<'a> {
     dtypes: Vec<Part<'a>>,
     layouts: Vec<Layout<'a>>,
     files: Vec<File<'a>>,
-    optimizer: Option<Optimizer<'a>>,
+    optimizers: Vec<Optimizer<'a>>,
     health: Health<'a>,
 }
 
@@ -160,7 +160,7 @@ impl<'a> Inspected<'a> {
             dtypes: parts(&summary.dtypes),
             layouts: layouts.collect(),
             files: files.collect(),
-            optimizer: summary.optimizer.as_ref().map(optimizer),
+            optimizers: summary.optimizers.iter().map(optimizer).collect(),
             health: Health {
                 state: match (health.bad, health.troubles.is_empty()) {
                     (0, true) => "whole",
