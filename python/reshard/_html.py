@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from html import escape
+from html import escape as _escape_markup
+from unicodedata import category
 
 #: Colours that differ for every kind of eye; text on them stays the notebook's own.
 _HUES = ("#5182da", "#efae2b", "#25857a", "#d677a0", "#88d0f5", "#a03612", "#775ccb", "#8a8931")
@@ -25,6 +26,21 @@ border:0;border-top:1px solid color-mix(in srgb,currentColor 14%,transparent);ve
 font-size:11px;line-height:14px;padding:1px 5px;box-sizing:border-box}
 .reshard-view .good{color:#1d8a68}.reshard-view .bad{color:#d6453a}.reshard-view .warn{color:#b57a08}
 </style>"""
+
+
+def escape(text: str) -> str:
+    """Text as markup. Characters that nobody sees, or that turn others round, are written out."""
+    shown = "".join(f"<U+{ord(c):04X}>" if category(c) in ("Cc", "Cf", "Zl", "Zp") else c for c in text)
+    return _escape_markup(shown)
+
+
+def _end(name: str, most: int) -> str:
+    """The end of a key, which tells it from others: as many of its parts as there is room for."""
+    parts = name.split(".")
+    kept = parts.pop()
+    while parts and len(kept) + len(parts[-1]) < most:
+        kept = f"{parts.pop()}.{kept}"
+    return f"….{kept}" if parts else kept
 
 
 def card(title: str, note: str, *parts: str) -> str:
@@ -69,7 +85,7 @@ def treemap(sizes: dict[str, tuple[int, str]]) -> str:
     for i, (item, (x, y, w, h)) in enumerate(zip(kept, _boxes([size for size, _, _ in kept]), strict=True)):
         _, name, word = item
         label = (
-            f"{escape(name)} <span class=soft style='position:static;padding:0'>{escape(word)}</span>"
+            f"{escape(_end(name, int(w / 6)))} <span class=soft style='position:static;padding:0'>{escape(word)}</span>"
             if w > 46 and h > 14
             else ""
         )

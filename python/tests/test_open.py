@@ -61,11 +61,12 @@ def test_it_lists_keys_shapes_and_chunks(saved):
 def test_notebooks_show_sizes_and_never_markup_of_a_checkpoint(tmp_path):
     hostile = "<img src=x onerror=alert(1)>"
     tensors = {f"layer{i}": torch.full((8, 8), math.nan if i == 3 else float(i)) for i in range(90)}
-    with_markup = {**tensors, f'"{hostile}': torch.ones(300)}
+    with_markup = {**tensors, f'"{hostile}': torch.ones(300), "turned\u202ethgiew": torch.ones(200)}
     rt.save({"model": with_markup, hostile: "<b>"}, tmp_path / hostile.replace("/", ""))
     with reshard.open(tmp_path / hostile) as ck:
         page = ck._repr_html_()
-        assert "<img" not in page and "&lt;img" in page and "92 keys" in page and "and 32 more keys" in page
+        assert "<img" not in page and "&lt;img" in page and "93 keys" in page and "and 33 more keys" in page
+        assert "\u202e" not in page and "turned&lt;U+202E&gt;thgiew" in page
         assert page.count("<span style=") == 40, "the smallest share a box"
         areas = [float(w) * float(h) for w, h in re.findall(r"width:([0-9.]+)px;height:([0-9.]+)px;background", page)]
         assert max(areas) > 3 * sorted(areas)[-3], "boxes are as large as what they stand for"

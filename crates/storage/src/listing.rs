@@ -1,5 +1,6 @@
 //! Listings of local folders.
 
+use std::fs::FileType;
 use std::fs::Metadata;
 use std::io;
 use std::path::Path;
@@ -65,8 +66,8 @@ fn walk(root: &Path, folder: &str, prefix: &str, linked: Linked<'_>, found: &mut
     Ok(())
 }
 
-/// The names of the folders directly below a root, sorted. A missing root is an empty list.
-pub(crate) fn folders(root: &Path) -> Result<Vec<String>> {
+/// The names of what is `wanted` directly below a root, sorted. A missing root is an empty list.
+pub(crate) fn folders(root: &Path, wanted: impl Fn(FileType, &Path) -> bool) -> Result<Vec<String>> {
     let failed = |error| StorageError::from_io(Operation::List, root.display().to_string(), error);
     let entries = match std::fs::read_dir(root) {
         Ok(entries) => entries,
@@ -76,8 +77,8 @@ pub(crate) fn folders(root: &Path) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for entry in entries {
         let entry = entry.map_err(failed)?;
-        let is_folder = entry.file_type().map_err(failed)?.is_dir();
-        if let (true, Ok(name)) = (is_folder, entry.file_name().into_string()) {
+        let kind = entry.file_type().map_err(failed)?;
+        if let (true, Ok(name)) = (wanted(kind, &entry.path()), entry.file_name().into_string()) {
             found.push(name);
         }
     }

@@ -90,7 +90,11 @@ impl Store for LocalStore {
     }
 
     fn list_children(&self) -> Result<Vec<String>> {
-        listing::folders(&self.root)
+        listing::folders(&self.root, |kind, _| kind.is_dir())
+    }
+
+    fn list_links(&self) -> Result<Vec<String>> {
+        listing::folders(&self.root, |kind, path| kind.is_symlink() && path.is_dir())
     }
 
     fn size(&self, path: &str) -> Result<u64> {

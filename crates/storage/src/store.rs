@@ -177,6 +177,11 @@ pub trait Store: Send + Sync + Debug {
     /// The names of the folders directly below the root, sorted. A missing root is an empty list.
     fn list_children(&self) -> Result<Vec<String>>;
 
+    /// The names of links to folders directly below the root, sorted; none where there are no links.
+    fn list_links(&self) -> Result<Vec<String>> {
+        Ok(Vec::new())
+    }
+
     /// The size of a file.
     fn size(&self, path: &str) -> Result<u64>;
 

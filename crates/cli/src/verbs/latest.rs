@@ -2,7 +2,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use reshard::steps::{Step, StepState, StepsOptions, latest, steps};
+use reshard::steps::{Step, StepState, StepsOptions, latest, linked_steps, steps};
 use serde::Serialize;
 
 use crate::args::LatestArgs;
@@ -26,12 +26,16 @@ struct Latest<'a> {
 pub(crate) fn run(context: &mut Context, args: &LatestArgs) -> Result<Outcome> {
     let mut options = StepsOptions::default();
     options.store = context.open.store.clone();
+    options.links = options.store.follow_symlinks;
     options.deep = args.deep;
     let (found, all) = {
         let _bar = Progress::watch(&context.printer, "latest", &options.control);
         let all = if args.all { Some(steps(&args.folder, &options)?) } else { None };
         (latest(&args.folder, &options)?, all)
     };
+    for link in linked_steps(&args.folder, &options)? {
+        context.printer.note(format!("{} is a symbolic link, which --follow-symlinks follows", human::printable(&link)));
+    }
     if args.output.json {
         context.printer.json(&Latest { schema: 1, folder: &args.folder, latest: found.as_ref(), steps: all.as_deref() })?;
     } else {

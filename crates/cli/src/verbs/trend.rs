@@ -34,6 +34,7 @@ struct Told<'a> {
 pub(crate) fn run(context: &mut Context, args: &TrendArgs) -> Result<Outcome> {
     let mut options = TrendOptions::default();
     options.steps.store = context.open.store.clone();
+    options.steps.links = options.steps.store.follow_symlinks;
     options.selection = Selection::globs(&args.key)?;
     options.numbers = args.numbers;
     for limit in &args.limit {

@@ -171,7 +171,11 @@ impl DiffReport {
             let is_finite = differing.difference.elements().is_none_or(|found| found.new_nans == 0 && found.new_infinities == 0);
             (is_finite, !differing.is_broken(), differing.of_optimizer, !is_value)
         };
-        let far = |differing: &Differing| differing.difference.elements().and_then(|found| found.relative_change).unwrap_or(0.0);
+        let far = |differing: &Differing| match differing.difference.elements() {
+            // What was all zero has moved farther than any share of it.
+            Some(found) if found.first_l2 == Some(0.0) && found.change_l2 > Some(0.0) => f64::INFINITY,
+            found => found.and_then(|found| found.relative_change).unwrap_or(0.0),
+        };
         let mut all: Vec<&Differing> = self.different.iter().collect();
         all.sort_by(|a, b| rank(a).cmp(&rank(b)).then(far(b).total_cmp(&far(a))));
         all

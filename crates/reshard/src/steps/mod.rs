@@ -37,6 +37,8 @@ use crate::verify::{Severity, VerifyOptions, verify};
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct StepsOptions {
+    /// Links to folders are steps, too. They are never removed.
+    pub links: bool,
     /// How to reach the store.
     pub store: StoreOptions,
     /// Read all data of a checkpoint before calling it valid; else its structure, files, their lengths and indexes decide.
@@ -131,12 +133,25 @@ pub fn latest(folder: &str, options: &StepsOptions) -> Result<Option<Step>> {
     Ok(None)
 }
 
+/// The names of links to folders that are called like steps, and are none unless [`StepsOptions::links`].
+pub fn linked_steps(folder: &str, options: &StepsOptions) -> Result<Vec<String>> {
+    let address = Address::parse(folder).doing(|| "opening a folder of steps".into())?;
+    let store = reshard_storage::open(&address, &options.store).doing(|| format!("opening {address}"))?;
+    let mut names = store.list_links().doing(|| format!("listing {address}"))?;
+    names.retain(|name| !options.links && number(name).is_some());
+    Ok(names)
+}
+
 /// The steps without a look at their worth, oldest first.
 fn listed(folder: &str, options: &StepsOptions) -> Result<Vec<Step>> {
     let address = Address::parse(folder).doing(|| "opening a folder of steps".into())?;
     let store = reshard_storage::open(&address, &options.store).doing(|| format!("opening {address}"))?;
     let mut steps = Vec::new();
-    for name in store.list_children().doing(|| format!("listing {address}"))? {
+    let mut names = store.list_children().doing(|| format!("listing {address}"))?;
+    if options.links {
+        names.extend(store.list_links().doing(|| format!("listing {address}"))?);
+    }
+    for name in names {
         options.control.check("looking at steps")?;
         let number = match &options.prefix {
             None => number(&name),

@@ -116,6 +116,8 @@ pub struct PruneReport {
 /// Removes steps that no rule keeps, and leftovers of killed saves. The newest valid step always stays, and so does, unless
 /// told otherwise, whatever a job may be saving right now. Of a step that goes, only the checkpoint's own files do.
 pub fn prune(folder: &str, retention: &Retention, dry_run: bool, options: &StepsOptions) -> Result<PruneReport> {
+    // What a link points to is somebody else's.
+    let options = &StepsOptions { links: false, ..options.clone() };
     let mut found = steps(folder, options)?;
     let now = seconds(SystemTime::now());
     let metrics = match &retention.best {

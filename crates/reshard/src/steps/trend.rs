@@ -6,7 +6,7 @@ use indexmap::{IndexMap, IndexSet};
 use reshard_formats::Value;
 use serde::Serialize;
 
-use super::{Step, StepState, StepsOptions, open, steps};
+use super::{Step, StepState, StepsOptions, linked_steps, open, steps};
 use crate::checkpoint::{CatalogKind, Checkpoint, LoadedValue};
 use crate::control::Control;
 use crate::diff::{DiffOptions, KeyDifference, diff};
@@ -122,7 +122,9 @@ pub struct Before {
 /// halving the steps in question, which reads that tensor alone. That a tensor stays bad is taken for granted. A step whose data turn
 /// out to be damaged is left out.
 pub fn trend(folder: &str, options: &TrendOptions) -> Result<Trend> {
-    let mut skipped = Vec::new();
+    let link = "a symbolic link, which is followed only when asked to (`--follow-symlinks`)";
+    let mut skipped: Vec<(String, String)> =
+        linked_steps(folder, &options.steps)?.into_iter().map(|name| (name, link.to_owned())).collect();
     let mut valid: Vec<Step> = Vec::new();
     for step in steps(folder, &options.steps)? {
         match &step.state {

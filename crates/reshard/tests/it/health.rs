@@ -388,6 +388,7 @@ fn what_broke_comes_first_and_an_optimizers_state_last() {
             floats("model.a.weight", &[4, 4], move |i| wave(i) * (1.0 + moved)),
             floats("model.b.weight", &[4, 4], move |i| wave(i) * (1.0 + 3.0 * moved)),
             floats("model.c.weight", &[4, 4], move |i| wave(i) * if i == 3 { bad } else { 1.0 }),
+            floats("model.d.weight", &[4, 4], move |i| wave(i) * moved),
             floats("optim.state.a.weight.step", &[], move |_| step),
             floats("optim.state.a.weight.exp_avg", &[4, 4], move |i| wave(i) * step * step),
         ]
@@ -401,6 +402,7 @@ fn what_broke_comes_first_and_an_optimizers_state_last() {
         [
             "model.c.weight",
             "epoch",
+            "model.d.weight",
             "model.b.weight",
             "model.a.weight",
             "optim.param_groups.0.lr",
@@ -409,7 +411,7 @@ fn what_broke_comes_first_and_an_optimizers_state_last() {
         ]
     );
     let modules: Vec<String> = report.modules().into_iter().map(|change| change.module).collect();
-    assert_eq!(modules, ["model.c", "model.b", "model.a"], "what an optimizer remembers is no weight");
+    assert_eq!(modules, ["model.c", "model.d", "model.b", "model.a"], "what an optimizer remembers is no weight");
 }
 
 #[test]

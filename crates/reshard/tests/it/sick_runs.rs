@@ -198,3 +198,32 @@ fn a_step_whose_data_are_damaged_is_left_out_and_named() {
         assert!(run.skipped[0].1.contains("checksum"), "{:?}", run.skipped);
     }
 }
+
+#[cfg(unix)]
+#[test]
+fn steps_that_are_links_are_followed_when_asked_to_and_named_otherwise() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    for step in 0..4u32 {
+        let sick = floats("model.w", &[4, 4], move |i| if step < 2 { wave(i) } else { f32::NAN });
+        save(&run.join(format!("step_{step}")), &[sick], &[]);
+    }
+    for step in [2, 3] {
+        std::fs::rename(run.join(format!("step_{step}")), folder.path().join(format!("moved_{step}"))).unwrap();
+        std::os::unix::fs::symlink(format!("../moved_{step}"), run.join(format!("step_{step}"))).unwrap();
+    }
+    let path = run.to_str().unwrap();
+    let mut options = TrendOptions::default();
+    let found = trend(path, &options).unwrap();
+    let left_out: Vec<&str> = found.skipped.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!((left_out, told(&found)), (vec!["step_2", "step_3"], vec![]));
+    options.steps.links = true;
+    let found = trend(path, &options).unwrap();
+    assert_eq!(told(&found), [("model.w", "nan", "step_2", "fine in step_1".to_owned())]);
+    assert_eq!(reshard::steps::latest(path, &options.steps).unwrap().unwrap().name, "step_3");
+    // What they point to is somebody else's.
+    let mut retention = reshard::steps::Retention::default();
+    retention.last = Some(1);
+    reshard::steps::prune(path, &retention, false, &options.steps).unwrap();
+    assert!(folder.path().join("moved_2/.metadata").exists() && run.join("step_2/.metadata").exists());
+}

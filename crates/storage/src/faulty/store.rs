@@ -48,6 +48,10 @@ impl Store for Faulty {
         self.faults.run(Operation::List, "", || self.inner.list_children())
     }
 
+    fn list_links(&self) -> Result<Vec<String>> {
+        self.faults.run(Operation::List, "", || self.inner.list_links())
+    }
+
     fn size(&self, path: &str) -> Result<u64> {
         self.faults.run(Operation::Size, path, || self.inner.size(path))
     }

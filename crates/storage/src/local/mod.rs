@@ -132,7 +132,11 @@ impl Store for LocalStore {
     }
 
     fn list_children(&self) -> Result<Vec<String>> {
-        listing::folders(self.root.path())
+        listing::folders(self.root.path(), |kind, _| kind.is_dir())
+    }
+
+    fn list_links(&self) -> Result<Vec<String>> {
+        listing::folders(self.root.path(), |kind, path| kind.is_symlink() && path.is_dir())
     }
 
     fn size(&self, path: &str) -> Result<u64> {
