@@ -124,11 +124,11 @@ fn patterns_that_fit_nothing_and_folders_without_steps_are_no_verdict() {
     let folder = tempfile::tempdir().unwrap();
     save(&folder.path().join("step_1"), &[floats("model.w", &[4, 4], wave)], &[]);
     let mut options = HealthOptions::default();
-    options.selection = Selection::globs(&["modle.*"]).unwrap();
+    options.selection = Selection::globs(&["nowhere.*"]).unwrap();
     let error = health(&corpus::open(&folder.path().join("step_1")), &options).unwrap_err();
-    assert!(error.to_string().contains("modle.*"), "{error}");
+    assert!(error.to_string().contains("nowhere.*"), "{error}");
     let mut options = TrendOptions::default();
-    options.selection = Selection::globs(&["modle.*"]).unwrap();
+    options.selection = Selection::globs(&["nowhere.*"]).unwrap();
     assert!(trend(folder.path().to_str().unwrap(), &options).is_err());
     assert!(trend(folder.path().join("nope").to_str().unwrap(), &TrendOptions::default()).is_err());
 }
