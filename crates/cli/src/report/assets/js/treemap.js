@@ -213,7 +213,9 @@ const treemap = {
       event.preventDefault();
     });
     this.choices();
-    onNumbers.push(() => { (function forget(node) { if (node.tallies) delete node.tallies.numbers; node.kids.forEach(forget); })(root); this.choices(); this.draw(); });
+    const redraw = () => { (function forget(node) { if (node.tallies) delete node.tallies.numbers; node.kids.forEach(forget); })(root); this.choices(); this.draw(); };
+    onNumbers.push(redraw);
+    onSide.push(redraw);
     new ResizeObserver(() => this.draw()).observe(this.box);
   },
   choices() {
