@@ -686,7 +686,9 @@ class ReportTest(unittest.TestCase):
         b.click('#diff [data-value="only-b"]')
         found = self.differences()
         self.assertEqual(len(found), 4)
-        self.assertEqual(found[:2], [["has Inf", "model.layers.0.mlp.up_proj.weight"], ["too large", "model.layers.3.mlp.up_proj.weight"]])
+        self.assertEqual(
+            found[:2], [["has Inf", "model.layers.0.mlp.up_proj.weight"], ["too large", "model.layers.3.mlp.up_proj.weight"]]
+        )
         self.assertEqual([word for word, _ in found[2:]], ["new", "new"])
         self.assertIn("breaks inf: – → float32", self.text("#diff-table .body"))
         b.click('#diff [data-value="all"]')
@@ -1111,6 +1113,25 @@ class ReportTest(unittest.TestCase):
             self.assertGreater(self.count("#table .body .key .number"), 5)
             b.devtools("Emulation.clearDeviceMetricsOverride")
 
+    def test_names_of_changes_have_the_room_on_a_small_desk(self):
+        b = self.browser
+        for name in ("small", "worse"):
+            self.show(name)
+            b.devtools("Emulation.setDeviceMetricsOverride", width=1024, height=900, deviceScaleFactor=1, mobile=False)
+            b.wait("return innerWidth === 1024")
+            width = "return document.querySelector('#diff-table .body .key').getBoundingClientRect().width"
+            self.assertGreater(b.js(width), 380, name)
+            b.devtools("Emulation.clearDeviceMetricsOverride")
+
+    def test_labels_of_few_modules_are_whole(self):
+        def change(data):
+            renamed = [f"{part}.weight" for part in ("embed_tokens", "language_model_head", "final_layer_normalization")]
+            data["tensors"]["key"] = [*renamed, *(f"other.{n}" for n in range(len(data["tensors"]["key"]) - len(renamed)))]
+
+        self.show(self.altered("sick", change))
+        labels = self.browser.js("return [...document.querySelectorAll('.strip-labels span')].map((span) => span.textContent)")
+        self.assertEqual(labels, ["embed_tokens", "final_layer_normalization", "language_model_head", "other"])
+
     def test_values_and_headers_are_in_view_on_a_phone(self):
         b = self.browser
         for name in ("small", "zoo", "true"):
@@ -1293,6 +1314,18 @@ class ReportTest(unittest.TestCase):
             self.assertIn("both", self.text("#health .pill"))
             same = f"return {second} === {state.format('#health')}"
             self.assertTrue(self.browser.js(same), "one checkpoint has one verdict")
+
+    def test_a_served_comparison_shows_the_numbers_of_the_newer(self):
+        runs = self.folder / "runs"
+        with self.served(runs / "well" / "model.safetensors", runs / "checkpoint" / "model.safetensors") as url:
+            self.show(url)
+            self.browser.wait("return document.querySelector('#side [aria-pressed=\"true\"]')")
+            self.assertEqual(self.text('#side [aria-pressed="true"]'), "checkpoint")
+            self.assertIn("1with NaN", self.text("#number-counts"))
+            self.assertEqual(self.rows()[0], "model.layers.1.attn.q_proj.weight")
+            self.side("a")
+            self.assertIn("0with NaN", self.text("#number-counts"))
+            self.check_quiet([f"{url}api/numbers"])
 
     def test_a_served_page_is_there_before_the_comparison(self):
         b = self.browser
