@@ -382,6 +382,7 @@ class ReportTest(unittest.TestCase):
         self.side("a")
         b.click('#colour-by [data-value="numbers"]')
         self.assertIn("--bad", b.js(hue.replace("model.output.weight", "model.layers.17")))
+        self.assertIn("in step-48000", self.text("#map-legend"))
         self.shot("changes")
         self.check_quiet()
 
@@ -1124,13 +1125,13 @@ class ReportTest(unittest.TestCase):
             b.devtools("Emulation.clearDeviceMetricsOverride")
 
     def test_labels_of_few_modules_are_whole(self):
-        def change(data):
-            renamed = [f"{part}.weight" for part in ("embed_tokens", "language_model_head", "final_layer_normalization")]
-            data["tensors"]["key"] = [*renamed, *(f"other.{n}" for n in range(len(data["tensors"]["key"]) - len(renamed)))]
-
-        self.show(self.altered("sick", change))
-        labels = self.browser.js("return [...document.querySelectorAll('.strip-labels span')].map((span) => span.textContent)")
-        self.assertEqual(labels, ["embed_tokens", "final_layer_normalization", "language_model_head", "other"])
+        b = self.browser
+        modules = [f"module{letter}" for letter in "ABCDEFGHIJKL"]
+        self.show(self.altered("sick", lambda data: data["tensors"].update(key=[f"{name}.weight" for name in modules])))
+        b.devtools("Emulation.setDeviceMetricsOverride", width=1000, height=900, deviceScaleFactor=1, mobile=False)
+        b.wait("return innerWidth === 1000")
+        labels = "return [...document.querySelectorAll('.strip-labels span')].map((span) => span.textContent).join(' ')"
+        b.wait(f"{labels} === '{' '.join(modules)}'")
 
     def test_values_and_headers_are_in_view_on_a_phone(self):
         b = self.browser

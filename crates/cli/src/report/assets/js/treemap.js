@@ -145,7 +145,7 @@ const treemap = {
   drawLegend() {
     const entries = this.colourBy === 'dtype' ? data.dtypes.map((name, i) => [name, typeHue(i)])
       : this.colourBy === 'role' ? rolesFound.map(([, name, hue]) => [name, hue])
-      : this.colourBy === 'numbers' ? [['breaks a rule', 'var(--bad)'], ['worth a look', 'var(--warn)'], ['no rule broken', 'var(--good)']]
+      : this.colourBy === 'numbers' ? [[`breaks a rule${data.diff ? ` in ${shown.name}` : ''}`, 'var(--bad)'], ['worth a look', 'var(--warn)'], ['no rule broken', 'var(--good)']]
       : this.colourBy === 'change' ? [[unchangedText(), 'var(--same)'], ['changed', 'var(--changed)'], [`only in ${nameA}`, 'var(--only-a)']]
         : parts.slice(0, HUES).map((part, i) => [i === HUES - 1 && parts.length > HUES ? 'others' : part.name, `var(--c${i})`]);
     $('map-legend').replaceChildren(...entries.map(([name, hue]) => el('span', { css: { '--hue': hue } }, name)));
