@@ -12,6 +12,7 @@ mod elements;
 mod failure;
 mod human;
 mod interrupt;
+mod limits;
 mod meaning;
 mod paths;
 mod printer;

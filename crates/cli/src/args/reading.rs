@@ -1,10 +1,10 @@
 //! Verbs that only look, beyond the first four.
 
 use clap::{Args, ValueEnum};
-use reshard::health::HealthLimits;
 
 use super::{JsonArg, ViewArgs};
 use crate::failure::Result;
+use crate::limits::Limits;
 
 /// Check structure, sizes, coverage and every checksum; each finding with key, file and offset
 #[derive(Debug, Args)]
@@ -186,11 +186,8 @@ pub(crate) struct PageArgs {
 
 impl PageArgs {
     /// The limits by which numbers are judged, if they are to be read.
-    pub(crate) fn numbers(&self) -> Result<Option<HealthLimits>> {
-        let mut limits = HealthLimits::default();
-        for limit in &self.limit {
-            limits.parse(limit)?;
-        }
+    pub(crate) fn numbers(&self) -> Result<Option<Limits>> {
+        let limits = Limits::parse(&self.limit)?;
         Ok((self.histograms || !self.no_numbers).then_some(limits))
     }
 }

@@ -121,6 +121,24 @@ impl ReportBuilder {
         self
     }
 
+    /// Says how many plain values there are, if the page does not hold all.
+    pub fn values_found(&mut self, found: u64) -> &mut Self {
+        self.data.values_found = Some(found).filter(|found| *found > self.data.values.len() as u64);
+        self
+    }
+
+    /// Adds the state of the optimizer of what it is compared with.
+    pub fn other_optimizer(&mut self, optimizer: Optimizer) -> &mut Self {
+        self.data.other_optimizer = Some(optimizer);
+        self
+    }
+
+    /// Says why two checkpoints could not be compared.
+    pub fn not_compared(&mut self, why: String) -> &mut Self {
+        self.data.not_compared = Some(why);
+        self
+    }
+
     /// Adds the difference to another checkpoint.
     pub fn diff(&mut self, diff: Diff) -> &mut Self {
         self.data.diff = Some(diff);

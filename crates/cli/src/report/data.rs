@@ -44,6 +44,9 @@ pub struct ReportData {
     /// Plain values stored beside the tensors.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub values: Vec<PlainValue>,
+    /// How many there are, if not all of them are in [`Self::values`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub values_found: Option<u64>,
     /// The optimizer's state, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optimizer: Option<Optimizer>,
@@ -53,6 +56,12 @@ pub struct ReportData {
     /// Whether a server is comparing them right now: [`Self::diff`] then says only what is compared.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub comparing: bool,
+    /// Why they could not be compared: [`Self::diff`] then says only what was to be compared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_compared: Option<String>,
+    /// The state of that other one's optimizer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other_optimizer: Option<Optimizer>,
     /// Whether that other one is well, as far as it was looked at.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub other_health: Option<Health>,

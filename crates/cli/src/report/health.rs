@@ -52,6 +52,8 @@ pub enum CheckState {
     Unchecked,
     /// A server is looking right now.
     Running,
+    /// Nothing is wrong with what was looked at, but something was left out.
+    Partial,
     /// Nothing is wrong.
     Fine,
     /// Something to know.
@@ -123,7 +125,7 @@ impl Health {
             HealthState::Warning
         } else if all.iter().all(|state| *state == CheckState::Fine) {
             HealthState::Healthy
-        } else if all.contains(&CheckState::Fine) {
+        } else if all.contains(&CheckState::Fine) || all.contains(&CheckState::Partial) {
             HealthState::Partial
         } else {
             HealthState::Unchecked
@@ -159,6 +161,12 @@ pub struct Numbers {
     /// The rules that B's tensors break, by the numbers of A's.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub other_flags: BTreeMap<u32, Flag>,
+    /// The next update over the weights in B, by the numbers of A's tensors.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub other_updates: BTreeMap<u32, f64>,
+    /// The rules that tensors of B alone break, by key.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub new_flags: BTreeMap<String, Flag>,
     /// What rules say of B's numbers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub other_check: Option<Check>,
@@ -277,9 +285,15 @@ mod tests {
 
     #[test]
     fn nothing_is_healthy_that_was_not_looked_at() {
-        use CheckState::{Bad, Fine, Running, Unchecked, Warning};
+        use CheckState::{Bad, Fine, Partial, Running, Unchecked, Warning};
         assert_eq!(verdict([Fine, Fine, Fine]), HealthState::Healthy);
-        for missing in [[Fine, Unchecked, Fine], [Fine, Fine, Unchecked], [Unchecked, Fine, Fine], [Fine, Fine, Running]] {
+        for missing in [
+            [Fine, Unchecked, Fine],
+            [Fine, Fine, Unchecked],
+            [Unchecked, Fine, Fine],
+            [Fine, Fine, Running],
+            [Fine, Fine, Partial],
+        ] {
             assert_eq!(verdict(missing), HealthState::Partial);
         }
         assert_eq!(verdict([Fine, Fine, Bad]), HealthState::Unwell);

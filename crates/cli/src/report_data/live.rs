@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use reshard::checkpoint::{CatalogKind, LoadedValue};
-use reshard::health::HealthLimits;
 use reshard::layout::Region;
 use reshard::numbers::{StatsOptions, stats};
 use reshard::{Checkpoint, Control};
@@ -15,6 +14,7 @@ use super::{Comparison, whole};
 use crate::catalog::location;
 use crate::elements::{self, Element};
 use crate::human;
+use crate::limits::Limits;
 use crate::report::{Diff, Health, HealthState, LiveSource, Numbers, Sample, SampleValue, Scan, TensorDetail};
 
 /// Rows and columns of a sample.
@@ -74,7 +74,7 @@ impl Live {
         &self,
         other: Option<(Comparison, Health)>,
         places: HashMap<String, u32>,
-        limits: Option<HealthLimits>,
+        limits: Option<Limits>,
         health: Health,
     ) {
         let (scan, checkpoint) = (Arc::clone(&self.scan), Arc::clone(&self.checkpoint));

@@ -8,7 +8,7 @@ mod numbers;
 use std::collections::HashMap;
 
 use reshard::checkpoint::{CatalogKind, LoadedValue};
-use reshard::health::{HealthLimits, OptimizerSummary, SlotShare};
+use reshard::health::{OptimizerSummary, SlotShare};
 use reshard::layout::Region;
 use reshard::verify::{Finding as Found, Severity, VerifyOptions, verify};
 use reshard::{Checkpoint, Control};
@@ -19,6 +19,7 @@ pub(crate) use live::Live;
 use crate::catalog::{format_name, location};
 use crate::failure::Result;
 use crate::human;
+use crate::limits::Limits;
 use crate::printer::Printer;
 use crate::progress::Progress;
 use crate::report::{
@@ -35,7 +36,7 @@ const MOST_TEXT: usize = 2000;
 /// What to put on the page beyond what metadata tells.
 pub(crate) struct Wanted {
     /// What the numbers look like, judged by these limits.
-    pub(crate) numbers: Option<HealthLimits>,
+    pub(crate) numbers: Option<Limits>,
     /// Every checksum.
     pub(crate) verify: bool,
     /// What differs from another.
@@ -56,11 +57,15 @@ pub(crate) struct Collected {
 pub(crate) fn collect(checkpoint: &Checkpoint, printer: &Printer, wanted: &Wanted) -> Result<Collected> {
     let summary = Summary::of(checkpoint);
     let mut health = looked_at(checkpoint, &summary, wanted.verify, printer)?;
-    let mut other_health = match &wanted.comparison {
-        Some(Comparison { other, .. }) => Some(looked_at(other, &Summary::of(other), wanted.verify, printer)?),
-        None => None,
-    };
     let mut builder = ReportBuilder::new(page(checkpoint, &summary));
+    let mut other_health = None;
+    if let Some(Comparison { other, .. }) = &wanted.comparison {
+        let summary = Summary::of(other);
+        other_health = Some(looked_at(other, &summary, wanted.verify, printer)?);
+        if let Some(optimizer) = optimizer_page(other, &summary.optimizers) {
+            builder.other_optimizer(optimizer);
+        }
+    }
     let files: Vec<u32> =
         summary.files.iter().map(|file| builder.file(&file.path, file.size.unwrap_or(file.used), file.rank)).collect();
     let mut places = HashMap::new();
@@ -81,15 +86,18 @@ pub(crate) fn collect(checkpoint: &Checkpoint, printer: &Printer, wanted: &Wante
                 let (dtype, shape, bytes) = (tensor.dtype.name(), &tensor.shape[..], tensor.bytes());
                 places.insert(key.clone(), builder.tensor(TensorInput { key, dtype, shape, bytes, chunks: &chunks }));
             }
-            CatalogKind::Value(_) if values < MOST_VALUES => {
+            CatalogKind::Value(_) => {
                 values += 1;
-                builder.value(plain(checkpoint, key));
+                if values <= MOST_VALUES {
+                    builder.value(plain(checkpoint, key));
+                }
             }
             _ => {}
         }
     }
-    if let Some(optimizer) = summary.optimizers.first() {
-        builder.optimizer(optimizer_page(checkpoint, optimizer));
+    builder.values_found(values as u64);
+    if let Some(optimizer) = optimizer_page(checkpoint, &summary.optimizers) {
+        builder.optimizer(optimizer);
     }
     // What is damaged has no numbers to speak of.
     if let Some(limits) = wanted.numbers.as_ref().filter(|_| health.state != HealthState::Damaged) {
@@ -118,10 +126,21 @@ pub(crate) fn collect(checkpoint: &Checkpoint, printer: &Printer, wanted: &Wante
     if let Some(comparison) = &wanted.comparison {
         let control = Control::new();
         let _bar = Progress::watch(printer, "diff", &control);
-        builder.diff(match wanted.compare_later {
-            true => comparison.outline(checkpoint),
-            false => comparison.page(checkpoint, &places, &control)?,
-        });
+        let compared = if wanted.compare_later {
+            Ok(comparison.outline(checkpoint))
+        } else {
+            comparison.page(checkpoint, &places, &control)
+        };
+        let diff = match compared {
+            Ok(diff) => diff,
+            Err(error @ reshard::Error::Cancelled { .. }) => return Err(error.into()),
+            // As above.
+            Err(error) => {
+                builder.not_compared(human::printable(&error.full_text()));
+                comparison.outline(checkpoint)
+            }
+        };
+        builder.diff(diff);
     }
     let comparing = wanted.compare_later && wanted.comparison.is_some();
     Ok(Collected { data: ReportData { comparing, ..builder.finish() }, places })
@@ -265,7 +284,18 @@ fn kind_of(value: &reshard::Value) -> &'static str {
     }
 }
 
-fn optimizer_page(checkpoint: &Checkpoint, found: &OptimizerSummary) -> Optimizer {
+/// The first optimizer of those that there are; that it is one of several is said.
+fn optimizer_page(checkpoint: &Checkpoint, all: &[OptimizerSummary]) -> Option<Optimizer> {
+    let mut shown = one_optimizer(checkpoint, all.first()?);
+    if all.len() > 1 {
+        let name = shown.name.as_deref().unwrap_or("optimizer");
+        let root = shown.root.trim_end_matches('.');
+        shown.name = Some(format!("{name}, {root}, of {} optimizers; `reshard stats` tells of all", all.len()));
+    }
+    Some(shown)
+}
+
+fn one_optimizer(checkpoint: &Checkpoint, found: &OptimizerSummary) -> Optimizer {
     let entries = &checkpoint.catalog().entries;
     let keys: HashMap<(&str, &str), &str> =
         entries.keys().filter_map(|key| Some((found.param_and_slot(key)?, key.as_str()))).collect();

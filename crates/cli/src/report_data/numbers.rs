@@ -2,17 +2,19 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use reshard::health::{HealthFinding, HealthLimits, HealthOptions, HealthReport, health};
+use reshard::health::{HealthFinding, HealthOptions, HealthReport, health};
 use reshard::numbers::TensorStats;
 use reshard::verify::Severity;
 use reshard::{Checkpoint, Control};
 
 use crate::human;
+use crate::limits::Limits;
 use crate::report::{Check, CheckState, Finding, Flag, Histogram, Magnitudes, Numbers, Stats};
 
 /// Bins of a histogram.
 pub(super) const BINS: usize = 48;
-/// Tensors of which a page holds histograms and percentiles, the largest first; the others' numbers are a few words each.
+/// Tensors of which a page holds histograms and percentiles: those that break rules, then the largest. The others' numbers are a few
+/// words each.
 const MOST_SHAPES: usize = 4000;
 /// Fewer elements than this have no distribution to speak of.
 const FEW: u64 = 16;
@@ -33,37 +35,46 @@ pub(super) fn look(
     checkpoint: &Checkpoint,
     other: Option<&Checkpoint>,
     places: &HashMap<String, u32>,
-    limits: &HealthLimits,
+    limits: &Limits,
     control: &Control,
 ) -> reshard::Result<Looked> {
     let mut options = HealthOptions::default();
     options.bins = BINS;
-    options.limits = limits.clone();
+    options.limits = limits.limits.clone();
     options.control = control.clone();
     let report = health(checkpoint, &options)?;
     let place = |key: &str| places.get(key).copied();
-    let mut numbers = Numbers { stats: by_place(&report.tensors, place), ..Numbers::default() };
-    numbers.flags = flags(&report.findings, place);
-    for param in report.optimizers.iter().flat_map(|optimizer| &optimizer.params) {
-        if let (Some(place), Some(ratio)) = (param.weights.as_deref().and_then(place), param.update_ratio) {
-            numbers.updates.insert(place, brief(ratio));
-        }
-    }
+    let flags_of = flags(&report.findings, place);
+    let mut numbers = Numbers {
+        stats: by_place(&report.tensors, place, &flags_of),
+        flags: flags_of,
+        updates: updates(&report, place),
+        ..Numbers::default()
+    };
     let other = match other.map(|other| health(other, &options)) {
         None => None,
         Some(Ok(report)) => {
-            numbers.other = by_place(&report.tensors, place);
             numbers.other_flags = flags(&report.findings, place);
-            Some(judged(&report))
+            numbers.other = by_place(&report.tensors, place, &numbers.other_flags);
+            numbers.other_updates = updates(&report, place);
+            let new = |key: &str| (place(key).is_none() && report.tensors.contains_key(key)).then(|| key.to_owned());
+            numbers.new_flags = flags(&report.findings, new);
+            Some(judged(&report, limits))
         }
         Some(Err(error @ reshard::Error::Cancelled { .. })) => return Err(error),
         Some(Err(error)) => Some(unreadable(&error)),
     };
     numbers.other_check = other.as_ref().map(|(check, _)| check.clone());
-    Ok(Looked { numbers, judged: judged(&report), other })
+    Ok(Looked { numbers, judged: judged(&report, limits), other })
 }
 
-fn judged(report: &HealthReport) -> Judged {
+/// The next update of each weight, by its place.
+fn updates(report: &HealthReport, place: impl Fn(&str) -> Option<u32>) -> BTreeMap<u32, f64> {
+    let params = report.optimizers.iter().flat_map(|optimizer| &optimizer.params);
+    params.filter_map(|param| Some((place(param.weights.as_deref()?)?, brief(param.update_ratio?)))).collect()
+}
+
+fn judged(report: &HealthReport, limits: &Limits) -> Judged {
     let told = |finding: &HealthFinding| Finding {
         text: format!("{}: {}", finding.rule, finding.what),
         bad: finding.severity == Severity::Error,
@@ -71,12 +82,12 @@ fn judged(report: &HealthReport) -> Judged {
         key: Some(finding.key.clone()),
         ..Finding::default()
     };
-    (check(&report.findings, report.tensors.len()), report.findings.iter().map(told).collect())
+    (check(&report.findings, report.tensors.len(), limits), report.findings.iter().map(told).collect())
 }
 
 /// The rules that tensors break, by their places.
-fn flags(findings: &[HealthFinding], place: impl Fn(&str) -> Option<u32>) -> BTreeMap<u32, Flag> {
-    let mut flags: BTreeMap<u32, Flag> = BTreeMap::new();
+fn flags<P: Ord>(findings: &[HealthFinding], place: impl Fn(&str) -> Option<P>) -> BTreeMap<P, Flag> {
+    let mut flags: BTreeMap<P, Flag> = BTreeMap::new();
     for finding in findings {
         if let Some(place) = place(&finding.key) {
             let flag = flags.entry(place).or_default();
@@ -93,8 +104,8 @@ pub(super) fn unreadable(error: &reshard::Error) -> Judged {
     (Check::new(CheckState::Bad, "could not be read"), vec![Finding { text, bad: true, ..Finding::default() }])
 }
 
-/// The check, in words: how many tensors break which rule.
-fn check(findings: &[HealthFinding], tensors: usize) -> Check {
+/// The check, in words: how many tensors break which rule, and which rules were left out or had other limits.
+fn check(findings: &[HealthFinding], tensors: usize, limits: &Limits) -> Check {
     if tensors == 0 && findings.is_empty() {
         return Check::new(CheckState::Unchecked, "no tensors");
     }
@@ -103,7 +114,8 @@ fn check(findings: &[HealthFinding], tensors: usize) -> Check {
         rules.entry((finding.severity != Severity::Error, finding.rule)).or_default().insert(&finding.key);
     }
     let state = match rules.keys().next() {
-        None => CheckState::Fine,
+        None if limits.off.is_empty() => CheckState::Fine,
+        None => CheckState::Partial,
         Some((false, _)) => CheckState::Bad,
         Some((true, _)) => CheckState::Warning,
     };
@@ -114,19 +126,27 @@ fn check(findings: &[HealthFinding], tensors: usize) -> Check {
     if more > 0 {
         words.push(format!("{more} more rules"));
     }
-    let note = match words.is_empty() {
-        true => format!("no rule is broken in {}", human::count(tensors as u64, "tensor")),
+    let mut note = match words.is_empty() {
+        true if limits.off.is_empty() => format!("no rule is broken in {}", human::count(tensors as u64, "tensor")),
+        true => format!("no rule that is on is broken in {}", human::count(tensors as u64, "tensor")),
         false => words.join(", "),
     };
+    if !limits.off.is_empty() {
+        note.push_str(&format!("; off: {}", limits.off.join(", ")));
+    }
+    if !limits.other.is_empty() {
+        note.push_str(&format!("; other limits: {}", limits.other.join(", ")));
+    }
     Check::new(state, note)
 }
 
 fn by_place<'a>(
     tensors: impl IntoIterator<Item = (&'a String, &'a TensorStats)>,
     place: impl Fn(&str) -> Option<u32>,
+    flags: &BTreeMap<u32, Flag>,
 ) -> BTreeMap<u32, Stats> {
     let mut found: Vec<(u32, &TensorStats)> = tensors.into_iter().filter_map(|(key, stats)| Some((place(key)?, stats))).collect();
-    found.sort_by_key(|(_, stats)| std::cmp::Reverse(stats.elements));
+    found.sort_by_key(|(place, stats)| (!flags.contains_key(place), std::cmp::Reverse(stats.elements)));
     found.into_iter().enumerate().map(|(i, (place, stats))| (place, page(stats, i < MOST_SHAPES))).collect()
 }
 
@@ -183,8 +203,33 @@ mod tests {
 
     #[test]
     fn no_tensors_are_not_fine_numbers() {
-        assert_eq!(check(&[], 0), Check::new(CheckState::Unchecked, "no tensors"));
-        assert_eq!(check(&[], 1).state, CheckState::Fine);
+        assert_eq!(check(&[], 0, &Limits::default()), Check::new(CheckState::Unchecked, "no tensors"));
+        assert_eq!(check(&[], 1, &Limits::default()).state, CheckState::Fine);
+    }
+
+    #[test]
+    fn rules_that_are_off_are_named_and_never_fine() {
+        let limits = Limits::parse(&["nan=off".to_owned(), "large-weight=1e3".to_owned()]).unwrap();
+        let found = check(&[], 1, &limits);
+        assert_eq!(found.state, CheckState::Partial);
+        assert_eq!(found.note, "no rule that is on is broken in 1 tensor; off: nan; other limits: large-weight=1e3");
+        let limits = Limits::parse(&["large-weight=1e3".to_owned()]).unwrap();
+        assert_eq!(check(&[], 1, &limits).state, CheckState::Fine);
+    }
+
+    #[test]
+    fn what_breaks_rules_has_a_histogram_however_small() {
+        let stats = |elements| {
+            let mut stats = TensorStats::default();
+            (stats.elements, stats.magnitudes) = (elements, vec![(0, elements)]);
+            stats
+        };
+        let mut tensors: BTreeMap<String, TensorStats> = (0..MOST_SHAPES).map(|n| (n.to_string(), stats(1000))).collect();
+        tensors.insert("sick".to_owned(), stats(16));
+        let place = |key: &str| key.parse().ok().or(Some(u32::MAX));
+        let flags = BTreeMap::from([(u32::MAX, Flag::default())]);
+        let has_one = |flags| by_place(&tensors, place, flags)[&u32::MAX].magnitudes.is_some();
+        assert!(has_one(&flags) && !has_one(&BTreeMap::new()));
     }
 
     #[test]

@@ -153,6 +153,14 @@ def flipped(folder):
     return folder
 
 
+def shortened(folder):
+    """A checkpoint whose largest file lacks its end."""
+    shutil.copytree(OTHER, folder)
+    path = max(folder.glob("*.distcp"), key=lambda path: path.stat().st_size)
+    path.write_bytes(path.read_bytes()[:-9000])
+    return folder
+
+
 class ReportTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -162,6 +170,9 @@ class ReportTest(unittest.TestCase):
             if sample(cls.folder / f"{name}.html", name).wait() != 0:
                 raise RuntimeError(f"cannot make the sample page {name}")
         well, ill = model(cls.folder / "runs" / "well", FEW_NAMES), model(cls.folder / "runs" / "checkpoint", FEW_NAMES, sicken)
+        odd = model(cls.folder / "runs" / "odd", FEW_NAMES, lambda layer, name, numbers: [float("nan"), *numbers[1:]])
+        less = model(cls.folder / "runs" / "less", ("attn.q_proj", "input_norm"))
+        more = model(cls.folder / "runs" / "more", FEW_NAMES, sicken)
         for name, arguments in {
             "true": [SHARDED, "--histograms", "--verify"],
             "compared": [SHARDED, OTHER],
@@ -171,6 +182,9 @@ class ReportTest(unittest.TestCase):
             "worse": [well, ill],
             "shapes": [well, ill, "--shapes-only"],
             "wide": [model(cls.folder / "runs" / "wide", MANY_NAMES, sicken_one)],
+            "odd": [odd, "--limit", "nan=off", "--limit", "large-weight=1e3"],
+            "grown": [less, more],
+            "cut": [SHARDED, shortened(cls.folder / "runs" / "cut")],
             "flipped": [flipped(cls.folder / "runs" / "flipped"), "--verify"],
         }.items():
             made = command("report", *arguments, "-o", cls.folder / f"{name}.html", "--quiet", stdout=subprocess.DEVNULL)
@@ -232,6 +246,16 @@ class ReportTest(unittest.TestCase):
         return self.browser.js(
             "return [...document.querySelectorAll('#table .body .row')].sort((a, b) => a.index - b.index).map((row) => row.children[0].textContent)"
         )
+
+    def side(self, which):
+        """Of two checkpoints shows the numbers of one."""
+        self.browser.js("document.querySelector(arguments[0])?.click()", f'#side [data-value="{which}"]')
+
+    def nothing(self, query):
+        """What is said of a search that finds nothing."""
+        self.search(query)
+        self.assertEqual(self.rows(), [], query)
+        return self.text("#table .empty:not([hidden])")
 
     def checks(self):
         """What the badge says was checked, and what came of it."""
@@ -355,8 +379,10 @@ class ReportTest(unittest.TestCase):
             b.click(f'#colour-by [data-value="{by}"]')
             seen.add(b.js(hue))
         self.assertEqual(len(seen), 4)
+        self.side("a")
         b.click('#colour-by [data-value="numbers"]')
         self.assertIn("--bad", b.js(hue.replace("model.output.weight", "model.layers.17")))
+        self.assertIn("in step-48000", self.text("#map-legend"))
         self.shot("changes")
         self.check_quiet()
 
@@ -466,7 +492,7 @@ class ReportTest(unittest.TestCase):
             ("model.norm.weight", "Shard(0) over 8: 512 rows each"),
             ("optim.state.norm.weight.step", "whole, in one chunk"),
             ("flat_shard", "7 irregular pieces"),
-            ("empty_shard", "Shard(0) over 4: 2+2+2+0 rows"),
+            ("empty_shard", "Shard(0) over 4 or more: 2+2+2+0 rows"),
         ):
             self.choose(query)
             self.assertIn(said, self.text(".picture .said"))
@@ -498,7 +524,7 @@ class ReportTest(unittest.TestCase):
         self.assertGreater(self.count(".magnitudes .bin"), 10)
         b.click('.by-what [data-value="value"]')
         self.assertGreater(self.count(".histogram .bin"), 30)
-        for word in ("std", "RMS", "median", "step-49000: "):
+        for word in ("std", "RMS", "median", "step-48000: "):
             self.assertIn(word, self.text(".values .stats"))
         height = "return document.querySelectorAll('.histogram .bin')[3].getAttribute('height')"
         linear = float(b.js(height))
@@ -594,7 +620,205 @@ class ReportTest(unittest.TestCase):
         self.assertNotIn("Nothing matches", said)
         self.assertIn("values were not compared", self.text("#diff-table .empty:not([hidden])"))
 
+    # Which of the two.
+
+    def test_the_numbers_are_those_of_the_newer_until_the_other_is_asked_for(self):
+        b = self.browser
+        self.show("worse")
+        self.assertEqual(self.text('#side [aria-pressed="true"]'), "checkpoint")
+        self.assertIn("1with NaN", self.text("#number-counts"))
+        self.assertIn("read in checkpoint", self.text("#number-counts"))
+        self.assertGreaterEqual(self.count("#strip rect.alarm"), 3)
+        self.assertEqual(self.rows()[0], "model.layers.1.attn.q_proj.weight")
+        self.assertGreaterEqual(self.count("#table .body .bad.alarm"), 2)
+        self.search("nan>0")
+        self.assertEqual(self.rows(), ["model.layers.1.attn.q_proj.weight"])
+        b.click("#table .body .row")
+        self.assertIn("Values in checkpoint", self.text("#detail"))
+        self.assertIn("1well: 0", self.text("#values .stats"))
+        # A table's switch is the same switch.
+        b.click('#table-side [data-value="a"]')
+        self.assertEqual(self.text('#side [aria-pressed="true"]'), "well")
+        self.assertEqual(self.rows(), [])
+        self.assertIn("0with NaN", self.text("#number-counts"))
+        self.assertIn("read in well", self.text("#number-counts"))
+        self.assertEqual(self.count("#table .body .bad.alarm"), 0)
+        # What is about one of them only says of which.
+        for card in ("modules", "files", "dtypes", "tensors"):
+            self.assertIn("of well", self.text(f"#{card}-title"))
+        self.show("sick")
+        self.assertEqual(self.count("#side button, h2 .whose"), 0)
+        self.check_quiet()
+
+    def test_updates_and_optimizers_are_those_of_the_newer_too(self):
+        def change(data):
+            data["numbers"]["other_updates"] = {place: 2 * x for place, x in data["numbers"]["updates"].items()}
+            data["other_optimizer"] = {**data["optimizer"], "name": "Another"}
+
+        self.show(self.altered("small", change))
+        said = self.text("#optimizer")
+        self.assertIn("of step-49000", said)
+        self.assertIn("Another", said)
+        self.assertIn("0.6", self.text("#optimizer .ranking li:first-child"))
+        self.search("update>0.5")
+        self.assertEqual(len(self.rows()), 1)
+        self.side("a")
+        self.assertEqual(self.rows(), [])
+        self.assertIn("of step-48000", self.text("#optimizer"))
+
+    def test_what_became_nan_has_moved_farther_than_all(self):
+        b = self.browser
+        self.show("worse")
+        b.click('#diff-table [data-column="moved"] button')
+        row = "const row = [...document.querySelectorAll('#diff-table .body .row')].find((row) => row.index === 0); return [...row.children].map((cell) => cell.textContent)"
+        first = b.js(row)
+        self.assertIn(first[1], ("now NaN", "now Inf"))
+        self.assertEqual((first[3], first[4]), ("NaN", "–"))
+        self.search("moved>0.01 q_proj")
+        self.assertEqual(self.rows(), ["model.layers.1.attn.q_proj.weight"])
+        b.click("#table .body .row")
+        self.assertIn("‖Δw‖ / ‖w‖NaN", self.text("#detail"))
+        alarms = "const names = [...document.querySelectorAll('.strip-name')]; const at = names.findIndex((n) => n.textContent === 'Moved'); return [...document.querySelectorAll('.strip-row')[at].children].map((rect) => rect.classList.contains('alarm'))"
+        self.assertEqual(b.js(alarms), [True, True, False, False])
+
+    def test_what_is_new_and_broken_is_not_merely_new(self):
+        b = self.browser
+        self.show("grown")
+        b.click('#diff [data-value="only-b"]')
+        found = self.differences()
+        self.assertEqual(len(found), 4)
+        self.assertEqual(
+            found[:2], [["has Inf", "model.layers.0.mlp.up_proj.weight"], ["too large", "model.layers.3.mlp.up_proj.weight"]]
+        )
+        self.assertEqual([word for word, _ in found[2:]], ["new", "new"])
+        self.assertIn("breaks inf: – → float32", self.text("#diff-table .body"))
+        b.click('#diff [data-value="all"]')
+        b.click("#new-flags")
+        self.assertEqual(len(self.differences()), 4)
+
+    def test_a_page_of_one_that_is_damaged_is_made(self):
+        self.show("cut")
+        self.assertIn("Damaged", self.text("#health .pill"))
+        self.assertIn("Not compared", self.text("#diff .alarm"))
+        self.assertEqual(self.text("#side"), "numbers of checkpoint")
+        self.assertIn("could not be compared", self.nothing("moved>0.01"))
+        self.check_quiet()
+
+    def test_values_of_both_are_drawn_over_each_other(self):
+        self.show("worse")
+        self.choose("layers.1.attn.q_proj")
+        for way in ("magnitude", "value"):
+            self.browser.click(f'.by-what [data-value="{way}"]')
+            self.assertEqual(self.count("#values .histogram polyline.other"), 1, way)
+            self.assertIn("checkpoint", self.text("#values .histogram .legend"))
+        self.check_quiet()
+
     # The numbers.
+
+    def test_rules_that_are_off_are_named(self):
+        self.show("odd")
+        self.assertIn("Fine so far", self.text("#health .pill"))
+        self.assertEqual(self.checks()["numbers"], "partial")
+        said = self.text("#health [data-check=numbers]")
+        self.assertIn("off: nan", said)
+        self.assertIn("large-weight=1e3", said)
+
+    def test_only_rules_make_an_alarm(self):
+        def change(data):
+            for stats in data["numbers"]["stats"].values():
+                stats.update(infs=5, nans=0)
+            data["numbers"]["stats"]["7"]["infs"] = 99
+            data["numbers"]["flags"] = {"2": {"bad": True, "rules": ["inf"]}}
+
+        self.show(self.altered("sick", change))
+        self.assertEqual(self.count("#strip rect.alarm"), 1)
+        self.assertEqual(self.count("#table .body .bad.alarm"), 1)
+        first = "return document.querySelector('#table .body .row .bad').textContent"
+        self.assertEqual(self.browser.js(first), "5", "what breaks a rule stands first")
+        self.browser.click('#table [data-column="bad"] button')
+        top = "return [...document.querySelectorAll('#table .body .row')].find((row) => row.index === 0).querySelector('.bad').textContent"
+        self.assertEqual(self.browser.js(top), "99", "a column sorts by what it shows")
+
+    def test_a_search_that_cannot_find_says_why(self):
+        self.show("glanced")
+        for query, why in (
+            ("nan>0", "numbers were not read"),
+            ("update > 0.1", "numbers were not read"),
+            ("moved>0.01", "there is no second checkpoint"),
+            ("kurtosis>3", "Unknown measure “kurtosis”"),
+            ("no such thing", "Nothing matches."),
+        ):
+            self.assertIn(why, self.nothing(query), query)
+        self.browser.click("#clear-filters")
+        self.assertGreater(len(self.rows()), 5)
+
+        def running(data):
+            data["checkpoint"]["health"]["checks"]["numbers"]["state"] = "running"
+
+        self.show(self.altered("glanced", running))
+        self.assertIn("numbers are still being read", self.nothing("rms>1"))
+
+    def test_what_counts_lists_what_it_counts(self):
+        b = self.browser
+        self.show("small")
+        self.side("a")
+        b.click('.tile[data-path="optim.state"] .label')
+        self.search("exp_avg")
+        b.js("document.querySelector('#number-counts [data-filter=nan]').click()")
+        self.assertEqual(self.rows(), ["model.layers.17.attention.wk.weight"])
+        b.click("#optimizer .plain-table tbody tr:first-child .link")
+        self.assertIn("219 of 879", self.text("#shown"))
+        self.search("no such thing")
+        b.click("#clear-filters")
+        self.assertEqual(self.text("#shown"), "879 tensors")
+
+    def test_a_tensor_without_a_histogram_says_so(self):
+        def change(data):
+            for stats in data["numbers"]["stats"].values():
+                for shape in ("histogram", "magnitudes", "percentiles"):
+                    stats.pop(shape, None)
+
+        self.show(self.altered("sick", change))
+        self.choose("layers.1.attn.q_proj")
+        self.assertIn("distribution is not on this page", self.text("#values"))
+
+    def test_a_finding_about_a_parameter_leads_to_its_weights(self):
+        def change(data):
+            finding = {"text": "no-state: it has no state", "rule": "no-state", "bad": True}
+            data["checkpoint"]["health"]["findings"] = [{**finding, "key": key} for key in ("norm.weight", "weight")]
+
+        self.show(self.altered("small", change))
+        self.assertEqual(self.count("#findings .link"), 1, "many weights are called weight")
+        self.browser.click("#findings .link")
+        self.assertEqual(self.text("#detail h3"), "model.norm.weight")
+
+    def test_numbered_parameters_are_said_to_be(self):
+        def change(data):
+            keys, root = data["tensors"]["key"], data["optimizer"]["root"] + "state."
+            state = [place for place, key in enumerate(keys) if key.startswith(root)]
+            for n, place in enumerate(state):
+                keys[place] = f"{root}{n // 3}.{keys[place].rpartition('.')[2]}"
+            data["numbers"]["updates"] = {}
+
+        self.show(self.altered("small", change))
+        self.side("a")
+        self.assertIn("numbered", self.text("#optimizer"))
+
+    def test_roles_are_told_by_names(self):
+        named = {
+            "bert.layer.0.attention.output.weight": "Attention",
+            "output_layer.weight": "Embedding and head",
+            "backbone.layers.0.mixer.in_proj.weight": "Other",
+            "backbone.layers.0.mixer.norm.weight": "Norm",
+        }
+
+        def change(data):
+            data["tensors"]["key"][: len(named)] = named
+
+        self.show(self.altered("sick", change))
+        for key, role in named.items():
+            self.choose(key)
+            self.assertEqual(self.text("#detail .facts-grid div:last-child dd"), role, key)
 
     def test_no_row_of_the_heat_map_hides_what_is_broken(self):
         b = self.browser
@@ -633,6 +857,7 @@ class ReportTest(unittest.TestCase):
             data["numbers"]["flags"][place] = {"bad": True, "rules": ["nan"]}
 
         self.show(self.altered("small", change))
+        self.side("a")
         row = "const names = [...document.querySelectorAll('.strip-name')]; const at = names.findIndex((n) => n.textContent === 'Optimizer'); const rects = [...document.querySelectorAll('.strip-row')[at].children]; return rects.map((rect) => rect.classList.contains('alarm'))"
         self.assertEqual(self.browser.js(row).count(True), 1)
         self.browser.js("document.querySelector('.strip-grid').focus()")
@@ -659,6 +884,7 @@ class ReportTest(unittest.TestCase):
             ("small", "update>0.1", ""),
         ):
             self.show(name)
+            self.side("a")
             self.search(query)
             self.assertEqual(self.browser.js(colour), expected, query)
 
@@ -668,6 +894,7 @@ class ReportTest(unittest.TestCase):
             data["numbers"]["updates"][str(place)] = 0.9
 
         self.show(self.altered("small", change))
+        self.side("a")
         self.assertIn("model.norm.weight", self.text("#optimizer .ranking li:first-child"))
         self.assertEqual(self.count("#optimizer .ranking .alarm"), 1)
         self.assertEqual(self.count("#optimizer .ranking li:first-child .alarm"), 0)
@@ -676,6 +903,7 @@ class ReportTest(unittest.TestCase):
     def test_numbers_have_columns_that_sort_and_filter(self):
         b = self.browser
         self.show("small")
+        self.side("a")
         self.assertEqual(self.rows()[0], "model.layers.17.attention.wk.weight", "what breaks rules stands first")
         self.assertEqual(self.count("#table .body .row .bad.alarm"), 1)
         red = b.js("return getComputedStyle(document.querySelector('#table .body .bad.alarm')).color")
@@ -697,6 +925,11 @@ class ReportTest(unittest.TestCase):
             ("update >= 0.3 attention", "1 of 879"),
             ("update <= 0.29 model.norm", "1 of 879"),
             ("zero ≥ 100 %", "1 of 879"),
+            ("zeros>50%", "1 of 879"),
+            ("nan!=0", "1 of 879"),
+            ("std>0 nan>0", "1 of 879"),
+            ("bytes>1G", "6 of 879"),
+            ("size > 1 GB", "6 of 879"),
         ):
             self.search(query)
             self.assertIn(shown, self.text("#shown"), query)
@@ -708,8 +941,10 @@ class ReportTest(unittest.TestCase):
     def test_layers_are_a_strip(self):
         b = self.browser
         self.show("small")
+        self.side("a")
         self.assertGreaterEqual(self.count(".strip-row"), 5)
-        self.assertEqual(self.count(".strip-cell:has(rect.alarm)"), 4, "NaN, zeros, their RMS and a large update are red")
+        self.assertEqual(self.count(".strip-cell:has(rect.caution)"), 3, "zeros, their RMS and a large update are to know")
+        self.assertEqual(self.count(".strip-cell:has(rect.alarm)"), 2, "NaN is bad, and so is where it came from")
         b.js("document.querySelector('.strip-grid').focus()")
         b.keys(RIGHT + RIGHT)
         self.assertIn("NaN, Inf", self.text("#strip .said"))
@@ -726,6 +961,8 @@ class ReportTest(unittest.TestCase):
     def test_the_optimizer_is_shown_by_slot(self):
         b = self.browser
         self.show("small")
+        self.assertIn("step-49000 has no optimizer state", self.text("#optimizer"))
+        self.side("a")
         said = self.text("#optimizer")
         for words in ("exp_avg_sq", "weight_decay", "0.1", "0.0", "Next update over weights", "Group 1"):
             self.assertIn(words, said)
@@ -877,6 +1114,25 @@ class ReportTest(unittest.TestCase):
             self.assertGreater(self.count("#table .body .key .number"), 5)
             b.devtools("Emulation.clearDeviceMetricsOverride")
 
+    def test_names_of_changes_have_the_room_on_a_small_desk(self):
+        b = self.browser
+        for name in ("small", "worse"):
+            self.show(name)
+            b.devtools("Emulation.setDeviceMetricsOverride", width=1024, height=900, deviceScaleFactor=1, mobile=False)
+            b.wait("return innerWidth === 1024")
+            width = "return document.querySelector('#diff-table .body .key').getBoundingClientRect().width"
+            self.assertGreater(b.js(width), 380, name)
+            b.devtools("Emulation.clearDeviceMetricsOverride")
+
+    def test_labels_of_few_modules_are_whole(self):
+        b = self.browser
+        modules = [f"module{letter}" for letter in "ABCDEFGHIJKL"]
+        self.show(self.altered("sick", lambda data: data["tensors"].update(key=[f"{name}.weight" for name in modules])))
+        b.devtools("Emulation.setDeviceMetricsOverride", width=1000, height=900, deviceScaleFactor=1, mobile=False)
+        b.wait("return innerWidth === 1000")
+        labels = "return [...document.querySelectorAll('.strip-labels span')].map((span) => span.textContent).join(' ')"
+        b.wait(f"{labels} === '{' '.join(modules)}'")
+
     def test_values_and_headers_are_in_view_on_a_phone(self):
         b = self.browser
         for name in ("small", "zoo", "true"):
@@ -933,6 +1189,11 @@ class ReportTest(unittest.TestCase):
         self.assertIn("Damaged", self.text("#health"))
         self.assertEqual((self.checks()["structure"], self.checks()["checksums"]), ("fine", "bad"))
         self.assertIn("1 wrong", self.text("#health [data-check=checksums]"))
+
+    def test_values_that_are_left_out_are_counted(self):
+        self.show(self.altered("small", lambda data: data.update(values_found=5000)))
+        self.assertIn(" of 5,000 values", self.text("#plain .card-head"))
+        self.assertIn("of step-48000", self.text("#plain-title"))
 
     def test_keys_of_plain_values_have_room(self):
         for name in ("small", "zoo", "true"):
@@ -1055,6 +1316,18 @@ class ReportTest(unittest.TestCase):
             same = f"return {second} === {state.format('#health')}"
             self.assertTrue(self.browser.js(same), "one checkpoint has one verdict")
 
+    def test_a_served_comparison_shows_the_numbers_of_the_newer(self):
+        runs = self.folder / "runs"
+        with self.served(runs / "well" / "model.safetensors", runs / "checkpoint" / "model.safetensors") as url:
+            self.show(url)
+            self.browser.wait("return document.querySelector('#side [aria-pressed=\"true\"]')")
+            self.assertEqual(self.text('#side [aria-pressed="true"]'), "checkpoint")
+            self.assertIn("1with NaN", self.text("#number-counts"))
+            self.assertEqual(self.rows()[0], "model.layers.1.attn.q_proj.weight")
+            self.side("a")
+            self.assertIn("0with NaN", self.text("#number-counts"))
+            self.check_quiet([f"{url}api/numbers"])
+
     def test_a_served_page_is_there_before_the_comparison(self):
         b = self.browser
         for more in ([], ["--no-numbers"]):
@@ -1073,10 +1346,7 @@ class ReportTest(unittest.TestCase):
                 self.check_quiet([f"{url}api/numbers"])
 
     def test_a_second_that_cannot_be_read_is_said_to_be_damaged(self):
-        short = self.folder / "runs" / "short"
-        shutil.copytree(OTHER, short)
-        path = max(short.glob("*.distcp"), key=lambda path: path.stat().st_size)
-        path.write_bytes(path.read_bytes()[:-9000])
+        short = shortened(self.folder / "runs" / "short")
         with self.served(SHARDED, short) as url:
             self.show(url)
             self.assertIn("Damaged", self.text("#health .pill"))

@@ -329,7 +329,13 @@ fn a_page_says_what_is_wrong_and_what_was_not_looked_at() {
     assert_eq!((&health["state"], &health["checks"]["checksums"]["state"]), (&"unwell".into(), &"fine".into()), "{health}");
     assert!(health["findings"][0]["text"].as_str().unwrap().starts_with("nan: "), "{health}");
     assert_eq!(state(&[&text(&well), "--verify"])["checkpoint"]["health"]["state"], "warning", "two have no state");
-    assert_eq!(state(&[&text(&well), "--verify", "--limit", "no-state=off"])["checkpoint"]["health"]["state"], "healthy");
+    // Nothing is healthy with a rule off, and the rules are named.
+    let off = ["nan=off", "no-state=off", "zero-weight=off"].map(|limit| ["--limit", limit]).concat();
+    for of in [&well, &sick] {
+        let found = &state(&[&[&text(of), "--verify"][..], &off].concat())["checkpoint"]["health"];
+        assert_eq!((&found["state"], &found["checks"]["numbers"]["state"]), (&"partial".into(), &"partial".into()), "{found}");
+        assert!(found["checks"]["numbers"]["note"].as_str().unwrap().ends_with("off: nan, no-state, zero-weight"), "{found}");
+    }
     assert_eq!(run(&["report", &text(&well), "-o", &page, "--limit", "no-sate=off"]).code, 2);
     let glanced = state(&[&text(&sick), "--no-numbers"]);
     assert_eq!(glanced["checkpoint"]["health"]["state"], "partial");
@@ -343,6 +349,9 @@ fn a_page_says_what_is_wrong_and_what_was_not_looked_at() {
         std::fs::read_dir(&sick).unwrap().map(|e| e.unwrap().path()).find(|p| p.extension().is_some_and(|e| e == "distcp"));
     std::fs::write(data.unwrap(), b"short").unwrap();
     assert_eq!(state(&[&text(&sick)])["checkpoint"]["health"]["state"], "damaged");
+    let both = state(&[&text(&well), &text(&sick)]);
+    assert_eq!((&both["other_health"]["state"], &both["diff"]["name_b"]), (&"damaged".into(), &"sick".into()));
+    assert!(both["not_compared"].as_str().is_some_and(|why| why.contains("sick")), "{}", both["not_compared"]);
 }
 
 #[test]

@@ -31,7 +31,7 @@ const holdersChart = {
     return groups;
   },
   narrow(group) {
-    list.within({ kind: 'files', label: group.name, files: group.files });
+    list.only({ scope: { kind: 'files', label: group.name, files: group.files } });
     $('tensors').scrollIntoView({ behavior: calm.matches ? 'auto' : 'smooth', block: 'start' });
   },
   draw() {
@@ -96,6 +96,9 @@ const holdersChart = {
   },
 };
 
+// Of two checkpoints a card tells which one it is about.
+const whoseCard = (name = nameA) => (data.diff ? el('span', { class: 'whose' }, `of ${name}`) : null);
+
 // A name of any length, cut in its middle.
 const MOST_NAME = 48;
 const shortened = (name) => (name.length > MOST_NAME ? `${name.slice(0, MOST_NAME / 2)}…${name.slice(-MOST_NAME / 2)}` : name);
@@ -128,10 +131,10 @@ function plainSection() {
   const columns = [['Key', 'mono'], ['Kind', 'soft'], ['Value', 'mono value']];
   const cells = (value) => [named(value.key), value.kind, value.text];
   const table = plainTable(columns, values.slice(0, most).map(cells));
-  const more = el('button', { type: 'button', class: 'quiet' }, `Show all ${count(values.length)}`);
+  const more = el('button', { type: 'button', class: 'quiet' }, `Show ${data.values_found > values.length ? '' : 'all '}${count(values.length)}`);
   more.addEventListener('click', () => { for (const value of values.slice(most)) table.tBodies[0].append(plainRow(columns, cells(value))); more.remove(); });
   $('plain').hidden = false;
   $('plain').replaceChildren(
-    el('div', { class: 'card-head' }, el('h2', { id: 'plain-title' }, 'Plain values'), el('p', { class: 'soft' }, plural(values.length, 'value'))),
+    el('div', { class: 'card-head' }, el('h2', { id: 'plain-title' }, 'Plain values', whoseCard()), el('p', { class: 'soft' }, data.values_found > values.length ? `${count(values.length)} of ${plural(data.values_found, 'value')}` : plural(values.length, 'value'))),
     el('div', { class: 'scroll tall values-table', tabindex: 0, role: 'group', 'aria-label': 'Plain values' }, table), values.length > most ? more : '');
 }

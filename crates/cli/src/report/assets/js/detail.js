@@ -23,17 +23,20 @@ async function askForValues(tensor, box) {
 
 function valuesOf(tensor) {
   const more = loaded.get(tensor.i);
-  const stats = more?.stats ?? statsOf(tensor);
-  const other = numbers?.other?.[tensor.i];
+  const [first, other] = [more?.stats ?? firstStatsOf(tensor), otherStatsOf(tensor)];
+  const both = [{ stats: first, flag: firstFlagOf(tensor), name: nameA }, { stats: other, flag: otherFlagOf(tensor), name: nameB }];
+  // Those that are shown everywhere stand first; the other's beside them.
+  const [ours, theirs] = side === 'b' && other ? both.reverse() : both;
   const box = el('div', { id: 'values', class: 'values' });
-  for (const [flag, whose] of [[flagOf(tensor), nameA], [otherFlagOf(tensor), nameB]]) {
+  for (const [flag, whose] of [[firstFlagOf(tensor), nameA], [otherFlagOf(tensor), nameB]]) {
     if (flag) box.append(el('p', { class: flag.bad ? 'rule alarm' : 'rule caution' }, `Breaks ${flag.rules.join(', ')}${data.diff ? ` (in ${whose})` : ''}`));
   }
-  if (stats) {
-    const shape = distribution(stats, other);
+  if (ours.stats) {
+    const shape = first ? distribution(first, other) : distribution(other);
     if (shape) box.append(shape);
-    box.append(statistics(stats, other));
-    const update = numbers?.updates?.[tensor.i];
+    else if (hasShape(ours.stats)) box.append(el('p', { class: 'soft note' }, `Its distribution is not on this page, which has room for those that break rules and the largest${data.live ? '; its values can be loaded' : ''}.`));
+    box.append(statistics(ours, theirs));
+    const update = updateOf(tensor);
     if (update !== undefined) box.append(el('p', { class: 'soft note' }, `Next update, estimated from the moments: ${number(update)} of the weights`));
   }
   if (more?.sample) box.append(sampleTable(more.sample));
@@ -41,7 +44,7 @@ function valuesOf(tensor) {
   if (data.live && !more) {
     box.append(el('button', { type: 'button', class: 'primary', id: 'load', on: { click: () => askForValues(tensor, box) } }, 'Load values'));
   }
-  return box.childNodes.length ? [el('h4', {}, 'Values'), box] : [];
+  return box.childNodes.length ? [el('h4', {}, data.diff && ours.stats ? `Values in ${ours.name}` : 'Values'), box] : [];
 }
 
 function changeOf(tensor) {
@@ -59,7 +62,7 @@ function changeOf(tensor) {
   item('type there', what.dtype);
   item('shape there', what.shape && shapeText(what.shape));
   const sizes = [['moved', '‖Δw‖ / ‖w‖'], ['cosine', 'cosine'], ['max_abs', 'max |Δ|'], ['mean_abs', 'mean |Δ|'], ['max_rel', 'max rel Δ'], ['mean_rel', 'mean rel Δ']];
-  for (const [field, label] of sizes) if (field in what) item(label, number(what[field]));
+  for (const [field, label] of sizes) if (field in what) item(label, changeText(what, field));
   item('first at', what.first && `[${what.first.join(', ')}]`);
   return [el('h4', {}, `Compared with ${nameB}`), box];
 }
@@ -86,7 +89,7 @@ function detail(tensor) {
     el('dl', { class: 'facts-grid' },
       fact('Type', tensor.dtypeName), fact('Shape', shapeText(tensor.shape)), fact('Bytes', bytes(tensor.bytes)),
       fact('Elements', count(volume(tensor.shape))), fact('Chunks', count(tensor.chunks)), fact('Role', ROLES.find(([id]) => id === tensor.role)[1])),
-    ...(flagOf(tensor) || data.diff ? [...valuesOf(tensor), ...changeOf(tensor), el('h4', {}, 'Chunks'), picture.node] : [el('h4', {}, 'Chunks'), picture.node, ...valuesOf(tensor)]));
+    ...(firstFlagOf(tensor) || data.diff ? [...valuesOf(tensor), ...changeOf(tensor), el('h4', {}, 'Chunks'), picture.node] : [el('h4', {}, 'Chunks'), picture.node, ...valuesOf(tensor)]));
   picture.draw();
 }
 
@@ -102,4 +105,6 @@ function show(tensor, jump) {
   if (jump) $('tensors').scrollIntoView({ behavior: calm.matches ? 'auto' : 'smooth', block: 'start' });
 }
 redraws.push(() => picture?.draw());
-onNumbers.push(() => { if (chosen) detail(chosen); });
+const detailAgain = () => { if (chosen) detail(chosen); };
+onNumbers.push(detailAgain);
+onSide.push(detailAgain);

@@ -6,7 +6,7 @@ const WORD = {
 };
 const CHECK = {
   fine: ['m3.5 8.5 3 3 6-7', 'fine'], warning: ['M8 3.5v5.5M8 12v.5', 'worth a look'], bad: ['m4.5 4.5 7 7m0-7-7 7', 'bad'],
-  unchecked: ['M4.5 8h7', 'not checked'], running: ['M8 4v4l3 2', 'being checked'],
+  partial: ['m3.5 8.5 3 3 6-7', 'fine so far'], unchecked: ['M4.5 8h7', 'not checked'], running: ['M8 4v4l3 2', 'being checked'],
 };
 let { health } = data.checkpoint;
 let otherHealth = data.other_health;
@@ -35,14 +35,23 @@ function verdict(health, other) {
   $('findings').replaceChildren(...findingsOf(health, other, graver.state));
 }
 
+// A finding about a parameter names it as its optimizer does: the one weight whose key ends so is meant.
+function tensorOf(key) {
+  if (byKey.has(key)) return byKey.get(key);
+  const some = tensors.filter((tensor) => tensor.key.endsWith(`.${key}`) && !isState(tensor));
+  return some.length === 1 ? some[0] : undefined;
+}
+
 // What was found, the gravest first: a few at once, the rest on demand.
 const FIRST_FINDINGS = 4;
 function findingsOf(health, other, state) {
   const all = [[health, nameA], ...(other ? [[other, nameB]] : [])].flatMap(([of, whose]) => (of.findings ?? []).map((finding) => ({ finding, whose })));
   if (!all.length) return [];
-  all.sort((a, b) => Number(b.finding.bad ?? false) - Number(a.finding.bad ?? false));
+  // What is not finite makes everything else so: it stands before what is merely too large.
+  const grave = ({ finding }) => (finding.bad ? 2 : 0) + (FINITE_RULES.includes(finding.rule) ? 1 : 0);
+  all.sort((a, b) => grave(b) - grave(a));
   const rows = all.slice(0, 500).map(({ finding, whose }) => {
-    const tensor = finding.key !== undefined && byKey.get(finding.key);
+    const tensor = finding.key !== undefined && tensorOf(finding.key);
     return el('li', { class: finding.bad ? 'bad' : undefined }, el('span', {}, finding.text), other && el('span', { class: 'whose' }, `in ${whose}`), el('span', { class: 'mono soft' },
       tensor ? el('button', { type: 'button', class: 'link', on: { click: () => show(tensor, true) } }, named(finding.key)) : finding.key,
       finding.file !== undefined && ` ${finding.file}${finding.offset === undefined ? '' : ` at ${count(finding.offset)}`}`));
@@ -71,6 +80,7 @@ const scan = {
     } else if (answer.state === 'done') {
       $('scan').replaceChildren();
       numbers = answer.numbers ?? null;
+      takeSide(side);
       Object.assign(data, { comparing: false, diff: answer.diff ?? data.diff, not_compared: answer.not_compared });
       noteChanges();
       otherHealth = answer.other_health ?? otherHealth;

@@ -6,6 +6,7 @@ dark.addEventListener('change', () => theme.set(null, false));
 
 if (data.live) $('made').textContent = 'Made by reshard. This page asks only the server that shows it, on this machine; it sends nothing anywhere else.';
 summary();
+if (data.diff) for (const id of ['modules', 'files', 'dtypes', 'tensors']) $(`${id}-title`).append(whoseCard());
 // Without tensors there is nothing to list or to map.
 for (const id of ['tensors', 'modules']) $(id).hidden = !tensors.length;
 list.start();
@@ -16,6 +17,7 @@ diffSection();
 optimizerSection();
 plainSection();
 numbersSection();
+fillSides();
 scan.start();
 $('nav').replaceChildren(...[['diff', 'Changes'], ['numbers', 'Numbers'], ['modules', 'Modules'], ['files', 'Files'], ['tensors', 'Tensors'], ['optimizer', 'Optimizer'], ['plain', 'Values']]
   .filter(([id]) => !$(id).hidden).map(([id, text]) => el('a', { href: `#${id}` }, text)));

@@ -53,7 +53,9 @@ function boxesOf(tiling) {
 const UNIT = ['rows', 'columns'];
 function shardText(d, sizes) {
   const unit = UNIT[d] ?? 'elements';
-  const text = `Shard(${d}) over ${count(sizes.length)}`;
+  // Empty chunks are all alike and stored as one: there may have been more ranks that got nothing.
+  const alike = sizes.length > 1 && sizes.at(-1) === 0 && sizes.at(-2) !== 0 && !(ranked && ranks.length <= sizes.length);
+  const text = `Shard(${d}) over ${count(sizes.length)}${alike ? ' or more' : ''}`;
   if (sizes.every((size) => size === sizes[0])) return `${text}: ${count(sizes[0])} ${unit} each`;
   return sizes.length <= 8 ? `${text}: ${sizes.join('+')} ${unit}` : `${text}: ${count(Math.min(...sizes))} to ${count(Math.max(...sizes))} ${unit}`;
 }
@@ -176,7 +178,9 @@ const ROLES = [
 const ROLE_WORDS = [
   ['norm', /norm|(^|[._])ln(_?\w{1,5})?([._]|$)/],
   ['experts', /(^|[._])(experts?|moe|router|gate\.weight|block_sparse_moe)([._]|$)/],
-  ['embedding', /embed|(^|[._])(wte|wpe|lm_head|head|output|tok_embeddings|shared|unembed)\.(weight|bias)/],
+  ['attention', /(attn|attention)\w*\.output\./],
+  ['other', /(^|\.)(mixer|mamba)\.(in|out|x|dt)_proj\./],
+  ['embedding', /embed|(^|[._])(wte|wpe|lm_head|head|output|output_layer|tok_embeddings|shared|unembed)\.(weight|bias)/],
   ['attention', /attn|attention|(^|[._])(q|k|v|o|qkv|kv|query|key|value|w[qkvo]|c_attn|in_proj|out_proj)(_proj|_a|_b|_lora)?([._]|$)/],
   ['mlp', /mlp|ffn|feed_?forward|(^|[._])(fc\d?|c_fc|w[123]|(up|down|gate)(_proj)?|dense\w*|linear\d?|intermediate)([._]|$)/],
 ];
@@ -191,14 +195,58 @@ const typeHue = (i) => (data.dtypes.length <= HUES ? `var(--c${i})`
 // The numbers, where they were looked at; live, they come later.
 let numbers = data.numbers ?? null;
 const onNumbers = [];
-const statsOf = (tensor) => numbers?.stats[tensor.i];
-const flagOf = (tensor) => numbers?.flags?.[tensor.i];
+const nameA = data.diff?.name_a ?? 'A'; const nameB = data.diff?.name_b ?? 'B';
+// Of two checkpoints the numbers of one are shown at a time: those of the second, the newer, until somebody asks for the first.
+// Where only one of them was read there is nothing to choose.
+const SIDES = {
+  a: () => ({ name: nameA, stats: numbers?.stats, flags: numbers?.flags, updates: numbers?.updates, optimizer: data.optimizer }),
+  b: () => ({ name: nameB, stats: numbers?.other, flags: numbers?.other_flags, updates: numbers?.other_updates, optimizer: data.other_optimizer }),
+};
+let side = data.diff ? 'b' : 'a';
+let shown = SIDES[side]();
+const onSide = [];
+const isRead = (which) => Object.keys(SIDES[which]().stats ?? {}).length > 0;
+const hasBothSides = () => Boolean(data.diff) && isRead('a') && isRead('b');
+function takeSide(which) {
+  const rest = which === 'a' ? 'b' : 'a';
+  side = !data.diff ? 'a' : isRead(which) || !isRead(rest) ? which : rest;
+  shown = SIDES[side]();
+}
+takeSide(side);
+const statsOf = (tensor) => shown.stats?.[tensor.i];
+const flagOf = (tensor) => shown.flags?.[tensor.i];
+const updateOf = (tensor) => shown.updates?.[tensor.i];
 const badCount = (stats) => stats.nans + stats.infs;
-// What rules say of the same tensor in the other checkpoint.
+// The numbers of one of the two, whichever is shown.
+const firstStatsOf = (tensor) => numbers?.stats?.[tensor.i];
+const firstFlagOf = (tensor) => numbers?.flags?.[tensor.i];
+const otherStatsOf = (tensor) => numbers?.other?.[tensor.i];
 const otherFlagOf = (tensor) => numbers?.other_flags?.[tensor.i];
+// Whose numbers a card shows; where there are those of both, a switch.
+function fillSide(node) {
+  if (!data.diff || !numbers) return node.replaceChildren();
+  if (!hasBothSides()) return node.replaceChildren(el('span', { class: 'soft' }, `numbers of ${shown.name}`));
+  segmented(node, [['a', nameA], ['b', nameB]], side, (which) => { takeSide(which); for (const redraw of onSide) redraw(); });
+}
+function sideSwitch() {
+  const node = el('div', { class: 'segmented side', role: 'group', 'aria-label': 'Whose numbers' });
+  fillSide(node);
+  return node;
+}
+function fillSides() { for (const id of ['side', 'table-side']) fillSide($(id)); }
+onSide.push(fillSides);
+onNumbers.push(fillSides);
 const breaks = (tensor, rule) => Boolean(flagOf(tensor)?.rules.includes(rule));
 // The rules that are about how large numbers are.
 const SIZE_RULES = ['large-weight', 'outlier-weight', 'large-second-moment', 'zero-weight', 'dead-parameter'];
+const FINITE_RULES = ['nan', 'inf'];
+// The rules whose breach makes a checkpoint bad; that of any other is merely to know.
+const GRAVE_RULES = ['nan', 'inf', 'large-weight', 'outlier-weight', 'negative-second-moment', 'large-second-moment'];
+// How grave it is which of some rules are broken: 'bad', 'warn' or nothing. Nothing but a rule makes an alarm.
+function breach(flags, rules) {
+  const broken = flags.flatMap((flag) => flag?.rules ?? []).filter((rule) => rules.includes(rule));
+  return broken.some((rule) => GRAVE_RULES.includes(rule)) ? 'bad' : broken.length ? 'warn' : '';
+}
 const stateRoot = data.optimizer ? `${data.optimizer.root}state.` : null;
 const isState = (tensor) => stateRoot !== null && tensor.key.startsWith(stateRoot);
 // The optimizer's state of each weight: a parameter is named as its weight is, or without the first part of that name.

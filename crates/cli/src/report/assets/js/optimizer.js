@@ -2,7 +2,7 @@
 
 // Numbers of one slot over all parameters.
 function slotNumbers(name) {
-  const sum = { tensors: 0, bad: 0, zero: 0, negative: 0, low: Infinity, high: -Infinity, flags: new Set() };
+  const sum = { tensors: 0, bad: 0, zero: 0, negative: 0, low: Infinity, high: -Infinity, rules: [] };
   for (const tensor of tensors) {
     if (!isState(tensor) || !tensor.key.endsWith(`.${name}`)) continue;
     const stats = statsOf(tensor);
@@ -11,14 +11,17 @@ function slotNumbers(name) {
     if (badCount(stats)) sum.bad += 1;
     if (stats.count && stats.zeros === stats.count) sum.zero += 1;
     if (stats.rms !== undefined && stats.rms > 0) { sum.low = Math.min(sum.low, stats.rms); sum.high = Math.max(sum.high, stats.rms); }
-    for (const rule of flagOf(tensor)?.rules ?? []) sum.flags.add(rule);
+    for (const rule of flagOf(tensor)?.rules ?? []) sum.rules.push(rule);
   }
   return sum;
 }
 
+// Whether parameters have numbers for names, as `torch.optim` gives them.
+const isNumbered = () => tensors.some((tensor) => isState(tensor) && /^\d+\.[^.]+$/.test(tensor.key.slice(stateRoot.length)));
+
 // Update ratios by size: a bar for each third of a decade, and the largest by name.
 function updatesChart() {
-  const ratios = Object.entries(numbers?.updates ?? {}).map(([i, ratio]) => [tensors[i], ratio]).filter(([, ratio]) => ratio > 0);
+  const ratios = Object.entries(shown.updates ?? {}).map(([i, ratio]) => [tensors[i], ratio]).filter(([, ratio]) => ratio > 0);
   if (!ratios.length) return null;
   const W = 400; const H = 96; const BASE = 76;
   const place = (ratio) => Math.floor(3 * Math.log10(ratio));
@@ -48,8 +51,11 @@ function updatesChart() {
 }
 
 function optimizerSection() {
-  const { optimizer } = data;
+  // Of two checkpoints the one that is shown, unless only the other has an optimizer.
+  const whose = shown.optimizer ? shown : SIDES[side === 'a' ? 'b' : 'a']();
+  const { optimizer } = whose;
   if (!optimizer) return;
+  const judged = Boolean(numbers && whose === shown && stateRoot !== null);
   const sizeOf = (group) => group.slots.reduce((sum, slot) => sum + slot.bytes, 0);
   const names = [...new Set(optimizer.groups.flatMap((group) => group.slots.map((slot) => slot.name)))];
   const hue = (name) => hueOf(names.indexOf(name) % HUES, Math.min(names.length, HUES));
@@ -58,18 +64,18 @@ function optimizerSection() {
   const shared = optimizer.groups.length > 1 && optimizer.groups.every((group) => JSON.stringify(group.slots) === JSON.stringify(optimizer.groups[0].slots));
   const times = shared ? optimizer.groups.length : 1;
   const narrow = (name) => {
-    list.within({ kind: 'set', label: `slot ${name}`, set: new Set(tensors.filter((tensor) => isState(tensor) && tensor.key.endsWith(`.${name}`)).map((tensor) => tensor.i)) });
+    list.only({ scope: { kind: 'set', label: `slot ${name}`, set: new Set(tensors.filter((tensor) => isState(tensor) && tensor.key.endsWith(`.${name}`)).map((tensor) => tensor.i)) } });
     $('tensors').scrollIntoView({ behavior: calm.matches ? 'auto' : 'smooth', block: 'start' });
   };
-  const columns = [['Slot'], ['Type'], ['Tensors', 'num'], ['Bytes', 'num'], ...(numbers ? [['NaN, Inf', 'num'], ['All zero', 'num'], ['RMS', 'num']] : [])];
+  const columns = [['Slot'], ['Type'], ['Tensors', 'num'], ['Bytes', 'num'], ...(judged ? [['NaN, Inf', 'num'], ['All zero', 'num'], ['RMS', 'num']] : [])];
   const slotRow = (name) => {
     const dtypes = [...new Set(optimizer.groups.flatMap((group) => group.slots.filter((slot) => slot.name === name).flatMap((slot) => slot.dtypes)))];
-    const found = numbers && slotNumbers(name);
+    const found = judged && slotNumbers(name);
     const alarm = (n, kind) => el('span', { class: n ? kind : 'nothing' }, count(n));
     return [
       [swatch(hue(name)), el('button', { type: 'button', class: 'link', on: { click: () => narrow(name) } }, name)], dtypes.join(', '),
       count(totalOf(name, 'tensors') / times), bytes(totalOf(name, 'bytes') / times),
-      ...(found ? [alarm(found.bad, 'alarm'), alarm(found.zero, found.flags.has('dead-parameter') ? 'caution' : ''), found.low <= found.high ? (found.low === found.high ? number(found.low) : `${number(found.low)} – ${number(found.high)}`) : '–'] : []),
+      ...(found ? [alarm(found.bad, breach([found], FINITE_RULES) ? 'alarm' : ''), alarm(found.zero, found.rules.includes('dead-parameter') ? 'caution' : ''), found.low <= found.high ? (found.low === found.high ? number(found.low) : `${number(found.low)} – ${number(found.high)}`) : '–'] : []),
     ];
   };
   // Groups at a glance: what they differ in first.
@@ -83,11 +89,12 @@ function optimizerSection() {
       optimizer.groups.map((group) => [`Group ${group.name}`, count(group.params), ...options.map((option) => el('span', { class: differ(option) ? 'mono differs' : 'mono' }, value(group, option)))])));
   $('optimizer').hidden = false;
   $('optimizer').replaceChildren(
-    el('div', { class: 'card-head' }, el('h2', { id: 'optimizer-title' }, 'Optimizer'),
+    el('div', { class: 'card-head' }, el('h2', { id: 'optimizer-title' }, 'Optimizer', whoseCard(whose.name)), ...(data.diff ? [sideSwitch()] : []),
       el('p', { class: 'soft' }, [optimizer.name, plural(optimizer.groups.length, 'param group'), bytes(optimizer.groups.reduce((sum, group) => sum + sizeOf(group), 0) / times)].filter(Boolean).join(' · '))),
     stack(names.map((name) => ({ hue: hue(name), size: totalOf(name, 'bytes') }))),
     el('div', { class: 'group-body' },
       el('div', {}, el('div', { class: 'scroll', tabindex: 0, role: 'group', 'aria-label': 'Slots' }, plainTable(columns, names.map(slotRow))), el('h3', { class: 'sub' }, 'Param groups'), groups),
-      updatesChart() ?? el('p', { class: 'soft' }, numbers ? 'No moments from which an update could be told.' : 'How large the next update is can be told once the numbers are read.')));
+      updatesChart() ?? el('p', { class: 'soft' }, whose !== shown ? `${shown.name} has no optimizer state.` : numbers ? (isNumbered() ? 'Its parameters are numbered, not named: nobody knows which weight each belongs to, so no update can be told.' : 'No moments from which an update could be told.') : 'How large the next update is can be told once the numbers are read.')));
 }
 onNumbers.push(optimizerSection);
+onSide.push(optimizerSection);

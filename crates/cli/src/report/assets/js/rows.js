@@ -46,7 +46,7 @@ class Rows {
     this.box.setAttribute('aria-rowcount', items.length + 1);
     this.body.style.height = `${items.length * ROW}px`;
     this.none.hidden = items.length > 0;
-    this.none.textContent = items.length ? '' : this.nothing();
+    this.none.replaceChildren(...(items.length ? [] : [this.nothing()].flat()));
     for (const row of this.drawn.values()) { row.remove(); this.spare.push(row); }
     this.drawn.clear();
     this.draw();

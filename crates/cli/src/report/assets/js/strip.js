@@ -2,7 +2,7 @@
 
 // What is known of several tensors together.
 function gathered(list) {
-  const sum = { tensors: list, count: 0, bad: 0, zeros: 0, squares: 0, finite: 0, most: 0, update: null, moved: null, states: 0, sickStates: [], flags: [] };
+  const sum = { tensors: list, count: 0, bad: 0, zeros: 0, squares: 0, finite: 0, most: 0, update: null, moved: null, lost: 0, states: 0, sickStates: [], flags: [] };
   let moved = 0; let weighed = 0;
   for (const tensor of list) {
     const stats = statsOf(tensor);
@@ -18,29 +18,32 @@ function gathered(list) {
       sum.states += 1;
       if (flagOf(state)) sum.sickStates.push(state);
     }
-    const update = numbers?.updates?.[tensor.i];
+    const update = updateOf(tensor);
     if (update !== undefined) sum.update = Math.max(sum.update ?? 0, update);
     const what = change.get(tensor.i);
-    if (isCompared() && valuesCompared && what !== 'only_a' && stats) {
-      const weight = (stats.rms ?? 0) ** 2 * stats.count;
+    const before = firstStatsOf(tensor);
+    if (isCompared() && valuesCompared && what !== 'only_a' && before) {
+      if (what?.newly_bad) { sum.lost += 1; continue; }
+      const weight = (before.rms ?? 0) ** 2 * before.count;
       const far = what === undefined ? 0 : what.moved;
       if (far !== undefined && far !== null) { moved += far ** 2 * weight; weighed += weight; }
     }
   }
   sum.rms = sum.finite ? Math.sqrt(sum.squares / sum.finite) : null;
-  if (weighed) sum.moved = Math.sqrt(moved / weighed);
+  // What is no longer finite in part has moved to nowhere.
+  if (sum.lost) sum.moved = NaN;
+  else if (weighed) sum.moved = Math.sqrt(moved / weighed);
   return sum;
 }
-const anyBreaks = (sum, rules) => sum.flags.some((flag) => flag.rules.some((rule) => rules.includes(rule)));
-// Each says how it is told from what is gathered, and when it is a reason to look: only rules make one.
+// Each says how it is told from what is gathered, and when it is a reason to look, and how grave: only rules make one.
 const STATISTICS = [
-  { id: 'bad', title: 'NaN, Inf', of: (sum) => sum.bad, text: (x) => count(x), alarm: (x) => x > 0 },
-  { id: 'zeros', title: 'Zero', of: (sum) => (sum.count ? sum.zeros / sum.count : null), text: (x) => percent(x, 1), alarm: (x, sum) => anyBreaks(sum, ['zero-weight', 'mostly-zero']), linear: true },
-  { id: 'rms', title: 'RMS', of: (sum) => sum.rms, text: number, alarm: (x, sum) => anyBreaks(sum, SIZE_RULES) },
-  { id: 'most', title: 'Largest', of: (sum) => sum.most, text: number, alarm: (x, sum) => anyBreaks(sum, ['large-weight', 'outlier-weight', 'large-second-moment']) },
-  { id: 'update', title: 'Next update', of: (sum) => sum.update, text: number, alarm: (x, sum) => anyBreaks(sum, ['large-update']) },
-  { id: 'moved', title: 'Moved', of: (sum) => sum.moved, text: number, alarm: () => false },
-  { id: 'state', title: 'Optimizer', of: (sum) => (sum.states ? sum.sickStates.length : null), text: count, alarm: (x) => x > 0 },
+  { id: 'bad', title: 'NaN, Inf', of: (sum) => sum.bad, text: (x) => count(x), alarm: (sum) => breach(sum.flags, FINITE_RULES) },
+  { id: 'zeros', title: 'Zero', of: (sum) => (sum.count ? sum.zeros / sum.count : null), text: (x) => percent(x, 1), alarm: (sum) => breach(sum.flags, ['zero-weight', 'mostly-zero']), linear: true },
+  { id: 'rms', title: 'RMS', of: (sum) => sum.rms, text: number, alarm: (sum) => breach(sum.flags, SIZE_RULES) },
+  { id: 'most', title: 'Largest', of: (sum) => sum.most, text: number, alarm: (sum) => breach(sum.flags, ['large-weight', 'outlier-weight', 'large-second-moment']) },
+  { id: 'update', title: 'Next update', of: (sum) => sum.update, text: number, alarm: (sum) => breach(sum.flags, ['large-update']) },
+  { id: 'moved', title: 'Moved', of: (sum) => sum.moved, text: number, alarm: (sum) => (sum.lost ? 'bad' : '') },
+  { id: 'state', title: 'Optimizer', of: (sum) => (sum.states ? sum.sickStates.length : null), text: count, alarm: (sum) => (sum.sickStates.some((state) => flagOf(state).bad) ? 'bad' : sum.sickStates.length ? 'warn' : '') },
 ];
 
 const strip = {
@@ -109,7 +112,7 @@ const strip = {
   // Experts that are alike share a row: of several tensors the worst counts, not what they are together.
   worst(statistic, some) {
     const values = some.map((tensor) => statistic.of(gathered([tensor]))).filter((value) => value !== null);
-    return values.length ? greatest(values, -Infinity) : null;
+    return values.some(Number.isNaN) ? NaN : values.length ? greatest(values, -Infinity) : null;
   },
 
   draw() {
@@ -134,10 +137,10 @@ const strip = {
       const chart = svg('svg', { viewBox: `0 0 ${modules.length} 1`, preserveAspectRatio: 'none', class: 'strip-row', 'aria-hidden': 'true' });
       row.values.forEach((value, i) => {
         if (value === null) return;
-        const alarm = row.statistic.alarm(value, row.sums[i]);
+        const alarm = row.statistic.alarm(row.sums[i]);
         const part = value > 0 || row.statistic.linear ? Math.min(Math.max((scale(value) - low) / ((high - low) || 1), 0), 1) : 0;
-        const quiet = ['bad', 'state'].includes(row.statistic.id) && !alarm;
-        const rect = svg('rect', { x: i + gap, y: 0, width: 1 - 2 * gap, height: 1, class: alarm ? 'alarm' : quiet ? 'quiet' : undefined });
+        const quiet = ['bad', 'state'].includes(row.statistic.id) && !alarm && !value;
+        const rect = svg('rect', { x: i + gap, y: 0, width: 1 - 2 * gap, height: 1, class: alarm === 'bad' ? 'alarm' : alarm ? 'caution' : quiet ? 'quiet' : undefined });
         rect.style.setProperty('--mix', `${Math.round(10 + 82 * part)}%`);
         chart.append(rect);
       });
@@ -152,7 +155,8 @@ const strip = {
     });
     const labels = el('div', { class: 'strip-labels soft' });
     const room = Math.max(1, Math.ceil(modules.length / Math.max(4, (box.clientWidth - 200) / 44)));
-    modules.forEach((module, i) => { if (i % room === 0) labels.append(el('span', { css: { '--at': String((i + 0.5) / modules.length) } }, module.label.length > 6 && modules.length > box.clientWidth / 90 ? `${module.label.slice(0, 5)}…` : module.label)); });
+    const letters = Math.max(5, Math.floor((((box.clientWidth - 200) / modules.length) * room) / 7));
+    modules.forEach((module, i) => { if (i % room === 0) labels.append(el('span', { title: module.label, css: { '--at': String((i + 0.5) / modules.length) } }, module.label.length > letters ? `${module.label.slice(0, letters - 1)}…` : module.label)); });
     const grid = el('div', {
       class: 'strip-grid', tabindex: 0, role: 'img',
       'aria-label': `Heat map: ${plural(rows.length, this.mode === 'all' ? 'statistic' : 'tensor')} of ${plural(modules.length, 'module')}. Arrow keys move, Enter lists the tensors.`,
@@ -194,11 +198,21 @@ const strip = {
   choose() {
     if (this.column < 0) return;
     const module = this.shown.modules[this.column];
-    list.within({ kind: 'set', label: module.id, set: new Set([...module.tensors, ...gathered(module.tensors).sickStates].map((tensor) => tensor.i)) });
+    list.only({ scope: { kind: 'set', label: module.id, set: new Set([...module.tensors, ...gathered(module.tensors).sickStates].map((tensor) => tensor.i)) } });
     tip.hide();
     $('tensors').scrollIntoView({ behavior: calm.matches ? 'auto' : 'smooth', block: 'start' });
   },
 };
+
+// The table holds the first checkpoint's tensors: what is wrong with those that it lacks is among the changes.
+function newOnes() {
+  const flags = Object.values(numbers.new_flags ?? {});
+  if (!flags.length) return [];
+  return [el('button', {
+    type: 'button', class: `count-chip ${flags.some((flag) => flag.bad) ? 'is-bad' : 'is-warn'}`, id: 'new-flags',
+    on: { click: () => { $('diff').querySelector('[data-value="only-b"]')?.click(); $('diff').scrollIntoView({ behavior: calm.matches ? 'auto' : 'smooth', block: 'start' }); } },
+  }, el('b', {}, count(flags.length)), `only in ${nameB} break${flags.length === 1 ? 's' : ''} a rule`)];
+}
 
 // The card: what is wrong at a glance, each a filter of the table; then the strip.
 function numbersSection() {
@@ -212,14 +226,15 @@ function numbersSection() {
     const kind = some.some((tensor) => flagOf(tensor)?.bad) ? 'is-bad' : some.some(flagOf) ? 'is-warn' : 'is-none';
     return el('button', {
       type: 'button', class: `count-chip ${kind}`, 'data-filter': filter,
-      on: { click: () => { list.filterBy(filter); $('tensors').scrollIntoView({ behavior: calm.matches ? 'auto' : 'smooth', block: 'start' }); } },
+      on: { click: () => { list.only({ filter }); $('tensors').scrollIntoView({ behavior: calm.matches ? 'auto' : 'smooth', block: 'start' }); } },
     }, el('b', {}, count(some.length)), text);
   };
   $('number-counts').replaceChildren(
     ...[['nan', 'with NaN'], ['inf', 'with Inf'], ['zero', 'all zero'], ['flagged', 'break a rule']].map(([filter, text]) => chip(filter, text)),
-    el('span', { class: 'soft' }, `of ${plural(known.length, 'tensor')} read${data.diff ? ` in ${nameA}` : ''}`));
+    el('span', { class: 'soft' }, `of ${plural(known.length, 'tensor')} read${data.diff ? ` in ${shown.name}` : ''}`), ...(side === 'b' ? newOnes() : []));
   strip.draw();
 }
 onNumbers.push(numbersSection);
+onSide.push(numbersSection);
 // As many labels as have room.
 new ResizeObserver(() => { const wide = $('strip').clientWidth; if (numbers && wide && wide !== strip.wide) { strip.wide = wide; strip.draw(); } }).observe($('strip'));

@@ -21,18 +21,44 @@ const MEASURES = {
   nan: (tensor) => statsOf(tensor)?.nans, inf: (tensor) => statsOf(tensor)?.infs, rms: (tensor) => statsOf(tensor)?.rms,
   zero(tensor) { const stats = statsOf(tensor); return stats && stats.zeros / (stats.count || 1); },
   max(tensor) { const stats = statsOf(tensor); return stats && Math.max(Math.abs(stats.min ?? 0), Math.abs(stats.max ?? 0)); },
-  update: (tensor) => numbers?.updates?.[tensor.i], bytes: (tensor) => tensor.bytes,
-  moved(tensor) { const what = change.get(tensor.i); return what === undefined ? (isCompared() && valuesCompared ? 0 : undefined) : what.moved; },
+  std: (tensor) => statsOf(tensor)?.std, mean: (tensor) => statsOf(tensor)?.mean,
+  update: (tensor) => updateOf(tensor), bytes: (tensor) => tensor.bytes,
+  // What is no longer finite has moved farther than any number says.
+  moved(tensor) { const what = change.get(tensor.i); return what === undefined ? (isCompared() && valuesCompared ? 0 : undefined) : what.newly_bad ? Infinity : what.moved; },
 };
-const COMPARE = { '>': (x, y) => x > y, '<': (x, y) => x < y, '>=': (x, y) => x >= y, '<=': (x, y) => x <= y, '=': (x, y) => x === y };
+MEASURES.zeros = MEASURES.zero; MEASURES.size = MEASURES.bytes;
+const COMPARE = { '>': (x, y) => x > y, '<': (x, y) => x < y, '>=': (x, y) => x >= y, '<=': (x, y) => x <= y, '=': (x, y) => x === y, '!=': (x, y) => x !== y };
+const TIMES = { '%': 0.01, k: 1e3, m: 1e6, g: 1e9, t: 1e12 };
+// Why a measure is not known of any tensor, if so.
+function whyUnknown(name) {
+  if (['bytes', 'size'].includes(name)) return null;
+  if (name === 'moved') {
+    return !data.diff ? 'there is no second checkpoint to have moved to' : data.comparing ? 'the two checkpoints are still being compared'
+      : data.not_compared ? 'the two checkpoints could not be compared' : valuesCompared ? null : 'values were not compared';
+  }
+  if (!numbers) return health.checks.numbers.state === 'running' ? 'numbers are still being read' : 'numbers were not read';
+  return name === 'update' && !Object.keys(shown.updates ?? {}).length ? 'no update could be told from an optimizer’s state' : null;
+}
 // `rms >= 1` is one word, as `rms>=1` is.
-const SPACED = new RegExp(`(?<![^\\s])(${Object.keys(MEASURES).join('|')})\\s*([<>]=?|=)\\s*(-?[\\d.][^\\s%]*)(?:\\s*(%))?`, 'g');
+const SPACED = new RegExp(`(?<![^\\s])(${Object.keys(MEASURES).join('|')})\\s*([<>]=?|!?=)\\s*(-?[\\d.][^\\s%]*)(?:\\s*(%|[kmgt]b(?!\\S)))?`, 'g');
+const ASKS = /^([a-z_]\w*)([<>]=?|!?=)(-?[\d.]+(?:e[-+]?\d+)?)(%|[kmgt]?)b?$/;
 function measure(word) {
-  const found = /^(\w+)([<>]=?|=)(-?[\d.]+(?:e[-+]?\d+)?)(%?)$/.exec(word);
+  const found = ASKS.exec(word);
   const of = found && Object.hasOwn(MEASURES, found[1]) ? MEASURES[found[1]] : null;
   if (!of) return null;
-  const limit = Number(found[3]) / (found[4] ? 100 : 1);
+  const limit = Number(found[3]) * (TIMES[found[4]] ?? 1);
   return (tensor) => { const x = of(tensor); return typeof x === 'number' && COMPARE[found[2]](x, limit); };
+}
+// Why a query that finds nothing could not find anything.
+function whyNothing(words) {
+  for (const word of words) {
+    const name = ASKS.exec(word)?.[1];
+    if (name === undefined) continue;
+    if (!Object.hasOwn(MEASURES, name)) return `Unknown measure “${name}”: there are ${Object.keys(MEASURES).join(', ')}.`;
+    const why = whyUnknown(name);
+    if (why) return `Nothing is found by “${word}”: ${why}.`;
+  }
+  return 'Nothing matches.';
 }
 // Every word must be found; a word with * ? or [ ] must match the whole key.
 function matcher(query) {
@@ -96,9 +122,9 @@ function keyCell(key, words, cell) {
   else cell.append(...keyPieces(key).map(([className, from, to]) => put(el('span', { class: className }), from, to)));
 }
 
-// How bad a tensor's numbers are, in either checkpoint: what breaks the graver rules first, then by how much is not finite; then the largest.
-const isSick = (tensor) => flagOf(tensor) || otherFlagOf(tensor);
-const gravity = (tensor) => (flagOf(tensor)?.bad || otherFlagOf(tensor)?.bad ? 2 : isSick(tensor) ? 1 : statsOf(tensor) ? 0 : -1);
+// How bad a tensor's numbers are, in the checkpoint that is shown and then in the other: what breaks the graver rules first, then by how much is not finite; then the largest.
+const isSick = (tensor) => firstFlagOf(tensor) || otherFlagOf(tensor);
+const gravity = (tensor) => (flagOf(tensor)?.bad ? 4 : firstFlagOf(tensor)?.bad || otherFlagOf(tensor)?.bad ? 3 : flagOf(tensor) ? 2 : isSick(tensor) ? 1 : statsOf(tensor) ? 0 : -1);
 const notFinite = (tensor) => { const stats = statsOf(tensor); return stats ? badCount(stats) : 0; };
 const byBadness = (a, b) => gravity(a) - gravity(b) || notFinite(a) - notFinite(b) || a.bytes - b.bytes;
 
@@ -111,7 +137,7 @@ const list = {
         key: (a, b) => natural(a.key, b.key), bytes: (a, b) => a.bytes - b.bytes, chunks: (a, b) => a.chunks - b.chunks,
         dtype: (a, b) => natural(a.dtypeName, b.dtypeName), shape: (a, b) => volume(a.shape) - volume(b.shape),
         change: (a, b) => rankOfChange(a) - rankOfChange(b),
-        bad: byBadness,
+        grave: byBadness, bad: (a, b) => notFinite(a) - notFinite(b),
         zero: (a, b) => (MEASURES.zero(a) ?? -1) - (MEASURES.zero(b) ?? -1), rms: (a, b) => (MEASURES.rms(a) ?? -1) - (MEASURES.rms(b) ?? -1),
       }[this.by];
       // Ties go by name in both directions, so each column keeps two orders.
@@ -156,10 +182,25 @@ const list = {
   filterBy(filter) {
     this.filter = filter;
     $('number-filter').value = filter;
-    if (filter) { this.by = filter === 'zero' ? 'zero' : 'bad'; this.descending = true; this.ordered = true; }
+    if (filter) { this.by = filter === 'zero' ? 'zero' : 'grave'; this.descending = true; this.ordered = true; }
     this.update();
   },
   within(scope) { this.scope = scope; this.update(); },
+  // Lists what something counts, and all of it: whatever else narrows the list is let go.
+  only({ filter = '', scope = null }) {
+    this.forget();
+    this.scope = scope;
+    if (filter) this.filterBy(filter); else this.update();
+  },
+  isNarrowed() { return Boolean(this.scope || this.role || this.filter || this.query || this.dtype >= 0); },
+  forget() {
+    this.scope = null; this.dtype = -1; this.role = ''; this.filter = ''; this.query = ''; this.match = matcher('');
+    $('search').value = ''; $('dtype-filter').value = '-1'; $('role-filter').value = ''; $('number-filter').value = '';
+  },
+  nothing() {
+    const clear = el('button', { type: 'button', class: 'quiet', id: 'clear-filters', on: { click: () => { this.forget(); this.update(); $('search').focus(); } } }, 'Clear filters');
+    return [el('span', {}, whyNothing(this.match.words)), ...(this.isNarrowed() ? [' ', clear] : [])];
+  },
   sortBy(id) {
     this.descending = this.by === id ? !this.descending : !['key', 'dtype'].includes(id);
     this.by = id;
@@ -167,12 +208,11 @@ const list = {
     this.update();
   },
   // Until somebody asks for an order: what breaks rules, if anything does, then the largest.
-  orderByDefault() { if (!this.ordered) { this.by = tensors.some(isSick) ? 'bad' : 'bytes'; this.descending = true; } },
+  orderByDefault() { if (!this.ordered) { this.by = tensors.some(isSick) ? 'grave' : 'bytes'; this.descending = true; } },
   // Brings a tensor's row into view, letting go of whatever hides it.
   reveal(tensor) {
     if (!this.items.includes(tensor)) {
-      this.scope = null; this.dtype = -1; this.role = ''; this.filter = ''; this.query = ''; this.match = matcher('');
-      $('search').value = ''; $('dtype-filter').value = '-1'; $('role-filter').value = ''; $('number-filter').value = '';
+      this.forget();
       this.update();
     }
     this.rows.go(this.items.indexOf(tensor), false);
@@ -190,7 +230,7 @@ const list = {
         cell.textContent = !stats ? '' : bad ? count(bad) : '0';
         cell.title = stats && bad ? `${count(stats.nans)} NaN, ${count(stats.infs)} Inf` : '';
         cell.classList.toggle('nothing', !bad);
-        alarm(cell, bad ? 'bad' : '');
+        alarm(cell, breach([flagOf(tensor)], FINITE_RULES));
       } },
       { id: 'zero', title: 'Zero', sortable: true, className: 'num zero', cell(tensor, cell) {
         const stats = statsOf(tensor);
@@ -203,12 +243,12 @@ const list = {
         const stats = statsOf(tensor);
         cell.textContent = stats ? number(stats.rms) : '';
         const flag = flagOf(tensor);
-        alarm(cell, flag?.rules.some((rule) => SIZE_RULES.includes(rule)) ? (flag.bad ? 'bad' : 'warn') : '');
+        alarm(cell, breach([flag], SIZE_RULES));
         cell.title = flag ? `breaks ${flag.rules.join(', ')}` : '';
       } },
     ];
     this.rows = new Rows($('table'), {
-      label: 'Tensors', choose: (tensor) => show(tensor), sort: (id) => this.sortBy(id),
+      label: 'Tensors', nothing: () => this.nothing(), choose: (tensor) => show(tensor), sort: (id) => this.sortBy(id),
       columns: [
         { id: 'key', title: 'Name', sortable: true, className: 'key mono', cell: (tensor, cell) => {
           cell.classList.toggle('flagged-bad', Boolean(flagOf(tensor)?.bad)); cell.classList.toggle('flagged-warn', flagOf(tensor)?.bad === false);
@@ -238,7 +278,9 @@ const list = {
   start() {
     this.build();
     this.orderByDefault();
-    onNumbers.push(() => { this.build(); this.orderByDefault(); this.update(); });
+    const redraw = () => { this.build(); this.orderByDefault(); this.update(); };
+    onNumbers.push(redraw);
+    onSide.push(redraw);
     $('search').addEventListener('input', (event) => { this.query = event.target.value; this.match = matcher(this.query); this.update(); });
     $('search').addEventListener('keydown', (event) => {
       if (event.key === 'ArrowDown' || event.key === 'Enter') { event.preventDefault(); $('table').focus(); this.rows.go(Math.max(this.rows.chosen, 0), true); }

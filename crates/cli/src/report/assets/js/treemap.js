@@ -145,7 +145,7 @@ const treemap = {
   drawLegend() {
     const entries = this.colourBy === 'dtype' ? data.dtypes.map((name, i) => [name, typeHue(i)])
       : this.colourBy === 'role' ? rolesFound.map(([, name, hue]) => [name, hue])
-      : this.colourBy === 'numbers' ? [['breaks a rule', 'var(--bad)'], ['worth a look', 'var(--warn)'], ['no rule broken', 'var(--good)']]
+      : this.colourBy === 'numbers' ? [[`breaks a rule${data.diff ? ` in ${shown.name}` : ''}`, 'var(--bad)'], ['worth a look', 'var(--warn)'], ['no rule broken', 'var(--good)']]
       : this.colourBy === 'change' ? [[unchangedText(), 'var(--same)'], ['changed', 'var(--changed)'], [`only in ${nameA}`, 'var(--only-a)']]
         : parts.slice(0, HUES).map((part, i) => [i === HUES - 1 && parts.length > HUES ? 'others' : part.name, `var(--c${i})`]);
     $('map-legend').replaceChildren(...entries.map(([name, hue]) => el('span', { css: { '--hue': hue } }, name)));
@@ -213,7 +213,9 @@ const treemap = {
       event.preventDefault();
     });
     this.choices();
-    onNumbers.push(() => { (function forget(node) { if (node.tallies) delete node.tallies.numbers; node.kids.forEach(forget); })(root); this.choices(); this.draw(); });
+    const redraw = () => { (function forget(node) { if (node.tallies) delete node.tallies.numbers; node.kids.forEach(forget); })(root); this.choices(); this.draw(); };
+    onNumbers.push(redraw);
+    onSide.push(redraw);
     new ResizeObserver(() => this.draw()).observe(this.box);
   },
   choices() {
