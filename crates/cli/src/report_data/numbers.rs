@@ -212,7 +212,7 @@ mod tests {
         let limits = Limits::parse(&["nan=off".to_owned(), "large-weight=1e3".to_owned()]).unwrap();
         let found = check(&[], 1, &limits);
         assert_eq!(found.state, CheckState::Partial);
-        assert_eq!(found.note, "no rule that is on is broken in 1 tensor; off: nan; other limits: large-weight=1e3");
+        assert_eq!(found.note, "no rule that is on is broken in 1 tensor; off: nan; other limits: large-weight=1000");
         let limits = Limits::parse(&["large-weight=1e3".to_owned()]).unwrap();
         assert_eq!(check(&[], 1, &limits).state, CheckState::Fine);
     }

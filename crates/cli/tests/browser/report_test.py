@@ -721,7 +721,7 @@ class ReportTest(unittest.TestCase):
         self.assertEqual(self.checks()["numbers"], "partial")
         said = self.text("#health [data-check=numbers]")
         self.assertIn("off: nan", said)
-        self.assertIn("large-weight=1e3", said)
+        self.assertIn("large-weight=1000", said)
 
     def test_only_rules_make_an_alarm(self):
         def change(data):

@@ -125,13 +125,19 @@ fn read_groups(checkpoint: &Checkpoint, entries: &[(&str, &str, &CatalogEntry)])
     };
     let wanted: Vec<_> = entries.iter().filter(|(_, rest, _)| wanted(rest)).collect();
     let values = Mutex::new(HashMap::new());
-    let read = Workers::reading(checkpoint.store.as_ref()).in_order(&wanted, |(key, _, entry)| {
+    let take = |(key, _, entry): &(&str, &str, &CatalogEntry)| {
         if let Some(value) = value(key, entry) {
-            values.lock().unwrap_or_else(PoisonError::into_inner).insert(*key, value);
+            values.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_string(), value);
         }
+    };
+    let at_once = Workers::reading(checkpoint.store.as_ref()).in_order(&wanted, |item| {
+        take(item);
         Ok(())
     });
-    debug_assert!(read.is_ok());
+    if at_once.is_err() {
+        // Where no threads can be started, one after the other.
+        wanted.iter().for_each(|item| take(item));
+    }
     let mut values = values.into_inner().unwrap_or_else(PoisonError::into_inner);
     let mut groups: BTreeMap<u64, OptimizerGroup> = BTreeMap::new();
     let mut flat = OptimizerGroup { name: "all".to_owned(), ..OptimizerGroup::default() };
@@ -148,7 +154,7 @@ fn read_groups(checkpoint: &Checkpoint, entries: &[(&str, &str, &CatalogEntry)])
                 continue;
             }
         }
-        let read = values.remove(key);
+        let read = values.remove(*key);
         let group = match number {
             Some(number) => {
                 groups.entry(number).or_insert_with(|| OptimizerGroup { name: number.to_string(), ..OptimizerGroup::default() })
