@@ -678,7 +678,7 @@ class HealthReport:
 
     @property
     def healthy(self) -> bool:
-        """Whether numbers were looked at, and no rule of gravity is broken."""
+        """Whether numbers were looked at, and no rule of severity error is broken."""
         return "numbers" in self.checked and not any(finding.severity == "error" for finding in self.findings)
 
     def _repr_html_(self) -> str:

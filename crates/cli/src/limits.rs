@@ -16,10 +16,7 @@ pub(crate) struct Limits {
 impl Limits {
     /// What texts such as `large-weight=1e3` and `no-state=off` say; the last about a rule counts.
     pub(crate) fn parse(texts: &[String]) -> reshard::Result<Limits> {
-        let mut limits = HealthLimits::default();
-        for text in texts {
-            limits.parse(text)?;
-        }
+        let limits = HealthLimits::of_texts(texts)?;
         let (mut off, mut other) = (Vec::new(), Vec::new());
         for rule in HEALTH_RULES {
             match limits.shown(rule) {

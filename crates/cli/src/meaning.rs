@@ -99,13 +99,8 @@ pub(crate) fn all_used(checkpoint: &Checkpoint, selection: &Selection) -> Result
 
 /// The same for patterns that were looked for elsewhere.
 pub(crate) fn used(checkpoint: &Checkpoint, unmatched: Vec<Unmatched>) -> Result<()> {
-    let Some(first) = unmatched.first() else { return Ok(()) };
-    let patterns: Vec<String> = unmatched.iter().map(|unused| format!("{:?}", unused.pattern)).collect();
-    let failure = Failure::new(format!("no key of {} fits {}", human::printable(checkpoint.path()), patterns.join(", ")));
-    Err(failure.hint(match &first.near[..] {
-        [] => "`reshard ls` lists the keys".to_owned(),
-        near => format!("did you mean {}?", near.iter().map(|key| format!("{key:?}")).collect::<Vec<_>>().join(", ")),
-    }))
+    let Some((what, near)) = Unmatched::in_words(&unmatched, &human::printable(checkpoint.path())) else { return Ok(()) };
+    Err(Failure::new(what).hint(near.unwrap_or_else(|| "`reshard ls` lists the keys".to_owned())))
 }
 
 /// A mesh and how tensors lie on it. Without rules, a mesh of one dimension means FSDP's layout; what is assumed is said.

@@ -152,13 +152,11 @@ impl Selection {
 
     /// Refuses patterns that fit no key: what they were meant for would not be looked at.
     pub(crate) fn check_used(&self, checkpoint: &Checkpoint) -> Result<()> {
-        let unmatched = self.unmatched(checkpoint);
-        let Some(first) = unmatched.first() else { return Ok(()) };
-        let near = match &first.near[..] {
-            [] => String::new(),
-            near => format!("; did you mean {}?", near.iter().map(|key| format!("{key:?}")).collect::<Vec<_>>().join(", ")),
-        };
-        Err(Error::invalid(format!("no key of {} fits {:?}{near}", checkpoint.path(), first.pattern)))
+        match Unmatched::in_words(&self.unmatched(checkpoint), checkpoint.path()) {
+            None => Ok(()),
+            Some((what, None)) => Err(Error::invalid(what)),
+            Some((what, Some(near))) => Err(Error::invalid(format!("{what}; {near}"))),
+        }
     }
 
     /// [`Selection::apply`], for whoever is going to read all that is selected: refused where the keys would take far more than

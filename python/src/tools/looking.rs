@@ -5,7 +5,7 @@ use pyo3::types::PyDict;
 use reshard::Checkpoint;
 use reshard::diff::{DiffOptions, Tolerance};
 use reshard::digest::DigestOptions;
-use reshard::health::HealthOptions;
+use reshard::health::{HealthLimits, HealthOptions};
 use reshard::numbers::{ScanOptions, StatsOptions};
 use reshard::recover::RecoverOptions;
 use reshard::steps::{StepsOptions, TrendOptions};
@@ -122,9 +122,7 @@ pub(crate) fn health<'py>(
     let mut chosen = HealthOptions::default();
     chosen.selection = selecting.selection(py)?;
     chosen.verify = verify;
-    for limit in &limits {
-        chosen.limits.parse(limit).or_raise(py)?;
-    }
+    chosen.limits = HealthLimits::of_texts(&limits).or_raise(py)?;
     let open = selecting.open(py, storage_options)?;
     let found =
         run(py, &chosen.control.clone(), move || reshard::health::health(&Checkpoint::open_with(&path, &open)?, &chosen))?;
@@ -145,9 +143,7 @@ pub(crate) fn trend<'py>(
     let mut chosen = TrendOptions::default();
     chosen.selection = selecting.selection(py)?;
     chosen.numbers = numbers;
-    for limit in &limits {
-        chosen.limits.parse(limit).or_raise(py)?;
-    }
+    chosen.limits = HealthLimits::of_texts(&limits).or_raise(py)?;
     chosen.steps.store = storage_options.unwrap_or_default().0;
     let found = run(py, &chosen.control.clone(), move || reshard::steps::trend(&folder, &chosen))?;
     report(py, "Trend", &found.or_raise(py)?)

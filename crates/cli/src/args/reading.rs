@@ -70,7 +70,9 @@ pub(crate) struct DiffArgs {
 
 /// Show NaN, infinities, zeros, RMS, extremes and percentiles of every tensor, and what is wrong with them
 #[derive(Debug, Args)]
-#[command(after_help = "Exit code: 0 when no rule of gravity is broken, 1 when one is. JSON has percentiles and histograms too.")]
+#[command(
+    after_help = "Exit code: 0 when no rule of severity error is broken, 1 when one is. JSON has percentiles and histograms too."
+)]
 pub(crate) struct StatsArgs {
     /// The checkpoint
     #[arg(required_unless_present = "rules")]
@@ -118,7 +120,7 @@ pub(crate) enum StatsSort {
 /// Show a run's steps side by side: stored metrics, how far weights moved, and since when a tensor is bad
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit code: 0 when no tensor of the newest step breaks a rule of gravity (`reshard stats --rules`), 1 when one does."
+    after_help = "Exit code: 0 when no tensor of the newest step breaks a rule of severity error (`reshard stats --rules`), 1 when one does."
 )]
 pub(crate) struct TrendArgs {
     /// The folder that holds a folder for each step

@@ -26,7 +26,6 @@ struct Latest<'a> {
 pub(crate) fn run(context: &mut Context, args: &LatestArgs) -> Result<Outcome> {
     let mut options = StepsOptions::default();
     options.store = context.open.store.clone();
-    options.links = options.store.follow_symlinks;
     options.deep = args.deep;
     let (found, all) = {
         let _bar = Progress::watch(&context.printer, "latest", &options.control);

@@ -29,10 +29,7 @@ struct Told<'a> {
 }
 
 pub(crate) fn run(context: &mut Context, args: &StatsArgs) -> Result<Outcome> {
-    let mut limits = HealthLimits::default();
-    for limit in &args.limit {
-        limits.parse(limit)?;
-    }
+    let limits = HealthLimits::of_texts(&args.limit)?;
     if args.rules {
         return rules(&mut context.printer, &limits, args.output.json);
     }

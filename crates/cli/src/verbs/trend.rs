@@ -3,6 +3,7 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use indexmap::IndexMap;
+use reshard::health::HealthLimits;
 use reshard::select::Selection;
 use reshard::steps::{FirstBad, Trend, TrendOptions, TrendTensor, trend};
 use reshard::verify::Severity;
@@ -34,12 +35,9 @@ struct Told<'a> {
 pub(crate) fn run(context: &mut Context, args: &TrendArgs) -> Result<Outcome> {
     let mut options = TrendOptions::default();
     options.steps.store = context.open.store.clone();
-    options.steps.links = options.steps.store.follow_symlinks;
     options.selection = Selection::globs(&args.key)?;
     options.numbers = args.numbers;
-    for limit in &args.limit {
-        options.limits.parse(limit)?;
-    }
+    options.limits = HealthLimits::of_texts(&args.limit)?;
     let found = {
         let _bar = Progress::watch(&context.printer, "trend", &options.control);
         trend(&args.folder, &options).map_err(|error| paths::no_run(&args.folder).unwrap_or_else(|| Failure::from(error)))?

@@ -1,7 +1,7 @@
 //! `reshard verify PATH`: is it whole?
 
 use reshard::checkpoint::Format;
-use reshard::health::{HealthOptions, HealthReport, health};
+use reshard::health::{HealthLimits, HealthOptions, HealthReport, health};
 use reshard::verify::{Severity, VerifyOptions, VerifyReport, verify_path};
 use serde::Serialize;
 
@@ -55,9 +55,7 @@ pub(crate) fn run(context: &mut Context, args: &VerifyArgs) -> Result<Outcome> {
 
 fn numbers(context: &Context, args: &VerifyArgs) -> Result<HealthReport> {
     let mut options = HealthOptions::default();
-    for limit in &args.limit {
-        options.limits.parse(limit)?;
-    }
+    options.limits = HealthLimits::of_texts(&args.limit)?;
     let checkpoint = context.open_seen(&args.path, &args.view)?;
     let _bar = Progress::watch(&context.printer, "numbers", &options.control);
     let mut report = health(&checkpoint, &options)?;
@@ -160,7 +158,7 @@ fn scope(report: &VerifyReport, numbers: bool) -> (Vec<String>, Vec<String>) {
     if !numbers {
         left.push("numbers (--numbers looks at them)".to_owned());
     } else if !report.is_sound() {
-        left.push("numbers, which what is damaged does not have".to_owned());
+        left.push("numbers, which are only looked at where nothing is damaged".to_owned());
     }
     if format == Format::Dcp && report.indexes < report.files {
         let files = human::count(report.files - report.indexes, "file");

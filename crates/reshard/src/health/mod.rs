@@ -135,12 +135,12 @@ impl HealthFinding {
 }
 
 impl HealthReport {
-    /// Whether numbers were looked at, and no rule of gravity is broken.
+    /// Whether numbers were looked at, and no rule of severity error is broken.
     pub fn is_healthy(&self) -> bool {
         self.checked.numbers && !self.has_errors()
     }
 
-    /// Whether a rule of gravity is broken.
+    /// Whether a rule of severity error is broken.
     pub fn has_errors(&self) -> bool {
         self.findings.iter().any(|finding| finding.severity == Severity::Error)
     }

@@ -270,8 +270,9 @@ pub(super) fn judge(
     let state = format!("{}state", health.root);
     let keys = by_param(checkpoint.keys(), &health.root);
     // An optimizer that has not run yet, to which PyTorch gives state by a step without gradients.
-    let second = keys.values().flatten().filter(|(slot, _)| SECOND_MOMENTS.contains(slot)).filter_map(|(_, key)| stats.get(*key));
-    let is_fresh = second.clone().all(|moment| moment.zeros == moment.elements)
+    let mut second =
+        keys.values().flatten().filter(|(slot, _)| SECOND_MOMENTS.contains(slot)).filter_map(|(_, key)| stats.get(*key));
+    let is_fresh = second.all(|moment| moment.zeros == moment.elements)
         && health.params.iter().all(|param| param.step.is_none_or(|step| step <= 1.0));
     for param in &health.params {
         let moments = keys.get(param.param.as_str()).into_iter().flatten();

@@ -78,6 +78,15 @@ pub struct HealthLimits {
 }
 
 impl HealthLimits {
+    /// What texts such as `large-weight=1e3` and `no-state=off` say; the last about a rule counts.
+    pub fn of_texts(texts: &[String]) -> Result<HealthLimits> {
+        let mut limits = HealthLimits::default();
+        for text in texts {
+            limits.parse(text)?;
+        }
+        Ok(limits)
+    }
+
     /// Sets the limit of a rule.
     pub fn set(&mut self, name: &str, limit: f64) -> Result<()> {
         let rule = find(name)?;

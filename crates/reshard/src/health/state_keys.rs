@@ -49,9 +49,7 @@ pub(super) fn roots<'a>(keys: impl Iterator<Item = &'a str>) -> Vec<Roots> {
         {
             found.entry(&key[..at]).or_insert(&key[..at + word.len()]);
         }
-        if let Some((before, _)) = ["state.", "distributed."].iter().find_map(|word| split_before(key, word)) {
-            with_state.insert(before);
-        }
+        with_state.extend(["state.", "distributed."].iter().find_map(|word| before_part(key, word)));
     }
     let mut found: Vec<Roots> =
         found.into_iter().map(|(all, groups)| Roots { all: all.to_owned(), groups: groups.to_owned() }).collect();
@@ -77,9 +75,8 @@ pub(super) fn roots<'a>(keys: impl Iterator<Item = &'a str>) -> Vec<Roots> {
 }
 
 /// What stands before the first part of a key that is this word.
-fn split_before<'k>(key: &'k str, word: &str) -> Option<(&'k str, &'k str)> {
-    let at = key.match_indices(word).map(|(at, _)| at).find(|at| *at == 0 || key[..*at].ends_with('.'))?;
-    Some(key.split_at(at))
+fn before_part<'k>(key: &'k str, word: &str) -> Option<&'k str> {
+    key.match_indices(word).map(|(at, _)| &key[..at]).find(|before| before.is_empty() || before.ends_with('.'))
 }
 
 /// Whether a name is one that optimizers have: `optim`, `optimizer_state_dict`, `optim_disc`.

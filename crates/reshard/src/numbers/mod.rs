@@ -41,6 +41,8 @@ use crate::workers::Workers;
 const BLOCK: usize = 256 << 10;
 /// So many parts are looked at to tell whether what is read is in memory already.
 const LOOKED_AT: usize = 16;
+/// A few tensors of less than this are not worth a look.
+const LEAST_LOOKED_AT: u64 = 1 << 20;
 
 /// What to compute for one tensor.
 #[derive(Debug, Clone, Default)]
@@ -230,10 +232,8 @@ impl Pass<'_> {
         let done: Mutex<Vec<TensorStats>> = Mutex::new(vec![TensorStats::default(); tensors.len()]);
         // As many as threads work at once: a table for each part would cost more than what is counted in a small one.
         let counters: Mutex<Vec<Counter>> = Mutex::new(Vec::new());
-        let few = work.iter().step_by(work.len().div_ceil(LOOKED_AT).max(1));
-        let looks =
-            few.map(|&(i, part, _)| self.is_in_memory(&tensors[i], &tensors[i].parts[part])).collect::<Result<Vec<_>>>()?;
-        let in_memory = looks.iter().filter(|cached| **cached).count() * 2 > looks.len();
+        let is_small = work.iter().all(|&(_, _, bytes)| bytes < LEAST_LOOKED_AT) && work.len() <= LOOKED_AT;
+        let in_memory = is_small || self.are_in_memory(tensors, &work)?;
         Workers::scanning(self.checkpoint.store.as_ref(), in_memory).in_order(&work, |&(i, part, _)| {
             let counted = &tensors[i];
             let idle = counters.lock().unwrap_or_else(PoisonError::into_inner).pop();
@@ -254,9 +254,19 @@ impl Pass<'_> {
         Ok(done.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Whether a part is there without waiting for a disk; when in doubt it is not.
-    fn is_in_memory(&self, counted: &Counted<'_>, part: &Part) -> Result<bool> {
-        PartStream::new(self.checkpoint, counted.key, counted.tensor, part.chunk, part.region.clone(), false)?.is_in_memory()
+    /// Whether most parts are there without waiting for a disk; when in doubt they are not. Of a service nothing is.
+    fn are_in_memory(&self, tensors: &[Counted<'_>], work: &[(usize, usize, u64)]) -> Result<bool> {
+        if self.checkpoint.store.capabilities().remote {
+            return Ok(false);
+        }
+        let (mut looked_at, mut there) = (0, 0);
+        for &(i, part, _) in work.iter().step_by(work.len().div_ceil(LOOKED_AT).max(1)) {
+            let (Counted { key, tensor, .. }, Part { chunk, region }) = (&tensors[i], &tensors[i].parts[part]);
+            let stream = PartStream::new(self.checkpoint, key, tensor, *chunk, region.clone(), false)?;
+            looked_at += 1;
+            there += usize::from(stream.is_in_memory()?);
+        }
+        Ok(there * 2 > looked_at)
     }
 
     fn part(&self, counter: &mut Counter, counted: &Counted<'_>, part: &Part) -> Result<Tally> {

@@ -14,6 +14,18 @@ pub struct Unmatched {
     pub near: Vec<String>,
 }
 
+impl Unmatched {
+    /// What to say of patterns that no key fits, and what may have been meant; `None` when there are none.
+    pub fn in_words(all: &[Unmatched], path: &str) -> Option<(String, Option<String>)> {
+        let first = all.first()?;
+        let quoted =
+            |texts: &mut dyn Iterator<Item = &String>| texts.map(|text| format!("{text:?}")).collect::<Vec<_>>().join(", ");
+        let what = format!("no key of {path} fits {}", quoted(&mut all.iter().map(|unused| &unused.pattern)));
+        let near = (!first.near.is_empty()).then(|| format!("did you mean {}?", quoted(&mut first.near.iter())));
+        Some((what, near))
+    }
+}
+
 fn told(pattern: &str, checkpoint: &Checkpoint) -> Unmatched {
     let plain: String = pattern.chars().filter(|c| !matches!(c, '*' | '?' | '[' | ']' | '{' | '}' | '^' | '$' | '\\')).collect();
     Unmatched { pattern: pattern.to_owned(), near: near_names(plain.trim_matches('.'), checkpoint.keys()) }

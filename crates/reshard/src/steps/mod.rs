@@ -37,9 +37,7 @@ use crate::verify::{Severity, VerifyOptions, verify};
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct StepsOptions {
-    /// Links to folders are steps, too. They are never removed.
-    pub links: bool,
-    /// How to reach the store.
+    /// How to reach the store. Where it follows links, links to folders are steps, too; they are never removed.
     pub store: StoreOptions,
     /// Read all data of a checkpoint before calling it valid; else its structure, files, their lengths and indexes decide.
     pub deep: bool,
@@ -113,7 +111,11 @@ struct Judged {
 
 /// All steps of a folder, oldest first.
 pub fn steps(folder: &str, options: &StepsOptions) -> Result<Vec<Step>> {
-    let mut steps = listed(folder, options)?;
+    judged_steps(folder, options, options.store.follow_symlinks)
+}
+
+fn judged_steps(folder: &str, options: &StepsOptions, links: bool) -> Result<Vec<Step>> {
+    let mut steps = listed(folder, options, links)?;
     for step in &mut steps {
         judge(step, options)?;
     }
@@ -122,7 +124,7 @@ pub fn steps(folder: &str, options: &StepsOptions) -> Result<Vec<Step>> {
 
 /// The newest valid checkpoint of a folder. When steps have numbers, the number decides; else the time of change.
 pub fn latest(folder: &str, options: &StepsOptions) -> Result<Option<Step>> {
-    let steps = listed(folder, options)?;
+    let steps = listed(folder, options, options.store.follow_symlinks)?;
     let numbered = steps.iter().any(|step| step.number.is_some());
     for mut step in steps.into_iter().rev().filter(|step| step.number.is_some() || !numbered) {
         judge(&mut step, options)?;
@@ -133,22 +135,22 @@ pub fn latest(folder: &str, options: &StepsOptions) -> Result<Option<Step>> {
     Ok(None)
 }
 
-/// The names of links to folders that are called like steps, and are none unless [`StepsOptions::links`].
+/// The names of links to folders that are called like steps and are left out, since the store does not follow links.
 pub fn linked_steps(folder: &str, options: &StepsOptions) -> Result<Vec<String>> {
     let address = Address::parse(folder).doing(|| "opening a folder of steps".into())?;
     let store = reshard_storage::open(&address, &options.store).doing(|| format!("opening {address}"))?;
     let mut names = store.list_links().doing(|| format!("listing {address}"))?;
-    names.retain(|name| !options.links && number(name).is_some());
+    names.retain(|name| !options.store.follow_symlinks && number(name).is_some());
     Ok(names)
 }
 
 /// The steps without a look at their worth, oldest first.
-fn listed(folder: &str, options: &StepsOptions) -> Result<Vec<Step>> {
+fn listed(folder: &str, options: &StepsOptions, links: bool) -> Result<Vec<Step>> {
     let address = Address::parse(folder).doing(|| "opening a folder of steps".into())?;
     let store = reshard_storage::open(&address, &options.store).doing(|| format!("opening {address}"))?;
     let mut steps = Vec::new();
     let mut names = store.list_children().doing(|| format!("listing {address}"))?;
-    if options.links {
+    if links {
         names.extend(store.list_links().doing(|| format!("listing {address}"))?);
     }
     for name in names {

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::remove::{checkpoint_files, leftovers, remove, remove_beside, under_way};
 use super::trainer::members;
-use super::{Step, StepState, StepsOptions, judge, open, seconds, steps};
+use super::{Step, StepState, StepsOptions, judge, judged_steps, open, seconds, steps};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 
@@ -117,8 +117,7 @@ pub struct PruneReport {
 /// told otherwise, whatever a job may be saving right now. Of a step that goes, only the checkpoint's own files do.
 pub fn prune(folder: &str, retention: &Retention, dry_run: bool, options: &StepsOptions) -> Result<PruneReport> {
     // What a link points to is somebody else's.
-    let options = &StepsOptions { links: false, ..options.clone() };
-    let mut found = steps(folder, options)?;
+    let mut found = judged_steps(folder, options, false)?;
     let now = seconds(SystemTime::now());
     let metrics = match &retention.best {
         Some(best) => found.iter().map(|step| metric(step, best, options)).collect::<Result<Vec<_>>>()?,

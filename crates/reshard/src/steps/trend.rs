@@ -138,6 +138,9 @@ pub fn trend(folder: &str, options: &TrendOptions) -> Result<Trend> {
         valid.retain(|step| step.number.is_some());
     }
     let mut run = Run { steps: valid, options, read: Cell::new(0) };
+    if let Some(newest) = (0..run.steps.len()).rev().find_map(|step| run.open(step).ok()) {
+        options.selection.check_used(&newest)?;
+    }
     let mut found: Vec<TrendStep> = Vec::with_capacity(run.steps.len());
     let mut before: Option<Checkpoint> = None;
     while let Some(step) = run.steps.get(found.len()) {
@@ -162,12 +165,11 @@ pub fn trend(folder: &str, options: &TrendOptions) -> Result<Trend> {
             }
         }
     };
-    let Some(newest) = run.steps.len().checked_sub(1) else {
+    if run.steps.is_empty() {
         let left_out: Vec<String> = skipped.iter().map(|(name, why)| format!("; {name} is left out: {why}")).collect();
         let detail = format!("{folder} holds no complete step: give the folder that holds a folder for each step");
         return Err(Error::invalid(format!("{detail}{}", left_out.concat())));
-    };
-    options.selection.check_used(&run.open(newest)?)?;
+    }
     Ok(Trend { folder: folder.to_owned(), steps: found, skipped, bad })
 }
 

@@ -217,7 +217,7 @@ fn steps_that_are_links_are_followed_when_asked_to_and_named_otherwise() {
     let found = trend(path, &options).unwrap();
     let left_out: Vec<&str> = found.skipped.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!((left_out, told(&found)), (vec!["step_2", "step_3"], vec![]));
-    options.steps.links = true;
+    options.steps.store.follow_symlinks = true;
     let found = trend(path, &options).unwrap();
     assert_eq!(told(&found), [("model.w", "nan", "step_2", "fine in step_1".to_owned())]);
     assert_eq!(reshard::steps::latest(path, &options.steps).unwrap().unwrap().name, "step_3");
